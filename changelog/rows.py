@@ -1,0 +1,70 @@
+"""Row kinds and the columns of a changelog row.
+
+A *changelog row* is one change of one key. In Arrow (and, column by column, in Spark):
+
+| column                 | type                | meaning                                                              |
+|------------------------|---------------------|----------------------------------------------------------------------|
+| `_rowdelta_kind`       | int8, not null      | a `RowKind`                                                          |
+| `_rowdelta_order_<i>`  | any sortable type   | i-th order column; compared as a tuple, nulls first                  |
+| `_rowdelta_tie`        | int64, optional     | hash of the row's content; present when the order is not total       |
+| `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
+| `_rowdelta_bad`        | struct, null if good| why the record can't be applied, and the record itself (`BAD_FIELDS`)|
+| the table's columns    | the table's types   | the row; for -U and -D only key and partition source columns are read |
+"""
+
+from enum import IntEnum
+
+PREFIX = "_rowdelta_"
+KIND = "_rowdelta_kind"
+ORDER = "_rowdelta_order_"
+TIE = "_rowdelta_tie"
+SNAPSHOT = "_rowdelta_snapshot"
+BAD = "_rowdelta_bad"
+
+BAD_FIELDS = {
+    "source": "string",  # topic, or path of the change file
+    "partition": "int",  # null for files
+    "offset": "bigint",  # Kafka offset, or row number within the file where the file format has one
+    "key": "binary",
+    "value": "binary",
+    "reason": "string",  # a sentence for people
+    "error_class": "string",  # one of `BadRecord`, for counting
+}
+"""Fields of `_rowdelta_bad`, as Spark SQL types."""
+
+
+class RowKind(IntEnum):
+    """What a change does to its key, with Flink's meaning (`org.apache.flink.types.RowKind`).
+
+    The numbers are ours: they are a wire encoding between Spark and the writers, chosen so that `kind >= INSERT` means
+    "sets the row" and anything lower means "removes the key". Changes that tie in order are applied removals first,
+    which makes an update's -U/+U and a re-created key's -D/+I come out right when they share one order value.
+    """
+
+    UPDATE_BEFORE = 0
+    DELETE = 1
+    INSERT = 2
+    UPDATE_AFTER = 3
+
+    @property
+    def short(self) -> str:
+        """The two-character spelling: `-U`, `-D`, `+I` or `+U`."""
+        return ("-U", "-D", "+I", "+U")[self]
+
+
+class BadRecord:
+    """Error classes of records that can't be applied; stored in the dead-letter table's `error_class`."""
+
+    UNPARSEABLE = "unparseable"
+    UNKNOWN_OPERATION = "unknown_operation"
+    NULL_KEY = "null_key"
+    MISSING_ORDER = "missing_order"
+    TYPE_MISMATCH = "type_mismatch"
+    MISSING_COLUMN = "missing_column"
+    UNAVAILABLE_VALUE = "unavailable_value"
+    UNSUPPORTED_EVENT = "unsupported_event"
+
+
+def order_column(index: int) -> str:
+    """Name of the changelog row's `index`-th order column."""
+    return f"{ORDER}{index}"

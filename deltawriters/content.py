@@ -1,0 +1,109 @@
+"""Descriptors of written files, in the JSON that Iceberg's `ContentFileParser` reads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from pyiceberg.conversions import to_json
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import PrimitiveType, UUIDType
+
+
+class FileContent(Enum):
+    """Iceberg's `FileContent`, by the enum names that every `ContentFileParser` since 1.10 accepts."""
+
+    DATA = "DATA"
+    POSITION_DELETES = "POSITION_DELETES"
+    EQUALITY_DELETES = "EQUALITY_DELETES"
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Column metrics of one file by field id, as Iceberg stores them in manifests (spec, "Data File Fields").
+
+    Bounds are single-value serialized (Appendix D), already truncated as the table's metrics mode asks.
+    """
+
+    column_sizes: Mapping[int, int]
+    value_counts: Mapping[int, int]
+    null_value_counts: Mapping[int, int]
+    nan_value_counts: Mapping[int, int]
+    lower_bounds: Mapping[int, bytes]
+    upper_bounds: Mapping[int, bytes]
+    split_offsets: tuple[int, ...] = ()
+
+
+NO_METRICS = Metrics({}, {}, {}, {}, {}, {})
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition value under a spec. `values` are in the partition fields' internal types, null allowed."""
+
+    spec: PartitionSpec
+    values: tuple[Any, ...]
+
+    def json(self, schema: Schema) -> dict[str, Any]:
+        """Partition field id -> JSON single value (spec, "JSON single-value serialization")."""
+        result: dict[str, Any] = {}
+        for partition_field, value in zip(self.spec.partition_type(schema).fields, self.values, strict=True):
+            dtype = partition_field.field_type
+            assert isinstance(dtype, PrimitiveType)
+            if isinstance(dtype, UUIDType) and value is not None:
+                value = UUID(bytes=value)
+            result[str(partition_field.field_id)] = None if value is None else to_json(dtype, value)
+        return result
+
+
+@dataclass(frozen=True)
+class ContentFile:
+    """One written data or delete file: everything a commit needs, nothing that needs the file itself."""
+
+    content: FileContent
+    path: str
+    partition: Partition
+    record_count: int
+    size_in_bytes: int
+    metrics: Metrics = NO_METRICS
+    equality_ids: tuple[int, ...] = ()
+    file_format: str = "PARQUET"
+    referenced_data_file: str | None = None
+    content_offset: int | None = None
+    content_size_in_bytes: int | None = None
+
+    def to_json(self, schema: Schema) -> dict[str, Any]:
+        """The object that `ContentFileParser.fromJson` reads."""
+        result: dict[str, Any] = {
+            "spec-id": self.partition.spec.spec_id,
+            "content": self.content.value,
+            "file-path": self.path,
+            "file-format": self.file_format,
+            "partition": self.partition.json(schema),
+            "file-size-in-bytes": self.size_in_bytes,
+            "record-count": self.record_count,
+        }
+        metrics = self.metrics
+        for name, counts in (
+            ("column-sizes", metrics.column_sizes),
+            ("value-counts", metrics.value_counts),
+            ("null-value-counts", metrics.null_value_counts),
+            ("nan-value-counts", metrics.nan_value_counts),
+        ):
+            if counts:
+                result[name] = {"keys": list(counts), "values": list(counts.values())}
+        for name, bounds in (("lower-bounds", metrics.lower_bounds), ("upper-bounds", metrics.upper_bounds)):
+            if bounds:
+                result[name] = {"keys": list(bounds), "values": [b.hex().upper() for b in bounds.values()]}
+        if metrics.split_offsets:
+            result["split-offsets"] = list(metrics.split_offsets)
+        if self.equality_ids:
+            result["equality-ids"] = list(self.equality_ids)
+        if self.referenced_data_file is not None:
+            result["referenced-data-file"] = self.referenced_data_file
+        if self.content_offset is not None:
+            result["content-offset"] = self.content_offset
+            result["content-size-in-bytes"] = self.content_size_in_bytes
+        return result

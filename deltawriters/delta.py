@@ -1,0 +1,294 @@
+"""The delta writer of one task: changes in, data and delete files out.
+
+Iceberg's rule that shapes it (spec, "Scan Planning"): an equality delete applies to data files with a strictly lower
+sequence number, and all files of a commit share one. So an equality delete can't reach a row written in the same commit; only
+a position delete can. The writer therefore keeps, for every key of the commit and until the commit's end, where its row
+is. This is Flink's `BaseTaskWriter.BaseEqualityDeltaWriter` with its `insertedRowMap`, done a buffer at a time.
+
+The key map *is* the collapsed prefix of the commit: a flush collapses map entries and buffered changes together, by the
+same comparison. So changes may arrive in any order, and where the flushes fall has no influence on the outcome.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.rows import KIND, ORDER, TIE, RowKind
+from deltawriters.collapse import Collapsed, Ints, collapse, tied_rows
+from deltawriters.content import ContentFile, FileContent
+from deltawriters.equality import EqualityDeletes
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.partitioning import PartitionedWriter, source_columns, storage
+from deltawriters.positions import FLUSH_THRESHOLD, PositionDeletes
+from deltawriters.table import TableSpec, TaskId
+
+NOWHERE = -1
+"""In the key map's `file`: the key has no live row in this commit."""
+
+
+class CardinalityError(ValueError):
+    """Two changes of one key tie in order and contradict each other, so no order decides which row is right.
+
+    The counterpart of MERGE's cardinality check (`MergeRowsExec`). Raised in `changelog` mode, where the stream is trusted.
+    """
+
+
+@dataclass(frozen=True)
+class DeltaOptions:
+    """How changes become files.
+
+    :param key: key columns; their field ids become the `equality_ids`.
+    :param mode: `upsert`: every key of the commit may be in the table, so each gets an equality delete. `changelog`: the
+        stream is complete, so a key whose first change is +I gets none.
+    :param table_is_empty: nothing to delete from earlier snapshots; the commit must then refuse concurrent appends.
+    :param global_deletes: the table has data under other specs than the current one; delete under the unpartitioned spec.
+    :param deletes_carry_row: a -D row has the old values of the partition source columns, as a -U row always has.
+    :param flush_bytes: Arrow bytes buffered before rows are written.
+    :param position_delete_threshold: positions held before a v2 position delete file is written.
+    """
+
+    key: tuple[str, ...]
+    mode: Literal["upsert", "changelog"] = "upsert"
+    table_is_empty: bool = False
+    global_deletes: bool = False
+    deletes_carry_row: bool = True
+    flush_bytes: int = 128 * 1024 * 1024
+    position_delete_threshold: int = FLUSH_THRESHOLD
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """What a task wrote. `rows` counts the changes it was given, by `RowKind.short`."""
+
+    files: list[ContentFile]
+    rows: dict[str, int] = field(default_factory=dict)
+
+    def records(self, content: FileContent) -> int:
+        """Rows in files of `content`."""
+        return sum(file.record_count for file in self.files if file.content is content)
+
+
+class DeltaWriter:
+    """Writes one task's share of a commit. All changes of a key must come to one writer.
+
+    `write` takes record batches of changelog rows (`changelog.rows`), in any order, without `_rowdelta_bad` rows.
+    """
+
+    def __init__(self, table: TableSpec, options: DeltaOptions, task: TaskId) -> None:
+        self._table = table
+        self._options = options
+        self._factory = FileFactory(table, task)
+        self._files = DataFiles()
+        self._data = PartitionedWriter(table, self._factory, self._files)
+        self._positions = PositionDeletes(table, self._factory, self._files, options.position_delete_threshold)
+        self._map = _KeyMap.empty()
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
+        self._kind_counts = np.zeros(len(RowKind), np.int64)
+        spec = table.current_spec
+        self._sources = source_columns(spec, table.iceberg_schema)
+        self._partitioned_by_key = set(self._sources) <= set(options.key)
+
+    @property
+    def created_paths(self) -> list[str]:
+        """Every path this task has opened, for a clean-up of a failed job."""
+        return self._factory.created
+
+    def write(self, changes: pa.RecordBatch) -> None:
+        """Take a batch of changes.
+
+        :raises CardinalityError: two changes contradict each other (`changelog` mode).
+        """
+        self._buffer.append(changes)
+        self._buffered_bytes += changes.nbytes
+        if self._buffered_bytes >= self._options.flush_bytes:
+            self._flush(last=False)
+
+    def close(self) -> WriteResult:
+        """Write what is buffered and finish all files.
+
+        :raises CardinalityError: two changes contradict each other (`changelog` mode).
+        """
+        self._flush(last=True)
+        files = self._data.close() + self._positions.close()
+        if not self._options.table_is_empty and len(self._map):
+            files += self._equality_deletes()
+        rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
+        return WriteResult(files, rows)
+
+    def abort(self) -> None:
+        """Give up: close open files and delete everything written."""
+        self._data.abort()
+        self._factory.delete_all()
+
+    def _flush(self, last: bool) -> None:
+        if not self._buffer:
+            return
+        changes = pa.Table.from_batches(self._buffer)
+        self._buffer, self._buffered_bytes = [], 0
+        kinds = storage(changes.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
+        self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
+        known = self._map
+        m = len(known)
+
+        keys = _concat(known.keys, changes.select(self._options.key))
+        order_names = [n for n in changes.column_names if n.startswith(ORDER)]
+        order_names += [TIE] if TIE in changes.column_names else []
+        orders = _concat(known.last_order, changes.select(order_names))
+        all_kinds = np.concatenate([known.last_kinds, kinds])
+        outcome = self._collapse(keys, orders, all_kinds)
+
+        # Keys 0..m-1 are the map's: dense ids follow first appearance, and the map comes first.
+        changed = outcome.last >= m
+        superseded = np.flatnonzero(changed[:m] & (known.file != NOWHERE))
+        self._positions.delete(known.file[superseded], known.pos[superseded])
+
+        file = np.full(len(outcome.last), NOWHERE, np.int64)
+        pos = np.zeros(len(outcome.last), np.int64)
+        file[:m], pos[:m] = known.file, known.pos
+        file[superseded] = NOWHERE
+        sets = np.flatnonzero(changed & (all_kinds[outcome.last] >= RowKind.INSERT))
+        sets = sets[np.argsort(outcome.last[sets], kind="stable")]  # ascending rows: `take` reads memory in order
+        rows = _take(changes.select(self._table.arrow_schema.names), outcome.last[sets] - m)
+        located = self._data.write(_as_table_types(rows, self._table.arrow_schema), last)
+        file[sets], pos[sets] = located.file, located.pos
+
+        new_keys = _take(changes.select(self._options.key), outcome.last[m:] - m)
+        first = None
+        if self._options.mode == "changelog":
+            first = self._first_changes(changes, keys, order_names)
+        self._map = _KeyMap(
+            keys=_concat(known.keys, new_keys),
+            # after the last flush nothing will be compared any more
+            last_order=None if last else _take(orders, outcome.last),
+            last_kinds=all_kinds[outcome.last],
+            file=file,
+            pos=pos,
+            first=first,
+        )
+
+    def _collapse(self, keys: pa.Table, orders: pa.Table, kinds: npt.NDArray[np.int8]) -> Collapsed:
+        """Collapse, and settle ties by the rows' content hash so that every replay settles them the same way."""
+        key_columns = [storage(column) for column in keys.columns]
+        order_columns = [storage(orders.column(name)) for name in orders.column_names if name != TIE]
+        outcome = collapse(key_columns, order_columns, kinds)
+        if TIE not in orders.column_names:
+            return outcome
+        ties = tied_rows(outcome)
+        if not len(ties):
+            return outcome
+        content = storage(orders.column(TIE))
+        if self._options.mode == "changelog":
+            hashes = content.to_numpy(zero_copy_only=False)
+            winners = outcome.last[outcome.ids[ties]]
+            contradicting = ties[(hashes[ties] != hashes[winners]) & (kinds[ties] >= RowKind.INSERT)]
+            if len(contradicting):
+                raise self._cardinality_error(keys, orders, contradicting)
+        return collapse(key_columns, [pa.array(outcome.rank), content], np.zeros(len(kinds), np.int8))
+
+    def _cardinality_error(self, keys: pa.Table, orders: pa.Table, rows: Ints) -> CardinalityError:
+        shown = pa.array(rows[:3])
+        examples = [
+            f"{key} at order {tuple(value for name, value in order.items() if name != TIE)}"
+            for key, order in zip(keys.take(shown).to_pylist(), orders.take(shown).to_pylist(), strict=True)
+        ]
+        return CardinalityError(
+            f"{len(rows)} changes contradict another change of the same key with the same order value, for example "
+            f"{'; '.join(examples)}. In mode changelog the order must decide. Name further order_by columns that tell "
+            "them apart, or use mode: upsert, which settles ties by the rows' content."
+        )
+
+    def _first_changes(self, changes: pa.Table, keys: pa.Table, order_names: list[str]) -> pa.Table:
+        """Per key the first change so far: its order, kind and partition source columns, in the map's key order."""
+        columns = [*order_names, KIND, *(n for n in self._sources if n in changes.column_names)]
+        candidates = _concat(self._map.first, changes.select(columns))
+        kinds = storage(candidates.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
+        order = [storage(candidates.column(name)) for name in order_names if name != TIE]
+        outcome = collapse([storage(column) for column in keys.columns], order, kinds)
+        return _take(candidates, outcome.first)
+
+    def _equality_deletes(self) -> list[ContentFile]:
+        """Delete from earlier snapshots every key that they may hold."""
+        deletes = EqualityDeletes(self._table, self._factory, self._options.key)
+        types = self._table.arrow_schema
+        keys = _as_table_types(self._map.keys, pa.schema([types.field(name) for name in self._options.key]))
+        first = self._map.first
+        if first is not None:
+            kinds = storage(first.column(KIND)).to_numpy(zero_copy_only=False)
+            removed = pa.array(kinds != RowKind.INSERT)
+            keys, first = keys.filter(removed), first.filter(removed)
+        if self._options.global_deletes:
+            deletes.delete_globally(keys)
+        elif self._partitioned_by_key:  # also the unpartitioned table: no source columns at all
+            deletes.delete(keys, keys)
+        elif first is None:
+            deletes.delete_globally(keys)
+        else:
+            sources = _as_table_types(first.select(self._sources), pa.schema([types.field(n) for n in self._sources]))
+            known = pa.array(self._old_partition_known(first))
+            deletes.delete(keys.filter(known), sources.filter(known))
+            deletes.delete_globally(keys.filter(pc.invert(known)))
+        return deletes.close()
+
+    def _old_partition_known(self, first: pa.Table) -> npt.NDArray[np.bool_]:
+        """Whether a first change says from which partition to remove its key.
+
+        A null source column may be a null or a before-image that lacks the column, so it counts as unknown.
+        """
+        kinds = storage(first.column(KIND)).to_numpy(zero_copy_only=False)
+        known: npt.NDArray[np.bool_] = kinds == RowKind.UPDATE_BEFORE
+        if self._options.deletes_carry_row:
+            known |= kinds == RowKind.DELETE
+        for name in self._sources:
+            known &= storage(first.column(name)).is_valid().to_numpy(zero_copy_only=False)
+        return known
+
+
+@dataclass(frozen=True)
+class _KeyMap:
+    """Every key of the commit so far. Row i of all parts is key number i.
+
+    :param keys: key columns.
+    :param last_order: order columns of the key's last change, with kind in `last_kinds`.
+    :param file: number of the data file with the key's live row, or `NOWHERE`; `pos`: the row's position there.
+    :param first: order, kind and partition source columns of the key's first change; `changelog` mode only.
+    """
+
+    keys: pa.Table | None
+    last_order: pa.Table | None
+    last_kinds: npt.NDArray[np.int8]
+    file: Ints
+    pos: Ints
+    first: pa.Table | None
+
+    @classmethod
+    def empty(cls) -> "_KeyMap":
+        return cls(None, None, np.empty(0, np.int8), np.empty(0, np.int64), np.empty(0, np.int64), None)
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+
+def _concat(known: pa.Table | None, more: pa.Table) -> pa.Table:
+    return more if known is None else pa.concat_tables([known, more]).combine_chunks()
+
+
+def _take(table: pa.Table, rows: Ints) -> pa.Table:
+    # `take` on a table of many chunks gathers chunk by chunk; on one chunk it is a plain gather
+    return table.combine_chunks().take(pa.array(rows))
+
+
+def _as_table_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast to the table's Arrow types and field ids; a no-op copy-wise where Spark's type is the same."""
+    columns = [_cast(rows.column(field.name), field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
+    if isinstance(dtype, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(dtype, storage(column).cast(dtype.storage_type))
+    return column if column.type == dtype else column.cast(dtype)

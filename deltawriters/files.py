@@ -1,0 +1,148 @@
+"""Where files of one task go: the file factory, which remembers what it opened, and the rolling data file writer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+from pyiceberg.typedef import Record
+
+from deltawriters.collapse import Ints
+from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.parquet import ParquetFileWriter
+from deltawriters.table import TableSpec, TaskId
+
+
+class FileFactory:
+    """Names the files of one task and can delete them all again.
+
+    `created` holds every path handed out, also of files that were never finished.
+    """
+
+    def __init__(self, table: TableSpec, task: TaskId) -> None:
+        self._table = table
+        self._task = task
+        self.created: list[str] = []
+
+    def new_path(self, partition: Partition, extension: str = "parquet") -> str:
+        """A path no other attempt uses, laid out by the table's location provider."""
+        name = self._task.file_name(len(self.created) + 1, extension)
+        path = self._table.locations.new_data_location(name, _partition_key(self._table, partition))
+        self.created.append(path)
+        return path
+
+    def delete_all(self) -> None:
+        """Delete what this task wrote. Files that can't be deleted are left to Iceberg's orphan clean-up."""
+        for path in self.created:
+            try:
+                self._table.io.delete(path)
+            except (OSError, FileNotFoundError):
+                continue
+
+
+@dataclass(frozen=True)
+class Locations:
+    """Where rows were written, row by row: `file` indexes the task's data files, `pos` is the row's position in its file."""
+
+    file: Ints
+    pos: Ints
+
+
+class DataFiles:
+    """The data files of one task, by number: what the key map points at."""
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+        self._partitions: list[Partition] = []
+
+    def add(self, path: str, partition: Partition) -> int:
+        self._paths.append(path)
+        self._partitions.append(partition)
+        return len(self._paths) - 1
+
+    def path(self, file: int) -> str:
+        return self._paths[file]
+
+    def partition(self, file: int) -> Partition:
+        return self._partitions[file]
+
+
+class RollingFileWriter:
+    """Data files of one partition: a new one starts when the current one has reached the table's target size."""
+
+    def __init__(self, table: TableSpec, factory: FileFactory, files: DataFiles, partition: Partition) -> None:
+        self._table = table
+        self._factory = factory
+        self._files = files
+        self._partition = partition
+        self._current: ParquetFileWriter | None = None
+        self._number = -1
+        self._done: list[ContentFile] = []
+
+    def write(self, rows: pa.Table) -> Locations:
+        """Write `rows` (the table's columns) and say where each went."""
+        file = np.empty(rows.num_rows, np.int64)
+        pos = np.empty(rows.num_rows, np.int64)
+        start = 0
+        for chunk in self._row_groups(rows):
+            writer = self._writer()
+            stop = start + chunk.num_rows
+            file[start:stop] = self._number
+            pos[start:stop] = np.arange(writer.rows, writer.rows + chunk.num_rows)
+            writer.write(chunk)
+            start = stop
+            if writer.size() >= self._table.target_file_size:
+                self._roll()
+        return Locations(file, pos)
+
+    def close(self) -> list[ContentFile]:
+        """Finish the open file and return all files of this partition."""
+        self._roll()
+        return self._done
+
+    def abort(self) -> None:
+        if self._current is not None:
+            self._current.abort()
+
+    def _writer(self) -> ParquetFileWriter:
+        if self._current is None:
+            path = self._factory.new_path(self._partition)
+            self._number = self._files.add(path, self._partition)
+            self._current = ParquetFileWriter(self._table, path, self._table.iceberg_schema, self._table.arrow_schema)
+        return self._current
+
+    def _roll(self) -> None:
+        if self._current is None:
+            return
+        size, metrics = self._current.close()
+        self._done.append(
+            ContentFile(
+                FileContent.DATA, self._current.path, self._partition, self._current.rows, size, metrics=metrics
+            )
+        )
+        self._current = None
+
+    def _row_groups(self, rows: pa.Table) -> list[pa.Table]:
+        """Cut `rows` so that no row group, and so no overshoot of the target, exceeds the smaller of the two sizes."""
+        limit = min(self._table.row_group_size, self._table.target_file_size)
+        per_row = max(1, rows.nbytes // max(1, rows.num_rows))
+        length = max(1, limit // per_row)
+        return [rows.slice(offset, length) for offset in range(0, rows.num_rows, length)]
+
+
+def _partition_key(table: TableSpec, partition: Partition) -> PartitionKey | None:
+    if partition.spec.is_unpartitioned():
+        return None
+    values = [
+        PartitionFieldValue(field, value)
+        for field, value in zip(partition.spec.fields, partition.values, strict=True)
+    ]
+    return _TransformedKey(values, partition.spec, table.iceberg_schema)
+
+
+class _TransformedKey(PartitionKey):
+    """PyIceberg's key expects at most one field per source column; our values are transformed already, so any number goes."""
+
+    @property
+    def partition(self) -> Record:  # type: ignore[override]
+        return Record(*(value.value for value in self.field_values))

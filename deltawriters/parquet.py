@@ -1,0 +1,126 @@
+"""One Parquet file: Arrow tables in, a file and its Iceberg column metrics out."""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import (
+    MetricModeTypes,
+    StatisticsCollector,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.types import DoubleType, FloatType
+
+from deltawriters.content import Metrics
+from deltawriters.table import TableSpec
+
+COMPRESSION = "write.parquet.compression-codec"
+COMPRESSION_LEVEL = "write.parquet.compression-level"
+_SAMPLE_ROWS = 4096
+_DICTIONARY_PAYS_BELOW = 0.5  # distinct values per sampled row
+_MAX_INFERRED_METRICS = "write.metadata.metrics.max-inferred-column-defaults"
+_MAX_INFERRED_METRICS_DEFAULT = 100
+
+
+class ParquetFileWriter:
+    """Writes one file under `path`. Each `write` is one row group, so callers buffer first.
+
+    :param schema: the Iceberg schema of the file's columns; `arrow_schema` is the same in Arrow, with field ids.
+    """
+
+    def __init__(self, table: TableSpec, path: str, schema: Schema, arrow_schema: pa.Schema) -> None:
+        self.path = path
+        self.rows = 0
+        self._table = table
+        self._schema = schema
+        self._arrow_schema = arrow_schema
+        self._nans: dict[int, int] = {}
+        self._stream = table.io.new_output(path).create(overwrite=True)
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.Table) -> None:
+        """Append `rows` as one row group."""
+        if self._writer is None:
+            self._writer = self._open(rows)
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self.rows += rows.num_rows
+        for field in self._schema.fields:
+            if isinstance(field.field_type, FloatType | DoubleType):
+                nans = pc.sum(pc.is_nan(rows.column(field.name))).as_py() or 0
+                self._nans[field.field_id] = self._nans.get(field.field_id, 0) + nans
+
+    def size(self) -> int:
+        """Bytes written so far; the last column chunk may still be buffered by the file system."""
+        return int(self._stream.tell())
+
+    def close(self) -> tuple[int, Metrics]:
+        """Finish the file. Returns its size in bytes and its column metrics."""
+        if self._writer is None:
+            self._writer = self._open(self._arrow_schema.empty_table())
+        self._writer.close()
+        size = self.size()
+        self._stream.close()
+        return size, self._metrics(self._writer.writer.metadata)
+
+    def abort(self) -> None:
+        """Release the file; its bytes are for the caller to delete."""
+        self._stream.close()
+
+    def _open(self, first: pa.Table) -> pq.ParquetWriter:
+        properties = self._table.properties_by_name
+        codec = properties.get(COMPRESSION, "zstd")
+        level = properties.get(COMPRESSION_LEVEL)
+        if codec == "zstd" and level is None:
+            level = "1"  # within 5 % of level 3's size on changelog rows, 1.5x as fast
+        return pq.ParquetWriter(
+            self._stream,
+            self._arrow_schema,
+            compression="none" if codec == "uncompressed" else codec,
+            compression_level=None if level is None else int(level),
+            use_dictionary=_columns_with_repeats(first),
+            store_decimal_as_integer=True,
+            store_schema=False,
+        )
+
+    def _metrics(self, footer: pq.FileMetaData) -> Metrics:
+        plan = _metrics_plan(self._schema, self._table.properties_by_name)
+        stats = data_file_statistics_from_parquet_metadata(footer, plan, parquet_path_to_id_mapping(self._schema))
+        kept = {i for i, column in plan.items() if column.mode.type is not MetricModeTypes.NONE}
+        lower = {i: bound for i, agg in stats.column_aggregates.items() if (bound := agg.min_as_bytes()) is not None}
+        upper = {i: bound for i, agg in stats.column_aggregates.items() if (bound := agg.max_as_bytes()) is not None}
+        return Metrics(
+            column_sizes=stats.column_sizes,
+            value_counts=stats.value_counts,
+            null_value_counts=stats.null_value_counts,
+            nan_value_counts={i: n for i, n in self._nans.items() if i in kept},
+            lower_bounds=lower,
+            upper_bounds=upper,
+            split_offsets=tuple(stats.split_offsets),
+        )
+
+
+def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, StatisticsCollector]:
+    """PyIceberg's plan, with Iceberg's own limit: columns past the first 100 keep no metrics unless a mode is set for them."""
+    plan = compute_statistics_plan(schema, dict(properties))
+    limit = int(properties.get(_MAX_INFERRED_METRICS, _MAX_INFERRED_METRICS_DEFAULT))
+    if len(plan) <= limit or "write.metadata.metrics.default" in properties:
+        return plan
+    unlimited = compute_statistics_plan(schema, {"write.metadata.metrics.default": "none"} | dict(properties))
+    return {i: plan[i] if position < limit else unlimited[i] for position, i in enumerate(plan)}
+
+
+def _columns_with_repeats(rows: pa.Table) -> Sequence[str] | bool:
+    """Columns worth a dictionary, judged by a sample: dictionaries of unique values cost time and bytes for nothing."""
+    sample = rows.slice(0, _SAMPLE_ROWS)
+    chosen = []
+    for name in sample.column_names:
+        column = sample.column(name)
+        if pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
+            continue
+        if pc.count_distinct(column, mode="all").as_py() <= _DICTIONARY_PAYS_BELOW * sample.num_rows:
+            chosen.append(name)
+    return chosen or False

@@ -1,0 +1,123 @@
+"""Rows by partition value: computing the values, and writing each row to its partition's rolling writer."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import VoidTransform
+
+from deltawriters.collapse import Ints, dense_ids
+from deltawriters.content import ContentFile, Partition
+from deltawriters.files import DataFiles, FileFactory, Locations, RollingFileWriter
+from deltawriters.table import TableSpec
+
+MAX_OPEN_WRITERS = 64
+"""Fanout limit: each open Parquet file holds column buffers, so a task keeps at most this many open at a time."""
+
+
+def source_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
+    """Top-level columns that the partition values derive from, without repeats."""
+    names = [schema.find_column_name(field.source_id) for field in spec.fields]
+    return list(dict.fromkeys(name.split(".")[0] for name in names if name is not None))
+
+
+def split_by_partition(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
+    """Each partition that occurs in `rows`, with its row numbers in ascending order.
+
+    :param rows: has at least the spec's source columns, in the table's Arrow types.
+    """
+    if spec.is_unpartitioned():
+        yield Partition(spec, ()), np.arange(rows.num_rows)
+        return
+    columns = [_transformed(field, schema, rows) for field in spec.fields]
+    ids, count = dense_ids(columns)
+    by_partition = np.argsort(ids, kind="stable")
+    bounds = np.searchsorted(ids[by_partition], np.arange(count + 1))
+    for partition in range(count):
+        numbers = by_partition[bounds[partition] : bounds[partition + 1]]
+        values = tuple(_internal_value(column, int(numbers[0])) for column in columns)
+        yield Partition(spec, values), numbers
+
+
+class PartitionedWriter:
+    """Data files of one task under the table's current spec.
+
+    Fanout while rows keep coming: every partition keeps its file open, up to `MAX_OPEN_WRITERS`, beyond which the least
+    recently used one is finished. The last write of a task arrives grouped by partition, so each file is closed as soon
+    as its rows are written (clustered), and one buffer at a time is held.
+    """
+
+    def __init__(self, table: TableSpec, factory: FileFactory, files: DataFiles) -> None:
+        self._table = table
+        self._factory = factory
+        self._files = files
+        self._open: dict[Partition, RollingFileWriter] = {}
+        self._done: list[ContentFile] = []
+
+    def write(self, rows: pa.Table, last: bool = False) -> Locations:
+        """Write `rows` (the table's columns and Arrow types); `last` promises that no more will come."""
+        located = Locations(np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64))
+        for partition, numbers in split_by_partition(self._table.current_spec, self._table.iceberg_schema, rows):
+            writer = self._open.pop(partition, None)
+            if writer is None:
+                writer = RollingFileWriter(self._table, self._factory, self._files, partition)
+            self._open[partition] = writer
+            part = rows if len(numbers) == rows.num_rows else rows.take(pa.array(numbers))
+            written = writer.write(part)
+            located.file[numbers] = written.file
+            located.pos[numbers] = written.pos
+            if last or len(self._open) > MAX_OPEN_WRITERS:
+                self._finish(partition if last else next(iter(self._open)))
+        return located
+
+    def close(self) -> list[ContentFile]:
+        """Finish all files and return them."""
+        for partition in list(self._open):
+            self._finish(partition)
+        return self._done
+
+    def abort(self) -> None:
+        for writer in self._open.values():
+            writer.abort()
+
+    def _finish(self, partition: Partition) -> None:
+        self._done.extend(self._open.pop(partition).close())
+
+
+def storage(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """`column` as one plain array: chunks combined, extension types (UUID) as their storage."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def _transformed(field: Any, schema: Schema, rows: pa.Table) -> pa.Array:
+    name = schema.find_column_name(field.source_id)
+    if name is None or isinstance(field.transform, VoidTransform):
+        return pa.nulls(rows.num_rows, pa.int32())
+    source = storage(_nested(rows, name.split(".")) if name not in rows.column_names else rows.column(name))
+    transform = field.transform.pyarrow_transform(schema.find_type(field.source_id))
+    return storage(transform(source))
+
+
+def _nested(rows: pa.Table, path: Sequence[str]) -> pa.Array:
+    column = rows.column(path[0]).combine_chunks()
+    for name in path[1:]:
+        column = pc.struct_field(column, name)
+    return column
+
+
+def _internal_value(column: pa.Array, row: int) -> Any:
+    """A partition value in Iceberg's internal representation: dates and times as integers, UUIDs as UUID."""
+    dtype = column.type
+    if pa.types.is_date32(dtype):
+        column = column.slice(row, 1).cast(pa.int32())
+    elif pa.types.is_timestamp(dtype) or pa.types.is_time(dtype):
+        column = column.slice(row, 1).cast(pa.int64())
+    else:
+        column = column.slice(row, 1)
+    return column[0].as_py()

@@ -1,0 +1,193 @@
+"""Position deletes within one commit: rows that a later change of the same key superseded after they were written.
+
+Format v2: Parquet files of (file_path, pos), sorted, with the reserved field ids (spec, "Position Delete Files").
+Format v3: deletion vectors, one per data file, all of a task in one Puffin file (spec, "Deletion Vectors"; Puffin spec,
+`deletion-vector-v1` blob).
+"""
+
+import json
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
+from pyroaring import BitMap
+
+from deltawriters.collapse import Ints
+from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.parquet import ParquetFileWriter
+from deltawriters.table import TableSpec
+
+FILE_PATH_ID = 2147483546
+POS_ID = 2147483545
+FLUSH_THRESHOLD = 1_000_000
+"""Positions held before a v2 position delete file is written (16 bytes each)."""
+
+_SCHEMA = Schema(
+    NestedField(FILE_PATH_ID, "file_path", StringType(), required=True),
+    NestedField(POS_ID, "pos", LongType(), required=True),
+)
+_ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(FILE_PATH_ID)}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(POS_ID)}),
+    ]
+)
+
+
+class PositionDeletes:
+    """Collects positions in the task's own data files and writes them in the table's format."""
+
+    def __init__(
+        self, table: TableSpec, factory: FileFactory, files: DataFiles, flush_threshold: int = FLUSH_THRESHOLD
+    ) -> None:
+        self._table = table
+        self._factory = factory
+        self._files = files
+        self._flush_threshold = flush_threshold
+        self._pending: list[tuple[Ints, Ints]] = []
+        self._pending_count = 0
+        self._done: list[ContentFile] = []
+
+    def delete(self, file: Ints, pos: Ints) -> None:
+        """Delete row `pos[i]` of data file `file[i]`, for all i."""
+        if not len(file):
+            return
+        self._pending.append((file, pos))
+        self._pending_count += len(file)
+        # A data file may have only one deletion vector, so v3 waits until every position is known.
+        if self._table.format_version < 3 and self._pending_count >= self._flush_threshold:
+            self._flush()
+
+    def close(self) -> list[ContentFile]:
+        """Write what is pending and return all delete files."""
+        self._flush()
+        return self._done
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        file = np.concatenate([f for f, _ in self._pending])
+        pos = np.concatenate([p for _, p in self._pending])
+        self._pending, self._pending_count = [], 0
+        if self._table.format_version >= 3:
+            self._done.extend(self._write_vectors(file, pos))
+        else:
+            self._done.extend(self._write_parquet(file, pos))
+
+    def _write_parquet(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:
+        numbers = np.unique(file)
+        paths = [self._files.path(int(number)) for number in numbers]
+        by_path = np.argsort(np.array(paths))
+        path_rank = np.empty(len(paths), np.int64)
+        path_rank[by_path] = np.arange(len(paths))
+        row_rank = path_rank[np.searchsorted(numbers, file)]
+        order = np.lexsort((pos, row_rank))
+        file, pos = file[order], pos[order]
+        by_partition: dict[Partition, list[int]] = {}
+        for number in numbers:
+            by_partition.setdefault(self._files.partition(int(number)), []).append(int(number))
+        for partition, members in by_partition.items():
+            mine = np.isin(file, members)
+            codes = np.searchsorted(numbers, file[mine])
+            dictionary = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(paths))
+            rows = pa.table([dictionary.cast(pa.string()), pa.array(pos[mine])], schema=_ARROW_SCHEMA)
+            writer = ParquetFileWriter(self._with_full_metrics(), self._factory.new_path(partition), _SCHEMA, _ARROW_SCHEMA)
+            writer.write(rows)
+            size, metrics = writer.close()
+            yield ContentFile(
+                FileContent.POSITION_DELETES,
+                writer.path,
+                partition,
+                rows.num_rows,
+                size,
+                metrics=metrics,
+                referenced_data_file=paths[int(codes[0])] if len(members) == 1 else None,
+            )
+
+    def _with_full_metrics(self) -> TableSpec:
+        """Bounds of `file_path` must be untruncated, or a reader would skip deletes that apply (`MetricsConfig.forPositionDelete`)."""
+        return replace(self._table, properties=(("write.metadata.metrics.default", "full"),))
+
+    def _write_vectors(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:
+        order = np.lexsort((pos, file))
+        file, pos = file[order], pos[order]
+        numbers, starts = np.unique(file, return_index=True)
+        first = self._files.partition(int(numbers[0]))
+        puffin = PuffinWriter(self._table, self._factory.new_path(first, "puffin"))
+        blobs = []
+        for number, start, stop in zip(numbers, starts, [*starts[1:], len(pos)], strict=True):
+            path = self._files.path(int(number))
+            offset, length = puffin.add_deletion_vector(path, pos[start:stop])
+            blobs.append((int(number), path, offset, length, int(stop - start)))
+        size = puffin.close()
+        for number, path, offset, length, cardinality in blobs:
+            yield ContentFile(
+                FileContent.POSITION_DELETES,
+                puffin.path,
+                self._files.partition(number),
+                cardinality,
+                size,
+                file_format="PUFFIN",
+                referenced_data_file=path,
+                content_offset=offset,
+                content_size_in_bytes=length,
+            )
+
+
+class PuffinWriter:
+    """A Puffin file of deletion vectors (Puffin spec: magic, blobs, footer of JSON blob metadata)."""
+
+    _MAGIC = b"PFA1"
+    _DV_MAGIC = b"\xd1\xd3\x39\x64"
+
+    def __init__(self, table: TableSpec, path: str) -> None:
+        self.path = path
+        self._table = table
+        self._content = bytearray(self._MAGIC)
+        self._blobs: list[dict[str, object]] = []
+
+    def add_deletion_vector(self, data_file: str, positions: Ints) -> tuple[int, int]:
+        """Add the vector of `data_file`; `positions` are distinct and ascending. Returns the blob's offset and length."""
+        vector = self._DV_MAGIC + _roaring64(positions)
+        blob = len(vector).to_bytes(4, "big") + vector + zlib.crc32(vector).to_bytes(4, "big")
+        offset = len(self._content)
+        self._content += blob
+        self._blobs.append(
+            {
+                "type": "deletion-vector-v1",
+                "fields": [POS_ID],
+                "snapshot-id": -1,  # inherited from the commit
+                "sequence-number": -1,
+                "offset": offset,
+                "length": len(blob),
+                "properties": {"referenced-data-file": data_file, "cardinality": str(len(positions))},
+            }
+        )
+        return offset, len(blob)
+
+    def close(self) -> int:
+        """Write the file. Returns its size in bytes."""
+        footer = json.dumps({"blobs": self._blobs, "properties": {"created-by": "rowdelta"}}).encode()
+        self._content += self._MAGIC + footer + len(footer).to_bytes(4, "little") + b"\0\0\0\0" + self._MAGIC
+        with self._table.io.new_output(self.path).create(overwrite=True) as stream:
+            stream.write(bytes(self._content))
+        return len(self._content)
+
+
+def _roaring64(positions: Ints) -> bytes:
+    """The portable 64-bit Roaring format: bitmap count, then (high 32 bits, 32-bit bitmap), all little-endian."""
+    high = positions >> 32
+    keys, starts = np.unique(high, return_index=True)
+    parts = [len(keys).to_bytes(8, "little")]
+    for key, start, stop in zip(keys, starts, [*starts[1:], len(positions)], strict=True):
+        low = (positions[start:stop] & 0xFFFFFFFF).astype(np.uint32)
+        bitmap = BitMap(array("I", low.tobytes()))
+        bitmap.run_optimize()
+        parts += [int(key).to_bytes(4, "little"), bitmap.serialize()]
+    return b"".join(parts)

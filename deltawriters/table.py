@@ -1,0 +1,121 @@
+"""What a writer needs to know of its table: schema, partition specs, properties, where and how to store files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import pyarrow as pa
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.locations import LocationProvider, load_location_provider
+
+TARGET_FILE_SIZE = "write.target-file-size-bytes"
+TARGET_FILE_SIZE_DEFAULT = 512 * 1024 * 1024
+ROW_GROUP_SIZE = "write.parquet.row-group-size-bytes"
+ROW_GROUP_SIZE_DEFAULT = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class TaskId:
+    """Names the files of one task attempt, as Iceberg's `OutputFileFactory` does.
+
+    `operation` is unique to one attempt at one micro-batch, `attempt` to one task attempt within the application, so two
+    attempts never write the same path and a superseded attempt's files can be told apart.
+    """
+
+    partition: int
+    attempt: int
+    operation: str
+
+    def file_name(self, sequence: int, extension: str) -> str:
+        """`{partition}-{task}-{operation}-{sequence}.{extension}`"""
+        return f"{self.partition:05d}-{self.attempt}-{self.operation}-{sequence:05d}.{extension}"
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """An Iceberg table, as its writers see it. Plain strings, so that it pickles small and parses once per worker.
+
+    `schema` and `specs` are the JSON of the Iceberg spec's Appendix C (`SchemaParser.toJson`, `PartitionSpecParser.toJson`).
+    `io_properties` are the catalog's FileIO properties (`s3.endpoint`, …); they may hold credentials and are never shown.
+    """
+
+    location: str
+    format_version: int
+    schema: str
+    specs: tuple[str, ...]
+    current_spec_id: int
+    properties: tuple[tuple[str, str], ...] = ()
+    io_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @cached_property
+    def iceberg_schema(self) -> Schema:
+        return _parse_schema(self.schema)
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The table's schema in Arrow, with Parquet field ids, as the data files store it."""
+        return _small_types(schema_to_pyarrow(self.iceberg_schema))
+
+    @cached_property
+    def specs_by_id(self) -> Mapping[int, PartitionSpec]:
+        specs = (PartitionSpec.model_validate_json(spec) for spec in self.specs)
+        return {spec.spec_id: spec for spec in specs}
+
+    @cached_property
+    def current_spec(self) -> PartitionSpec:
+        return self.specs_by_id[self.current_spec_id]
+
+    @cached_property
+    def unpartitioned_spec_id(self) -> int | None:
+        """The spec whose equality deletes are global (spec, "Scan Planning"), if the table has one."""
+        return next((i for i, spec in self.specs_by_id.items() if spec.is_unpartitioned()), None)
+
+    @cached_property
+    def properties_by_name(self) -> dict[str, str]:
+        return dict(self.properties)
+
+    @cached_property
+    def locations(self) -> LocationProvider:
+        return load_location_provider(self.location, self.properties_by_name)
+
+    @cached_property
+    def io(self) -> FileIO:
+        return PyArrowFileIO(dict(self.io_properties))
+
+    @cached_property
+    def target_file_size(self) -> int:
+        return int(self.properties_by_name.get(TARGET_FILE_SIZE, TARGET_FILE_SIZE_DEFAULT))
+
+    @cached_property
+    def row_group_size(self) -> int:
+        return int(self.properties_by_name.get(ROW_GROUP_SIZE, ROW_GROUP_SIZE_DEFAULT))
+
+
+@lru_cache(maxsize=64)
+def _parse_schema(json: str) -> Schema:
+    return Schema.model_validate_json(json)
+
+
+def _small_types(schema: pa.Schema) -> pa.Schema:
+    """PyIceberg maps to 64-bit offsets; Spark sends 32-bit ones. Keep the latter, so that the cast copies nothing."""
+    return pa.schema([field.with_type(_small_type(field.type)) for field in schema], metadata=schema.metadata)
+
+
+def _small_type(dtype: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(dtype):
+        return pa.string()
+    if pa.types.is_large_binary(dtype):
+        return pa.binary()
+    if pa.types.is_large_list(dtype):
+        return pa.list_(dtype.value_field.with_type(_small_type(dtype.value_type)))
+    if pa.types.is_struct(dtype):
+        return pa.struct([f.with_type(_small_type(f.type)) for f in dtype])
+    if pa.types.is_map(dtype):
+        return pa.map_(
+            dtype.key_field.with_type(_small_type(dtype.key_type)),
+            dtype.item_field.with_type(_small_type(dtype.item_type)),
+        )
+    return dtype

@@ -1,0 +1,281 @@
+"""The delta writer against a model: whatever the changes, flushes and splits, the table equals last-write-wins."""
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from changelog.rows import KIND, TIE, RowKind, order_column
+from deltawriters import CardinalityError, ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId
+from tests.deltawriters.lake import Lake
+
+SCHEMA = """{"type":"struct","schema-id":0,"identifier-field-ids":[1,2],"fields":[
+  {"id":1,"name":"id","required":true,"type":"long"},
+  {"id":2,"name":"shop","required":true,"type":"string"},
+  {"id":3,"name":"region","required":false,"type":"string"},
+  {"id":4,"name":"amount","required":false,"type":"decimal(12, 2)"}]}"""
+UNPARTITIONED = '{"spec-id":0,"fields":[]}'
+BY_KEY = '{"spec-id":1,"fields":[{"name":"id_bucket","transform":"bucket[3]","source-id":1,"field-id":1000}]}'
+BY_REGION = '{"spec-id":1,"fields":[{"name":"region","transform":"identity","source-id":3,"field-id":1000}]}'
+
+ORDER = order_column(0)
+
+
+def table_at(
+    folder: str | Path, spec: str = UNPARTITIONED, version: int = 2, properties: dict[str, str] | None = None
+) -> TableSpec:
+    specs = (UNPARTITIONED,) if spec == UNPARTITIONED else (UNPARTITIONED, spec)
+    return TableSpec(str(folder), version, SCHEMA, specs, len(specs) - 1, tuple((properties or {}).items()))
+
+
+def batch(changes: list[tuple[RowKind, int, dict[str, Any]]], ties: list[int] | None = None) -> pa.RecordBatch:
+    """Changelog rows of (kind, order, row)."""
+    columns = {
+        KIND: pa.array([int(kind) for kind, _, _ in changes], pa.int8()),
+        ORDER: pa.array([order for _, order, _ in changes], pa.int64()),
+        "id": pa.array([row["id"] for _, _, row in changes], pa.int64()),
+        "shop": pa.array([row.get("shop", "s") for _, _, row in changes], pa.string()),
+        "region": pa.array([row.get("region") for _, _, row in changes], pa.string()),
+        "amount": pa.array([row.get("amount") for _, _, row in changes], pa.decimal128(12, 2)),
+    }
+    if ties is not None:
+        columns[TIE] = pa.array(ties, pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def write(table: TableSpec, options: DeltaOptions, *batches: pa.RecordBatch, operation: str = "op") -> list[ContentFile]:
+    writer = DeltaWriter(table, options, TaskId(0, 1, operation))
+    for changes in batches:
+        writer.write(changes)
+    return writer.close().files
+
+
+def contents(files: list[ContentFile]) -> dict[FileContent, int]:
+    """Rows by file content."""
+    return {c: sum(f.record_count for f in files if f.content is c) for c in FileContent if any(f.content is c for f in files)}
+
+
+KEY = ("id", "shop")
+EVERY_BATCH = 1  # flush_bytes so low that each written batch is flushed
+
+
+def test_buffered_changes_of_a_key_collapse_in_memory(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    files = write(
+        table,
+        DeltaOptions(KEY, table_is_empty=True),
+        batch([(RowKind.INSERT, 1, {"id": 1}), (RowKind.UPDATE_AFTER, 2, {"id": 1, "region": "eu"})]),
+        batch([(RowKind.INSERT, 3, {"id": 2}), (RowKind.DELETE, 4, {"id": 2})]),
+    )
+    assert contents(files) == {FileContent.DATA: 1}
+    lake = Lake(table, [files])
+    assert lake.rows() == [{"id": 1, "shop": "s", "region": "eu", "amount": None}]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_written_row_that_changes_again_gets_a_position_delete(tmp_path: Path, version: int) -> None:
+    table = table_at(tmp_path, version=version)
+    files = write(
+        table,
+        DeltaOptions(KEY, flush_bytes=EVERY_BATCH),
+        batch([(RowKind.INSERT, 1, {"id": 1}), (RowKind.INSERT, 2, {"id": 2})]),
+        batch([(RowKind.UPDATE_AFTER, 3, {"id": 1, "region": "eu"}), (RowKind.DELETE, 4, {"id": 2})]),
+    )
+    assert contents(files) == {FileContent.DATA: 3, FileContent.POSITION_DELETES: 2, FileContent.EQUALITY_DELETES: 2}
+    lake = Lake(table, [files])
+    assert lake.rows() == [{"id": 1, "shop": "s", "region": "eu", "amount": None}]
+    deletes = [file for file in files if file.content is FileContent.POSITION_DELETES]
+    assert {file.file_format for file in deletes} == {"PARQUET" if version == 2 else "PUFFIN"}
+
+
+def test_late_arrival_of_an_earlier_change_changes_nothing(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    files = write(
+        table,
+        DeltaOptions(KEY, flush_bytes=EVERY_BATCH),
+        batch([(RowKind.UPDATE_AFTER, 9, {"id": 1, "region": "new"})]),
+        batch([(RowKind.INSERT, 1, {"id": 1, "region": "old"})]),
+    )
+    assert [row["region"] for row in Lake(table, [files]).rows()] == ["new"]
+    assert contents(files) == {FileContent.DATA: 1, FileContent.EQUALITY_DELETES: 1}
+
+
+def test_changelog_mode_trusts_a_first_insert(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    changes = batch(
+        [
+            (RowKind.INSERT, 1, {"id": 1}),
+            (RowKind.UPDATE_BEFORE, 2, {"id": 2}),
+            (RowKind.UPDATE_AFTER, 3, {"id": 2}),
+            (RowKind.INSERT, 4, {"id": 3}),
+            (RowKind.DELETE, 5, {"id": 3}),
+        ]
+    )
+    files = write(table, DeltaOptions(KEY, mode="changelog"), changes)
+    assert contents(files) == {FileContent.DATA: 2, FileContent.EQUALITY_DELETES: 1}
+
+
+def test_changelog_mode_finds_the_first_change_across_flushes_in_any_order(tmp_path: Path) -> None:
+    table = table_at(tmp_path, BY_REGION)
+    first = batch([(RowKind.UPDATE_BEFORE, 1, {"id": 1, "region": "eu"})])
+    second = batch([(RowKind.UPDATE_AFTER, 2, {"id": 1, "region": "us"})])
+    for number, order in enumerate(itertools.permutations([first, second])):
+        files = write(
+            table, DeltaOptions(KEY, mode="changelog", flush_bytes=EVERY_BATCH), *order, operation=str(number)
+        )
+        (delete,) = [file for file in files if file.content is FileContent.EQUALITY_DELETES]
+        assert delete.partition.values == ("eu",)
+
+
+def test_an_update_moves_the_row_to_its_new_partition(tmp_path: Path) -> None:
+    table = table_at(tmp_path, BY_REGION)
+    lake = Lake(table)
+    lake.commit(write(table, DeltaOptions(KEY), batch([(RowKind.INSERT, 1, {"id": 1, "region": "eu"})]), operation="a"))
+    moved = batch([(RowKind.UPDATE_BEFORE, 2, {"id": 1, "region": "eu"}), (RowKind.UPDATE_AFTER, 3, {"id": 1, "region": "us"})])
+    lake.commit(write(table, DeltaOptions(KEY, mode="changelog"), moved, operation="b"))
+    assert [row["region"] for row in lake.rows()] == ["us"]
+
+
+def test_an_unknown_old_partition_is_deleted_from_globally(tmp_path: Path) -> None:
+    table = table_at(tmp_path, BY_REGION)
+    lake = Lake(table)
+    lake.commit(write(table, DeltaOptions(KEY), batch([(RowKind.INSERT, 1, {"id": 1, "region": "eu"})]), operation="a"))
+    moved = batch([(RowKind.UPDATE_AFTER, 3, {"id": 1, "region": "us"})])
+    files = write(table, DeltaOptions(KEY, mode="upsert"), moved, operation="b")
+    lake.commit(files)
+    assert [row["region"] for row in lake.rows()] == ["us"]
+    (delete,) = [file for file in files if file.content is FileContent.EQUALITY_DELETES]
+    assert delete.partition.spec.is_unpartitioned()
+
+
+def test_data_files_roll_at_the_target_size(tmp_path: Path) -> None:
+    table = table_at(tmp_path, properties={"write.target-file-size-bytes": "2000"})
+    rows = [(RowKind.INSERT, i, {"id": i, "region": f"region {i * 7919 % 1000}"}) for i in range(1000)]
+    files = write(table, DeltaOptions(KEY, table_is_empty=True), batch(rows))
+    assert len(files) > 5
+    assert sorted(row["id"] for row in Lake(table, [files]).rows()) == list(range(1000))
+
+
+def test_a_position_delete_file_is_flushed_at_its_threshold(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    batches = [batch([(RowKind.UPDATE_AFTER, n, {"id": i}) for i in range(10)]) for n in range(5)]
+    files = write(table, DeltaOptions(KEY, flush_bytes=EVERY_BATCH, position_delete_threshold=10), *batches)
+    deletes = [file for file in files if file.content is FileContent.POSITION_DELETES]
+    assert [file.record_count for file in deletes] == [10, 10, 10, 10]
+    assert len(Lake(table, [files]).rows()) == 10
+
+
+def test_files_are_named_by_partition_task_operation_and_sequence(tmp_path: Path) -> None:
+    files = write(table_at(tmp_path), DeltaOptions(KEY), batch([(RowKind.INSERT, 1, {"id": 1})]))
+    assert [Path(file.path).name for file in files] == ["00000-1-op-00001.parquet", "00000-1-op-00002.parquet"]
+
+
+def test_abort_deletes_everything_written(tmp_path: Path) -> None:
+    writer = DeltaWriter(table_at(tmp_path, BY_KEY), DeltaOptions(KEY, flush_bytes=EVERY_BATCH), TaskId(0, 1, "op"))
+    for number in range(3):
+        writer.write(batch([(RowKind.UPDATE_AFTER, number, {"id": i}) for i in range(10)]))
+    assert list(tmp_path.rglob("*.parquet"))
+    writer.abort()
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_ties_are_settled_by_content_whatever_the_arrival(tmp_path: Path) -> None:
+    changes = [(RowKind.INSERT, 7, {"id": 1, "region": r}) for r in ("a", "b", "c")]
+    outcomes = set()
+    for number, order in enumerate(itertools.permutations(zip(changes, (30, 10, 20), strict=True))):
+        batches = [batch([change], [tie]) for change, tie in order]
+        for flush_bytes in (EVERY_BATCH, 1 << 20):
+            table = table_at(tmp_path / f"{number}-{flush_bytes}")
+            files = write(table, DeltaOptions(KEY, flush_bytes=flush_bytes), *batches)
+            outcomes.add(tuple(row["region"] for row in Lake(table, [files]).rows()))
+    assert outcomes == {("a",)}
+
+
+def test_removals_precede_rows_at_the_same_order(tmp_path: Path) -> None:
+    changes = [(RowKind.UPDATE_AFTER, 7, {"id": 1, "region": "new"}), (RowKind.UPDATE_BEFORE, 7, {"id": 1})]
+    files = write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(changes, [5, 9]))
+    assert [row["region"] for row in Lake(table_at(tmp_path), [files]).rows()] == ["new"]
+
+
+def test_contradicting_ties_are_refused_in_changelog_mode(tmp_path: Path) -> None:
+    changes = [(RowKind.INSERT, 7, {"id": 1, "region": "a"}), (RowKind.INSERT, 7, {"id": 1, "region": "b"})]
+    with pytest.raises(CardinalityError, match=r"'id': 1.*at order \(7,\)"):
+        write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(changes, [1, 2]))
+    same = [(RowKind.INSERT, 7, {"id": 1, "region": "a"})] * 2
+    write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(same, [1, 1]))
+
+
+class Source:
+    """A database that emits a faithful changelog of random operations."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, str], dict[str, Any]] = {}
+        self.order = 0
+
+    def apply(self, operation: tuple[int, str, str | None, bool]) -> list[tuple[RowKind, int, dict[str, Any]]]:
+        number, shop, region, delete = operation
+        key = (number, shop)
+        row = {"id": number, "shop": shop, "region": region, "amount": None}
+        old = self.rows.get(key)
+        self.order += 2
+        if delete:
+            if old is None:
+                return []
+            del self.rows[key]
+            return [(RowKind.DELETE, self.order, old)]
+        self.rows[key] = row
+        if old is None:
+            return [(RowKind.INSERT, self.order, row)]
+        return [(RowKind.UPDATE_BEFORE, self.order, old), (RowKind.UPDATE_AFTER, self.order + 1, row)]
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.integers(0, 5), st.sampled_from(["a", "b"]), st.sampled_from([None, "eu", "us", "ap"]), st.booleans()
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    operations=OPERATIONS,
+    spec=st.sampled_from([UNPARTITIONED, BY_KEY, BY_REGION]),
+    version=st.sampled_from([2, 3]),
+    mode=st.sampled_from(["upsert", "changelog"]),
+    commits=st.integers(1, 4),
+    tasks=st.integers(1, 2),
+    batch_rows=st.integers(1, 9),
+    flush_bytes=st.sampled_from([1, 300, 1 << 20]),
+    random=st.randoms(use_true_random=False),
+)
+def test_the_table_equals_the_source(
+    operations: list[Any], spec: str, version: int, mode: Any, commits: int, tasks: int,
+    batch_rows: int, flush_bytes: int, random: Any,
+) -> None:  # fmt: skip
+    source = Source()
+    with tempfile.TemporaryDirectory() as folder:
+        table = table_at(folder, spec, version, {"write.target-file-size-bytes": "900"})
+        lake = Lake(table)
+        per_commit = -(-len(operations) // commits) or 1
+        for commit, start in enumerate(range(0, len(operations), per_commit)):
+            changes = [c for o in operations[start : start + per_commit] for c in source.apply(o)]
+            files = []
+            for task in range(tasks):
+                mine = [c for c in changes if (c[2]["id"] + ord(c[2]["shop"])) % tasks == task]
+                random.shuffle(mine)
+                options = DeltaOptions(KEY, mode, table_is_empty=not lake.snapshots, flush_bytes=flush_bytes,
+                                       position_delete_threshold=3)  # fmt: skip
+                writer = DeltaWriter(table, options, TaskId(task, commit * 10 + task, "op"))
+                for offset in range(0, len(mine), batch_rows):
+                    writer.write(batch(mine[offset : offset + batch_rows]))
+                files += writer.close().files
+            lake.commit(files)
+            live = {(row["id"], row["shop"]): row for row in lake.rows()}
+            assert len(live) == len(lake.rows()), "two live rows of one key"
+            assert live == source.rows
