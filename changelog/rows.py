@@ -36,20 +36,20 @@ BAD_FIELDS = {
 class RowKind(IntEnum):
     """What a change does to its key, with Flink's meaning (`org.apache.flink.types.RowKind`).
 
-    The numbers are ours: they are a wire encoding between Spark and the writers, chosen so that `kind >= INSERT` means
-    "sets the row" and anything lower means "removes the key". Changes that tie in order are applied removals first,
-    which makes an update's -U/+U and a re-created key's -D/+I come out right when they share one order value.
+    The numbers are ours, a wire encoding between Spark and the writers, and say how changes of one key that tie in order
+    are applied: -U, then +I and +U, then -D. An update's -U/+U may so share one order value, and so may a row and the -D that
+    carries that row's old order value.
     """
 
     UPDATE_BEFORE = 0
-    DELETE = 1
-    INSERT = 2
-    UPDATE_AFTER = 3
+    INSERT = 1
+    UPDATE_AFTER = 2
+    DELETE = 3
 
     @property
     def short(self) -> str:
-        """The two-character spelling: `-U`, `-D`, `+I` or `+U`."""
-        return ("-U", "-D", "+I", "+U")[self]
+        """The two-character spelling: `-U`, `+I`, `+U` or `-D`."""
+        return ("-U", "+I", "+U", "-D")[self]
 
 
 class BadRecord:

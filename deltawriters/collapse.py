@@ -35,15 +35,15 @@ class Collapsed:
 def collapse(keys: Sequence[pa.Array], order: Sequence[pa.Array], kinds: npt.NDArray[np.int8]) -> Collapsed:
     """First and last change of each key.
 
-    Rows may arrive in any order. They are compared by the order columns as a tuple (nulls first), then removals before
-    rows that set the key, then by position in the input.
+    Rows may arrive in any order. They are compared by the order columns as a tuple (nulls first), then by kind as
+    `RowKind` says, then by position in the input.
 
     :param keys: key columns, equal length n, no nulls.
     :param order: order columns, equal length n; at least one.
     :param kinds: `RowKind` of each row.
     """
     ids, count = dense_ids(keys)
-    rank = _removals_first(order_rank(order), kinds)
+    rank = _with_kinds(order_rank(order), kinds)
     by_rank = np.argsort(rank, kind="stable")
     last = np.empty(count, np.int64)
     first = np.empty(count, np.int64)
@@ -96,10 +96,16 @@ def order_rank(columns: Sequence[pa.Array]) -> Ints:
     return rank
 
 
-def _removals_first(rank: Ints, kinds: npt.NDArray[np.int8]) -> Ints:
-    if len(rank) and (rank.min() < _INT64.min // 2 or rank.max() > _INT64.max // 2):
+def sets_row(kinds: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    """Whether each change sets its key's row (+I, +U) rather than removing it (-U, -D)."""
+    return (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
+
+
+def _with_kinds(rank: Ints, kinds: npt.NDArray[np.int8]) -> Ints:
+    """Extend the rank by -U before +I and +U before -D (`RowKind`)."""
+    if len(rank) and (rank.min() < _INT64.min // 3 or rank.max() > _INT64.max // 3):
         rank = np.unique(rank, return_inverse=True)[1].astype(np.int64)
-    return rank * 2 + (kinds >= RowKind.INSERT)
+    return rank * 3 + (kinds + 1) // 2
 
 
 def _constant(column: pa.Array) -> bool:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import KIND, ORDER, TIE, RowKind
-from deltawriters.collapse import Collapsed, Ints, collapse, tied_rows
+from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, tied_rows
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.equality import EqualityDeletes
 from deltawriters.files import DataFiles, FileFactory
@@ -151,7 +151,7 @@ class DeltaWriter:
         pos = np.zeros(len(outcome.last), np.int64)
         file[:m], pos[:m] = known.file, known.pos
         file[superseded] = NOWHERE
-        sets = np.flatnonzero(changed & (all_kinds[outcome.last] >= RowKind.INSERT))
+        sets = np.flatnonzero(changed & sets_row(all_kinds[outcome.last]))
         sets = sets[np.argsort(outcome.last[sets], kind="stable")]  # ascending rows: `take` reads memory in order
         rows = _take(changes.select(self._table.arrow_schema.names), outcome.last[sets] - m)
         located = self._data.write(_as_table_types(rows, self._table.arrow_schema), last)
@@ -185,7 +185,7 @@ class DeltaWriter:
         if self._options.mode == "changelog":
             hashes = content.to_numpy(zero_copy_only=False)
             winners = outcome.last[outcome.ids[ties]]
-            contradicting = ties[(hashes[ties] != hashes[winners]) & (kinds[ties] >= RowKind.INSERT)]
+            contradicting = ties[(hashes[ties] != hashes[winners]) & sets_row(kinds[ties])]
             if len(contradicting):
                 raise self._cardinality_error(keys, orders, contradicting)
         return collapse(key_columns, [pa.array(outcome.rank), content], np.zeros(len(kinds), np.int8))

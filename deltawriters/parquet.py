@@ -1,5 +1,6 @@
 """One Parquet file: Arrow tables in, a file and its Iceberg column metrics out."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -68,7 +69,13 @@ class ParquetFileWriter:
 
     def abort(self) -> None:
         """Release the file; its bytes are for the caller to delete."""
-        self._stream.close()
+        if self._writer is not None:
+            try:
+                self._writer.close()
+            except (OSError, pa.ArrowException):
+                self._writer.is_open = False  # or its destructor would try again
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._stream.close()
 
     def _open(self, first: pa.Table) -> pq.ParquetWriter:
         properties = self._table.properties_by_name

@@ -196,7 +196,12 @@ def test_ties_are_settled_by_content_whatever_the_arrival(tmp_path: Path) -> Non
     assert outcomes == {("a",)}
 
 
-def test_removals_precede_rows_at_the_same_order(tmp_path: Path) -> None:
+def test_a_delete_that_carries_its_rows_order_value_removes_it(tmp_path: Path) -> None:
+    changes = [(RowKind.DELETE, 7, {"id": 1}), (RowKind.UPDATE_AFTER, 7, {"id": 1}), (RowKind.UPDATE_BEFORE, 7, {"id": 1})]
+    assert not write(table_at(tmp_path), DeltaOptions(KEY, table_is_empty=True), batch(changes, [5, 9, 1]))
+
+
+def test_an_update_may_share_one_order_value(tmp_path: Path) -> None:
     changes = [(RowKind.UPDATE_AFTER, 7, {"id": 1, "region": "new"}), (RowKind.UPDATE_BEFORE, 7, {"id": 1})]
     files = write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(changes, [5, 9]))
     assert [row["region"] for row in Lake(table_at(tmp_path), [files]).rows()] == ["new"]

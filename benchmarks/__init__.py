@@ -1,0 +1,19 @@
+"""Benchmarks: the same changelog through rowdelta and through `MERGE INTO`, batch by batch, in one Spark session.
+
+    workload         the changelog, written as Parquet files, and what the table must hold after each micro-batch
+    streams          the Spark session, the source stream and the trigger times, shared by every sink under test
+    merge_baseline   the usual alternative: `foreachBatch` + `MERGE INTO`
+
+A driver publishes one micro-batch at a time to the folder that each sink's stream watches, so that both sinks meet each
+batch at the same moment of the table's life and under the same load of the machine:
+
+    spark = build_session(work / "warehouse")
+    dataset = write_dataset(Workload(rows=2_000_000, seed=1), work / "dataset", batches=20, expected_after=(20,))
+    create_table(spark, "bench.db.merged")
+    load(spark, "bench.db.merged", dataset.initial)
+    for batch in range(1, dataset.batches + 1):
+        publish(dataset.changes[batch], work / "merged")
+        [trigger] = merge_available(spark, "bench.db.merged", work / "merged", work / "merged-checkpoint")
+        assert totals(spark.table("bench.db.merged")) == dataset.totals[batch]
+    assert checksum(spark.table("bench.db.merged")) == checksum(spark.read.parquet(str(dataset.expected[20])))
+"""

@@ -1,0 +1,78 @@
+"""What all sinks under test share: one Spark session, the stream that reads a workload's files, and the trigger times.
+
+The session has the settings that any user of a small machine would give it, and none that favours a sink; a sink's own
+settings belong to its module.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from benchmarks.workload import SPARK_CHANGE_SCHEMA
+
+ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0"
+CATALOG = "bench"
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """One micro-batch, as its query reported it."""
+
+    batch_id: int
+    seconds: float
+    """The whole trigger: listing files, planning, the sink, write-ahead and commit log (`triggerExecution`)."""
+    add_batch_seconds: float
+    """The sink's share of it (`addBatch`)."""
+
+
+def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") -> SparkSession:
+    """Start a local Spark with an Iceberg hadoop catalog named CATALOG in the folder `warehouse`."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    return (
+        SparkSession.builder.appName("rowdelta benchmarks")
+        .master(f"local[{cores}]")
+        .config("spark.driver.memory", driver_memory)
+        .config("spark.jars.packages", ICEBERG)
+        .config("spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
+        .config(f"spark.sql.catalog.{CATALOG}", "org.apache.iceberg.spark.SparkCatalog")
+        .config(f"spark.sql.catalog.{CATALOG}.type", "hadoop")
+        .config(f"spark.sql.catalog.{CATALOG}.warehouse", str(warehouse.absolute()))
+        # foreachBatch runs in a cloned session: a cached table of the outer one would not see its commits.
+        .config(f"spark.sql.catalog.{CATALOG}.cache-enabled", "false")
+        .config("spark.sql.shuffle.partitions", cores)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+
+
+def read_changes(spark: SparkSession, source: Path, files_per_batch: int = 2) -> DataFrame:
+    """Return the stream of change rows from the files in `source`, `files_per_batch` of them in a micro-batch."""
+    source.mkdir(parents=True, exist_ok=True)
+    return (
+        spark.readStream.schema(SPARK_CHANGE_SCHEMA).option("maxFilesPerTrigger", files_per_batch).parquet(str(source))
+    )
+
+
+def run_available(writer: DataStreamWriter, checkpoint: Path) -> list[Trigger]:
+    """Run a stream over all files that are there, and return its micro-batches in order.
+
+    At most 100 micro-batches (`spark.sql.streaming.numRecentProgressUpdates`) are remembered by a query.
+    """
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return [
+        Trigger(
+            batch_id=progress.batchId,
+            seconds=progress.durationMs["triggerExecution"] / 1000,
+            add_batch_seconds=progress.durationMs["addBatch"] / 1000,
+        )
+        for progress in query.recentProgress
+        if "addBatch" in progress.durationMs
+    ]

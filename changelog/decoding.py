@@ -1,0 +1,160 @@
+"""What all wire formats share: raw records in, changelog rows out, and nothing lost on the way.
+
+A *raw record* has the columns of `RAW_COLUMNS`. A format module turns it into an *image* for each change: the kind, the
+row's fields as text or as typed columns, and an error if it can't. `finish` here checks keys and required columns, computes the order
+columns, and packs whatever can't be applied into `_rowdelta_bad`.
+"""
+
+from dataclasses import dataclass, field
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, SNAPSHOT, TIE, BadRecord, RowKind, order_column
+
+RAW_COLUMNS = {"source": "string", "partition": "int", "offset": "bigint", "key": "binary", "value": "string"}
+"""A record as its source gave it. For files `source` is the file's path, `partition` and `key` are null."""
+
+ERROR = f"{PREFIX}error"
+_ORDER_VALUE = f"{PREFIX}order_value_"
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """A column of the target table. `is_uuid`: text here, 16 bytes in the table."""
+
+    name: str
+    type: T.DataType
+    required: bool = False
+    is_uuid: bool = False
+
+
+@dataclass(frozen=True)
+class ChangelogSpec:
+    """What a format must know of the table that its changes are for.
+
+    :param key: key columns, in the table's order.
+    :param partition_sources: columns that partition values derive from; -U and -D rows keep them.
+    :param order_by: (name or dotted path, type) of the user's order columns.
+    :param source_order: records have a partition and an offset that order them (Kafka).
+    :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
+    """
+
+    columns: tuple[ColumnSpec, ...]
+    key: tuple[str, ...]
+    partition_sources: tuple[str, ...] = ()
+    order_by: tuple[tuple[str, T.DataType], ...] = ()
+    source_order: bool = True
+    trust_before: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def kept_by_removals(self) -> frozenset[str]:
+        """Columns that -U and -D rows keep; the others would only cost shuffle bytes."""
+        return frozenset(self.key) | frozenset(self.partition_sources)
+
+
+def order_value(index: int) -> str:
+    """Name under which a format hands `finish` the value of the index-th `order_by` entry."""
+    return f"{_ORDER_VALUE}{index}"
+
+
+def error(error_class: str, *reason: Column | str) -> Column:
+    """An error value: its class and a sentence made of `reason`'s parts."""
+    parts = [F.lit(part) if isinstance(part, str) else part for part in reason]
+    return F.struct(F.concat(*parts).alias("reason"), F.lit(error_class).alias("error_class"))
+
+
+NO_ERROR = F.lit(None).cast("struct<reason:string,error_class:string>")
+
+
+def first_error(errors: list[Column]) -> Column:
+    """The first error that is not null."""
+    return F.coalesce(*errors, NO_ERROR)
+
+
+def sets_row(kind: Column) -> Column:
+    """Whether a kind sets the row: +I or +U."""
+    return kind.isin(int(RowKind.INSERT), int(RowKind.UPDATE_AFTER))
+
+
+def finish(images: DataFrame, spec: ChangelogSpec) -> DataFrame:
+    """Changelog rows of `images`.
+
+    :param images: raw columns, `_rowdelta_kind` (null if unknown), `_rowdelta_error`, the order values, the table's columns
+        typed, and optionally `_rowdelta_snapshot`.
+    """
+    kind = F.col(KIND)
+    checks = [F.col(ERROR)]
+    checks += [
+        F.when(F.col(quoted(name)).isNull(), error(BadRecord.NULL_KEY, f"key column {name} is null")) for name in spec.key
+    ]
+    checks += [
+        F.when(F.col(order_value(i)).isNull(), error(BadRecord.MISSING_ORDER, f"order column {name} is null or missing"))
+        for i, (name, _) in enumerate(spec.order_by)
+    ]
+    checks += [
+        F.when(
+            sets_row(kind) & F.col(quoted(column.name)).isNull(),
+            error(BadRecord.TYPE_MISMATCH, f"column {column.name} is null, and the table requires a value"),
+        )
+        for column in spec.columns
+        if column.required and column.name not in spec.key
+    ]
+    checked = images.withColumn(ERROR, first_error(checks))
+    bad = F.when(
+        F.col(ERROR).isNotNull(),
+        F.struct(
+            *(
+                (F.col(f"{ERROR}.{name}") if name in ("reason", "error_class") else F.col(f"{PREFIX}raw.{name}"))
+                .cast(dtype)
+                .alias(name)
+                for name, dtype in BAD_FIELDS.items()
+            )
+        ),
+    )
+    rows = [
+        F.col(quoted(column.name))
+        if column.name in spec.kept_by_removals
+        else F.when(sets_row(kind), F.col(quoted(column.name))).alias(column.name)
+        for column in spec.columns
+    ]
+    result = [
+        F.coalesce(kind, F.lit(int(RowKind.DELETE))).cast("tinyint").alias(KIND),
+        *_order_columns(spec, kind),
+        *([F.col(SNAPSHOT)] if SNAPSHOT in images.columns else []),
+        bad.alias(BAD),
+        *rows,
+    ]
+    return checked.select(*result)
+
+
+def _order_columns(spec: ChangelogSpec, kind: Column) -> list[Column]:
+    columns = [F.col(order_value(i)) for i in range(len(spec.order_by))]
+    if spec.source_order:
+        # one message may give -U and +U: two places for each offset make the order total
+        columns.append(F.col(f"{PREFIX}raw.partition"))
+        columns.append(F.col(f"{PREFIX}raw.offset") * 2 + sets_row(kind).cast("int"))
+        return [column.alias(order_column(i)) for i, column in enumerate(columns)]
+    content = [
+        F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in spec.columns
+    ]
+    named = [column.alias(order_column(i)) for i, column in enumerate(columns)]
+    return [*named, F.xxhash64(*content).alias(TIE)]
+
+
+def _has_map(dtype: T.DataType) -> bool:
+    """Spark refuses to hash maps, since equal maps may differ in the order of their entries."""
+    return "map<" in dtype.simpleString()
+
+
+def quoted(name: str) -> str:
+    """`name` as an identifier, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def any_of(conditions: list[Column]) -> Column:
+    """Disjunction; false for none."""
+    return reduce(lambda a, b: a | b, conditions, F.lit(False))

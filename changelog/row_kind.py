@@ -1,0 +1,109 @@
+"""Rows that carry their kind: `row_kind` is +I, -U, +U or -D (or INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE).
+
+    {"row_kind": "+U", "seq": 7, "id": 1, "customer": "Ada", "amount": 12.50, "created_at": "2026-01-02T03:04:05Z"}
+
+As JSON, one object a record (`decode_json`), or as typed columns of Parquet files (`decode_columns`). A -U and a -D carry the
+old row, whole.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.decoding import ERROR, ChangelogSpec, error, finish, first_error, order_value, quoted
+from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, with_typed_columns
+from changelog.rows import KIND, PREFIX, BadRecord, RowKind
+
+COLUMN = "row_kind"
+DELETES_CARRY_ROW = True
+"""A -D has the old row's values, also of columns that aren't in the key."""
+
+_OP = f"{PREFIX}op"
+
+
+def columns_to_read(spec: ChangelogSpec) -> T.StructType:
+    """Columns that Parquet change files must have: the kind, the order columns, the table's columns."""
+    fields = {COLUMN: T.StructField(COLUMN, T.StringType())}
+    for column in spec.columns:
+        dtype = T.StringType() if column.is_uuid else column.type
+        fields[column.name] = T.StructField(column.name, dtype)
+    for name, order_type in spec.order_by:
+        fields.setdefault(name, T.StructField(name, order_type))
+    return T.StructType(list(fields.values()))
+
+
+def decode_columns(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
+    """Changelog rows of typed records.
+
+    :param records: the columns of `columns_to_read`, and `source` with the file's path.
+    """
+    record = [quoted(name) for name in columns_to_read(spec).fieldNames()]
+    raw = F.struct(
+        F.col("source"),
+        F.lit(None).cast("int").alias("partition"),
+        F.lit(None).cast("bigint").alias("offset"),
+        F.lit(None).cast("binary").alias("key"),
+        F.to_json(F.struct(*record)).alias("value"),
+    )
+    columns = [_binary_uuid(c.name) if c.is_uuid else F.col(quoted(c.name)) for c in spec.columns]
+    misfits = [
+        F.when(
+            F.col(quoted(c.name)).isNotNull() & _binary_uuid(c.name).isNull(),
+            error(BadRecord.TYPE_MISMATCH, f"column {c.name} is not a UUID"),
+        )
+        for c in spec.columns
+        if c.is_uuid
+    ]
+    images = records.select(
+        raw.alias(f"{PREFIX}raw"),
+        _kind(F.col(COLUMN)).alias(KIND),
+        first_error([_unknown_kind(F.col(COLUMN)), *misfits]).alias(ERROR),
+        *(F.col(quoted(name)).cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
+        *columns,
+    )
+    return finish(images, spec)
+
+
+def decode_json(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
+    """Changelog rows of JSON records (`RAW_COLUMNS`). Records without a value are ignored."""
+    parsed = records.where(F.col("value").isNotNull()).select(
+        F.struct("source", "partition", "offset", "key", "value").alias(f"{PREFIX}raw"),
+        F.try_parse_json("value").alias(IMAGE),
+    )
+    texts = parsed.select(
+        "*",
+        field(IMAGE, COLUMN).alias(_OP),
+        _kind(field(IMAGE, COLUMN)).alias(KIND),
+        *(field(IMAGE, name).try_cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
+        *text_columns(spec.columns),
+    )
+    typed = with_typed_columns(texts, spec.columns, Encoding())
+    not_an_object = F.try_variant_get(F.col(IMAGE), path(), "map<string,variant>").isNull()
+    errors = [
+        F.when(
+            F.col(_OP).isNull() & (F.col(IMAGE).isNull() | not_an_object),
+            error(BadRecord.UNPARSEABLE, "the value is not a JSON object"),
+        ),
+        _unknown_kind(F.col(_OP)),
+        *column_errors(spec.columns, spec.key, spec.kept_by_removals, ()),
+    ]
+    return finish(typed.withColumn(ERROR, first_error(errors)), spec)
+
+
+def _kind(text: Column) -> Column:
+    cases = [F.when(text.isin(kind.short, kind.name), F.lit(int(kind))) for kind in RowKind]
+    return F.coalesce(*cases)
+
+
+def _unknown_kind(text: Column) -> Column:
+    shown = F.coalesce(F.concat(F.lit("'"), text, F.lit("'")), F.lit("missing"))
+    return F.when(
+        _kind(text).isNull(),
+        error(BadRecord.UNKNOWN_OPERATION, f"{COLUMN} is ", shown, "; expected one of +I, -U, +U, -D"),
+    )
+
+
+def _binary_uuid(name: str) -> Column:
+    return F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')").alias(name)
+
+

@@ -1,0 +1,371 @@
+"""The configuration file: YAML in, a typed model out, or an error that names file, line, key, value and what was expected."""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sink.errors import ConfigError
+
+_SECRET = re.compile(r"secret|password|passwd|token|credential|access.?key|jaas|sas\b|private", re.IGNORECASE)
+_ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour)s?")
+_PARTITION = re.compile(r"(?:(bucket|truncate)\(\s*(\d+)\s*,\s*([^\s(),]+)\s*\)|(\w+)\(\s*([^\s(),]+)\s*\)|([^\s(),]+))")
+_TIME_TRANSFORMS = {"year": "year", "years": "year", "month": "month", "months": "month",
+                    "day": "day", "days": "day", "hour": "hour", "hours": "hour"}  # fmt: skip
+
+
+def _text(value: Any) -> Any:
+    """Spark options and table properties are text; let people write numbers and booleans without quotes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+
+
+class PartitionField(_Section):
+    """One parsed entry of `partition_by`: a transform, its parameter if it has one, and the source column."""
+
+    transform: Literal["identity", "bucket", "truncate", "year", "month", "day", "hour"]
+    column: str
+    parameter: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`region`, `bucket(8, id)`, `truncate(4, name)`, `day(created_at)`.
+
+        :raises ValueError: anything else.
+        """
+        match = _PARTITION.fullmatch(text.strip())
+        if match:
+            wide, parameter, wide_column, function, function_column, column = match.groups()
+            if wide and int(parameter) > 0:
+                return cls(transform=wide, column=wide_column, parameter=int(parameter))
+            if function == "identity":
+                return cls(transform="identity", column=function_column)
+            if function in _TIME_TRANSFORMS:
+                return cls.model_validate({"transform": _TIME_TRANSFORMS[function], "column": function_column})
+            if column:
+                return cls(transform="identity", column=column)
+        raise ValueError(
+            f"{text!r} is not a partition field; write a column name, bucket(N, column), truncate(N, column), "
+            "year(column), month(column), day(column) or hour(column)"
+        )
+
+
+class OrderColumn(_Section):
+    """One parsed entry of `order_by`: a column (or a dotted path into the message) and its Spark SQL type, if given."""
+
+    name: str
+    type: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        name, _, dtype = text.strip().partition(" ")
+        return cls(name=name, type=dtype.strip() or None)
+
+
+class SinkSection(_Section):
+    """`sink:` who we are and how we run."""
+
+    id: str
+    checkpoint: str
+    trigger: str = "available-now"
+    on_bad_record: Literal["dead-letter", "fail"] = "dead-letter"
+    dead_letter_table: str | None = None
+
+    @field_validator("id")
+    @classmethod
+    def _id(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", value):
+            raise ValueError("use letters, digits, '-' and '_'; the id becomes part of a table property's name")
+        return value
+
+    @field_validator("trigger")
+    @classmethod
+    def _trigger(cls, value: str) -> str:
+        if value != "available-now" and not _INTERVAL.fullmatch(value):
+            raise ValueError('write "available-now", or an interval such as "10 seconds" or "1 minute"')
+        return value
+
+
+class SourceSection(_Section):
+    """`source:` where changes come from and how they are spelled."""
+
+    type: Literal["kafka", "files"]
+    format: Literal["debezium-json", "row-kind"]
+    options: dict[str, Text] = Field(default_factory=dict)
+    format_options: dict[str, Text] = Field(default_factory=dict)
+
+    @property
+    def file_format(self) -> str:
+        """Format of change files: `parquet` or `json` (one object a line)."""
+        return self.options.get("path_format", "parquet" if self.format == "row-kind" else "json")
+
+
+class TableSection(_Section):
+    """One entry of `tables:`: a changelog and the table that mirrors it."""
+
+    source: str
+    target: str
+    key: Annotated[list[str], Field(min_length=1)]
+    columns: dict[str, str] | None = None
+    partition_by: list[str] = Field(default_factory=list)
+    order_by: list[str] = Field(default_factory=list)
+    mode: Literal["upsert", "changelog"] = "upsert"
+    deletes: Literal["equality"] = "equality"
+    properties: dict[str, Text] = Field(default_factory=dict)
+
+    @field_validator("target")
+    @classmethod
+    def _target(cls, value: str) -> str:
+        if len(value.split(".")) < 3 or not all(value.split(".")):
+            raise ValueError("write catalog.namespace.table")
+        return value
+
+    @field_validator("columns")
+    @classmethod
+    def _columns(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        for name in value or {}:
+            if name.startswith("_rowdelta_"):
+                raise ValueError(f"{name}: names beginning with _rowdelta_ are taken")
+            if "'" in name or "." in name:
+                raise ValueError(f"{name}: a column name may not contain ' or .")
+        return value
+
+    @field_validator("partition_by")
+    @classmethod
+    def _partition_by(cls, value: list[str]) -> list[str]:
+        for text in value:
+            PartitionField.parse(text)
+        return value
+
+    @property
+    def partition_fields(self) -> list[PartitionField]:
+        return [PartitionField.parse(text) for text in self.partition_by]
+
+    @property
+    def order_columns(self) -> list[OrderColumn]:
+        return [OrderColumn.parse(text) for text in self.order_by]
+
+    @property
+    def catalog(self) -> str:
+        return self.target.split(".")[0]
+
+    @model_validator(mode="after")
+    def _columns_exist(self) -> Self:
+        if len(set(self.key)) != len(self.key):
+            raise ValueError(f"key names a column twice: {self.key}")
+        if self.columns is not None:
+            for what, names in (("key", self.key), ("partition_by", [f.column for f in self.partition_fields])):
+                for name in names:
+                    if name not in self.columns:
+                        raise ValueError(f"{what} names {name!r}, which is not in columns{_did_you_mean(name, self.columns)}")
+        return self
+
+
+class Config(_Section):
+    """A whole configuration file. Paths in it are relative to the file's folder and made absolute here."""
+
+    sink: SinkSection
+    source: SourceSection
+    catalogs: dict[str, dict[str, Text]]
+    tables: Annotated[list[TableSection], Field(min_length=1)]
+    spark: dict[str, Text] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        targets = [table.target for table in self.tables]
+        sources = [table.source for table in self.tables]
+        for table in self.tables:
+            if table.catalog not in self.catalogs:
+                raise ValueError(
+                    f"target {table.target} is in catalog {table.catalog!r}, which catalogs does not define"
+                    f"{_did_you_mean(table.catalog, self.catalogs)}"
+                )
+            if self.source.type == "files" and not table.order_by:
+                raise ValueError(f"table {table.target}: files have no order of their own; name an order_by column")
+        for name, values in (("target", targets), ("source", sources)):
+            repeated = sorted({value for value in values if values.count(value) > 1})
+            if repeated:
+                raise ValueError(f"{name} {repeated[0]} is used by more than one table")
+        if self.dead_letter_table.split(".")[0] not in self.catalogs:
+            raise ValueError(f"dead_letter_table {self.dead_letter_table} is in a catalog that catalogs does not define")
+        if self.source.type == "kafka":
+            self._check_kafka(sources)
+        else:
+            self._check_files()
+        return self
+
+    def _check_kafka(self, sources: list[str]) -> None:
+        options = self.source.options
+        if "kafka.bootstrap.servers" not in options:
+            raise ValueError("source.options needs kafka.bootstrap.servers for source.type: kafka")
+        if "assign" in options or "subscribePattern" in options:
+            raise ValueError("name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed")
+        subscribed = [topic.strip() for topic in options.get("subscribe", ",".join(sources)).split(",")]
+        for topic in sources:
+            if topic not in subscribed:
+                raise ValueError(f"table source {topic!r} is not in source.options.subscribe{_did_you_mean(topic, subscribed)}")
+        for topic in subscribed:
+            if topic not in sources:
+                raise ValueError(f"source.options.subscribe names {topic!r}, but no table has it as its source")
+
+    def _check_files(self) -> None:
+        if self.source.file_format not in ("parquet", "json"):
+            raise ValueError(f"source.options.path_format is {self.source.file_format!r}; write parquet or json")
+        if self.source.format == "debezium-json" and self.source.file_format != "json":
+            raise ValueError("source.format: debezium-json reads path_format: json")
+
+    @property
+    def dead_letter_table(self) -> str:
+        """Where bad records go: as configured, else `dead_letters` beside the first table."""
+        return self.sink.dead_letter_table or ".".join([*self.tables[0].target.split(".")[:-1], "dead_letters"])
+
+
+def load(path: str | Path) -> Config:
+    """Read, substitute `${ENV}`, validate.
+
+    :raises ConfigError: naming file, line, key, value and what was expected; all mistakes at once.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read ({error.strerror}). Give the path of a configuration file.") from None
+    lines: dict[tuple[str | int, ...], int] = {}
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = _construct(node, (), lines, file)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected the sections sink, source, catalogs and tables, found {values!r}")
+    try:
+        return Config.model_validate(_absolute_paths(values, file.resolve().parent))
+    except ValidationError as error:
+        problems = [_explain(problem, lines) for problem in error.errors()]
+        raise ConfigError("\n".join(f"{path}{problem}" for problem in problems)) from None
+
+
+def redacted(values: Mapping[str, str]) -> dict[str, str]:
+    """`values` fit for logs: whatever looks like a secret is masked."""
+    return {name: "****" if _SECRET.search(name) else value for name, value in values.items()}
+
+
+def _construct(node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], file: Path) -> Any:
+    if node is None:
+        return None
+    lines[path] = node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            if key in result:
+                raise ConfigError(f"{file}:{key_node.start_mark.line + 1}: {_dotted((*path, key))} is given twice. Keep one.")
+            result[key] = _construct(value_node, (*path, key), lines, file)
+            lines[(*path, key)] = key_node.start_mark.line + 1
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(child, (*path, i), lines, file) for i, child in enumerate(node.value)]
+    value = yaml.SafeLoader("").construct_object(node)
+    if isinstance(value, str):
+        return _ENV.sub(lambda match: _environment(match, path, lines[path], file), value)
+    return value if isinstance(value, bool | int | float | None) else str(node.value)
+
+
+def _environment(match: re.Match[str], path: tuple[str | int, ...], line: int, file: Path) -> str:
+    name, default = match.groups()
+    value = os.environ.get(name, default)
+    if value is None:
+        raise ConfigError(
+            f"{file}:{line}: {_dotted(path)} uses ${{{name}}}, and the environment has no {name}. "
+            f"Set it, or write ${{{name}:-default}}."
+        )
+    return value
+
+
+def _absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative local paths mean the configuration file's folder, wherever the command is run from."""
+
+    def absolute(path: Any) -> Any:
+        if not isinstance(path, str) or not path or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
+            return path
+        return os.path.normpath(folder / Path(path).expanduser())
+
+    for section, entry in _path_entries(values):
+        section[entry] = absolute(section[entry])
+    return values
+
+
+def _path_entries(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    sink, source, catalogs = values.get("sink"), values.get("source"), values.get("catalogs")
+    if isinstance(sink, dict) and "checkpoint" in sink:
+        yield sink, "checkpoint"
+    if isinstance(catalogs, dict):
+        for catalog in catalogs.values():
+            if isinstance(catalog, dict) and "warehouse" in catalog and catalog.get("type") == "hadoop":
+                yield catalog, "warehouse"
+    if isinstance(source, dict) and source.get("type") == "files" and isinstance(values.get("tables"), list):
+        for table in values["tables"]:
+            if isinstance(table, dict) and "source" in table:
+                yield table, "source"
+
+
+def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
+    """One pydantic problem as `:LINE: key: what is wrong`."""
+    path = tuple(problem["loc"])
+    line = next((lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in lines), 1)
+    where = f":{line}: {_dotted(path)}: " if path else f":{line}: "
+    kind, value = problem["type"], problem.get("input")
+    shown = "****" if path and _SECRET.search(str(path[-1])) else repr(value)
+    if kind == "extra_forbidden":
+        known = _known_keys(path[:-1])
+        return f"{where}unknown key{_did_you_mean(str(path[-1]), known)}. Known here: {', '.join(known)}."
+    if kind == "missing":
+        return f"{where}missing. Add it{_example(path)}."
+    if kind == "literal_error":
+        return f"{where}got {shown}, expected {problem['ctx']['expected']}."
+    if kind == "value_error":
+        message = str(problem["ctx"]["error"])
+        return f"{where}{message}." if isinstance(value, dict | list) or not path else f"{where}got {shown}; {message}."
+    return f"{where}got {shown}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
+
+
+def _known_keys(path: tuple[str | int, ...]) -> list[str]:
+    models: dict[str, type[BaseModel]] = {"sink": SinkSection, "source": SourceSection, "tables": TableSection}
+    model = Config if not path else models[str(path[0])]
+    return list(model.model_fields)
+
+
+def _example(path: tuple[str | int, ...]) -> str:
+    examples = {
+        ("sink", "id"): ", for example `id: shop`",
+        ("sink", "checkpoint"): ", for example `checkpoint: ./state/shop`",
+        ("source", "type"): ": kafka or files",
+        ("source", "format"): ": debezium-json or row-kind",
+    }
+    return examples.get(tuple(str(p) for p in path), "")
+
+
+def _did_you_mean(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

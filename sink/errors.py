@@ -1,0 +1,33 @@
+"""Errors that say what the caller may do next. Each class has the exit code with which `rowdelta` ends."""
+
+from typing import ClassVar
+
+
+class RowdeltaError(Exception):
+    """Base of all errors meant for people. The message names what is wrong, what was expected and the next step."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(RowdeltaError):
+    """The configuration is wrong. Running again without a change won't help."""
+
+    exit_code = 2
+
+
+class DataError(RowdeltaError):
+    """The source's data was refused: a bad record with `on_bad_record: fail`, a contradiction, a re-read in changelog mode."""
+
+    exit_code = 3
+
+
+class TableError(RowdeltaError):
+    """The target table doesn't fit the configuration, is gone, was replaced, or another sink writes under our id."""
+
+    exit_code = 4
+
+
+class TemporaryError(RowdeltaError):
+    """A service was unreachable or a commit could not be settled. Running again is safe and is the right thing to do."""
+
+    exit_code = 75

@@ -1,0 +1,86 @@
+"""The Spark session: packages that match the installed Spark, catalogs from the configuration, settings the sink relies on."""
+
+import os
+import sys
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from sink.config import Config
+from sink.errors import ConfigError
+
+ICEBERG_VERSION = "1.11.0"
+_ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+
+
+def packages(config: Config) -> list[str]:
+    """Maven coordinates the job needs: Iceberg's runtime, Kafka's source if it is used, and the user's own."""
+    major, minor = pyspark.__version__.split(".")[:2]
+    needed = [f"org.apache.iceberg:iceberg-spark-runtime-{major}.{minor}_2.13:{ICEBERG_VERSION}"]
+    if config.source.type == "kafka":
+        needed.append(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{major}.{minor}.0")
+    own = [p.strip() for p in config.spark.get("spark.jars.packages", "").split(",") if p.strip()]
+    return [*needed, *(p for p in own if p not in needed)]
+
+
+def settings(config: Config) -> dict[str, str]:
+    """All Spark settings of the job. The user's `spark:` section wins over defaults, not over what correctness needs."""
+    defaults = {
+        "spark.master": "local[*]",
+        "spark.app.name": f"rowdelta {config.sink.id}",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        "spark.python.worker.reuse": "true",
+    }
+    needed = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.jars.packages": ",".join(packages(config)),
+    }
+    catalogs = {}
+    for name, properties in config.catalogs.items():
+        prefix = f"spark.sql.catalog.{name}"
+        catalogs[prefix] = _ICEBERG_CATALOG
+        # foreachBatch runs in a cloned session; a cached table would be stale in one of the two
+        catalogs[f"{prefix}.cache-enabled"] = "false"
+        catalogs |= {f"{prefix}.{key}": value for key, value in properties.items()}
+    return defaults | dict(config.spark) | catalogs | needed
+
+
+def start(config: Config) -> SparkSession:
+    """The session of `spark-submit` if there is one, else a new one.
+
+    :raises ConfigError: a session exists and lacks the packages.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder
+    options = settings(config)
+    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
+        # under spark-submit, what it was started with wins: master, memory, packages
+        options = {k: v for k, v in options.items() if k.startswith("spark.sql.")}
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
+        spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+    spark.sparkContext.setLogLevel("ERROR")
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    if not _has_class(jvm, "org.apache.iceberg.spark.SparkCatalog"):
+        raise ConfigError(
+            "Spark was started without Iceberg. Start it with\n"
+            f"  spark-submit --packages {','.join(packages(config))} …"
+        )
+    return spark
+
+
+def _is_set(spark: SparkSession, name: str) -> bool:
+    return bool(spark.sparkContext.getConf().contains(name))
+
+
+def _has_class(jvm: object, name: str) -> bool:
+    from py4j.java_gateway import JavaClass
+
+    found: object = jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return isinstance(found, JavaClass)
