@@ -67,12 +67,9 @@ def error(error_class: str, *reason: Column | str) -> Column:
     return F.struct(F.concat(*parts).alias("reason"), F.lit(error_class).alias("error_class"))
 
 
-NO_ERROR = F.lit(None).cast("struct<reason:string,error_class:string>")
-
-
 def first_error(errors: list[Column]) -> Column:
     """The first error that is not null."""
-    return F.coalesce(*errors, NO_ERROR)
+    return F.coalesce(*errors, F.lit(None).cast("struct<reason:string,error_class:string>"))
 
 
 def sets_row(kind: Column) -> Column:

@@ -1,0 +1,165 @@
+"""One row delta per micro-batch, with the source position in the same atomic commit.
+
+The position is a table property, set in the transaction that adds the files: it survives snapshot expiry. The snapshot's summary
+has it too, for rollbacks. What makes a second application impossible is validation *inside* the commit, since Iceberg retries a
+commit on newer metadata by itself: the row delta validates from the snapshot whose position was read, so any data or
+delete file that came after refuses it, and only then is the position read again.
+"""
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
+
+from sink.errors import TableError, TemporaryError
+from sink.iceberg import IcebergTable, java_class, java_message, table_error
+from sink.sources.source import Position
+
+_LOOKS_AFTER_UNKNOWN_STATE = 5
+
+
+class TableNoLongerEmpty(Exception):  # noqa: N818 - a signal to write again, not an error for people
+    """The files were written for an empty table, without deletes, and somebody else has added rows since."""
+
+
+@dataclass(frozen=True)
+class RowDeltaCommit:
+    """A request to commit: plain values, so that a committer for another table format can stand here.
+
+    :param prefix: property prefix of the sink's state in this table (`rowdelta.<sink id>`).
+    :param operation: unique to this attempt at this micro-batch.
+    :param files: `ContentFileParser` JSON of data and delete files.
+    :param base_snapshot: the snapshot whose position this batch continues; None if the table had none.
+    :param properties: further table properties to set in the same transaction.
+    :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
+    """
+
+    prefix: str
+    operation: str
+    position: Position
+    files: Sequence[str]
+    base_snapshot: int | None
+    previous_operation: str | None
+    written_for_empty_table: bool = False
+    summary: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class IcebergCommitter:
+    """Commits row deltas to one table."""
+
+    def __init__(self, table: IcebergTable) -> None:
+        self._table = table
+
+    def commit(self, request: RowDeltaCommit) -> None:
+        """Commit, or find out why not. Retries with the table's own `commit.retry.*` settings.
+
+        :raises TableNoLongerEmpty: write the batch again, with deletes.
+        :raises TableError: another sink commits under the same id, or the table is gone.
+        :raises TemporaryError: the outcome is unknown or retries are used up. Files must be kept after an unknown outcome;
+            it is a `CommitUnknown` then.
+        """
+        base = request.base_snapshot
+        for pause in self._pauses():
+            try:
+                self._try(request, base)
+                return
+            except Py4JJavaError as error:
+                kind = java_class(error)
+                if kind == "CommitStateUnknownException":
+                    self._look(request, error)
+                    return
+                if kind not in ("ValidationException", "CommitFailedException") and not _base_is_gone(error):
+                    if self._is_committed(request):
+                        return
+                    raise table_error(self._table.name, error) from None
+                reason = java_message(error)
+            self._table.refresh()
+            self._check_not_fenced(request)
+            if request.written_for_empty_table and not self._table.is_empty():
+                raise TableNoLongerEmpty
+            base = self._table.snapshot_id()
+            time.sleep(pause)
+        raise TemporaryError(
+            f"{self._table.name}: other writers kept committing in between, and the table's commit.retry settings are used "
+            f"up. Nothing was applied; run again, or raise commit.retry.num-retries. Last conflict: {reason}"
+        )
+
+    def _try(self, request: RowDeltaCommit, base: int | None) -> None:
+        iceberg, table = self._table.iceberg, self._table.java
+        specs = table.specs()
+        stored = {"position": request.position, "operation": request.operation}
+        transaction = table.newTransaction()
+        delta = transaction.newRowDelta()
+        for name, value in request.summary.items():
+            delta = delta.set(name, value)
+        delta = delta.set(f"{request.prefix}.position", json.dumps(stored))
+        mapper = iceberg.util.JsonUtil.mapper()
+        for file in request.files:
+            content = iceberg.ContentFileParser.fromJson(mapper.readTree(file), specs)
+            delta = delta.addRows(content) if _is_data(content) else delta.addDeletes(content)
+        if base is not None:
+            delta = delta.validateFromSnapshot(base)
+        delta = delta.conflictDetectionFilter(iceberg.expressions.Expressions.alwaysTrue())
+        delta.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles().commit()
+        snapshot = int(transaction.table().currentSnapshot().snapshotId())
+        properties = json.dumps(stored | {"snapshot-id": snapshot})
+        update = transaction.updateProperties().set(f"{request.prefix}.position", properties)
+        for name, value in request.properties.items():
+            update = update.set(name, value)
+        update.commit()
+        transaction.commitTransaction()
+
+    def _check_not_fenced(self, request: RowDeltaCommit) -> None:
+        stored = self._table.position(request.prefix)
+        if (stored.operation if stored else None) != request.previous_operation:
+            raise TableError(
+                f"{self._table.name}: another run with the same sink id ({request.prefix.removeprefix('rowdelta.')}) committed "
+                "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give one "
+                "its own sink.id."
+            )
+
+    def _look(self, request: RowDeltaCommit, error: Py4JJavaError) -> None:
+        """The catalog can't say whether the commit happened. The table can: it names the operation."""
+        for attempt in range(_LOOKS_AFTER_UNKNOWN_STATE):
+            time.sleep(0.2 * 2**attempt)
+            try:
+                if self._is_committed(request):
+                    return
+            except TemporaryError:
+                continue
+        raise CommitUnknown(
+            f"{self._table.name}: it is unknown whether the commit went through ({java_message(error)}). Its files are kept. "
+            "Run again: the table's position decides."
+        )
+
+    def _is_committed(self, request: RowDeltaCommit) -> bool:
+        self._table.refresh()
+        stored = self._table.position(request.prefix)
+        return stored is not None and stored.operation == request.operation
+
+    def _pauses(self) -> list[float]:
+        """Seconds to wait after each refused attempt: Iceberg's `commit.retry.*` back-off, with jitter."""
+        properties = self._table.spec.properties_by_name
+        retries = int(properties.get("commit.retry.num-retries", 4))
+        shortest = int(properties.get("commit.retry.min-wait-ms", 100)) / 1000
+        longest = int(properties.get("commit.retry.max-wait-ms", 60_000)) / 1000
+        return [min(longest, shortest * 2**n) * random.uniform(0.9, 1.1) for n in range(retries + 1)]
+
+
+class CommitUnknown(TemporaryError):
+    """Neither success nor failure: files of the attempt must not be deleted."""
+
+
+def _is_data(content: JavaObject) -> bool:
+    return str(content.content().toString()) == "DATA"
+
+
+def _base_is_gone(error: Py4JJavaError) -> bool:
+    """The base snapshot was expired or rolled back; validation can't start from it, so start from the current one."""
+    message = java_message(error)
+    return "is not an ancestor" in message or "Cannot determine history" in message

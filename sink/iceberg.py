@@ -1,0 +1,316 @@
+"""The seam to Iceberg's Java API: load, create and describe tables, on the catalogs that the Spark session has.
+
+Through py4j, because Iceberg's Java library is the reference: retries, validation, sequence numbers and manifests are its own.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from changelog.decoding import ColumnSpec
+from deltawriters import TableSpec
+from sink.config import PartitionField, TableSection
+from sink.errors import ConfigError, TableError, TemporaryError
+from sink.sources.source import Position
+
+def java_class(error: Py4JJavaError) -> str:
+    """Simple class name of the Java exception."""
+    return str(error.java_exception.getClass().getSimpleName())
+
+
+def java_message(error: Py4JJavaError) -> str:
+    return str(error.java_exception.getMessage() or error.java_exception)
+
+
+@dataclass(frozen=True)
+class StoredPosition:
+    """A sink's position as a table stores it, and which commit stored it."""
+
+    position: Position
+    operation: str
+
+
+class IcebergTable:
+    """One table as the sink sees it. Immutable views are cached until `refresh`."""
+
+    def __init__(self, spark: SparkSession, name: str, table: JavaObject) -> None:
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        self.spark = spark
+        self.jvm = jvm
+        self.iceberg = jvm.org.apache.iceberg
+        self.name = name
+        self.java = table
+
+    def refresh(self) -> None:
+        """Read the table's metadata again.
+
+        :raises TableError: the table is gone or was replaced. :raises TemporaryError: the catalog did not answer.
+        """
+        try:
+            self.java.refresh()
+        except Py4JJavaError as error:
+            raise table_error(self.name, error) from None
+        self.__dict__.pop("spec", None)
+
+    @cached_property
+    def spec(self) -> TableSpec:
+        """What the delta writers need, as plain values."""
+        specs = {int(i): self._spec_json(s) for i, s in dict(self.java.specs()).items()}
+        return TableSpec(
+            location=str(self.java.location()),
+            format_version=int(self.iceberg.TableUtil.formatVersion(self.java)),
+            schema=str(self.iceberg.SchemaParser.toJson(self.java.schema())),
+            specs=tuple(specs[i] for i in sorted(specs)),
+            current_spec_id=int(self.java.spec().specId()),
+            properties=self._entries(self.java.properties()),
+            io_properties=self._entries(self.java.io().properties()),
+        )
+
+    def _entries(self, properties: JavaObject) -> tuple[tuple[str, str], ...]:
+        """A Java map in one call across the bridge."""
+        entries: dict[str, str] = json.loads(self.iceberg.util.JsonUtil.mapper().writeValueAsString(properties))
+        return tuple(entries.items())
+
+    def _spec_json(self, spec: JavaObject) -> str:
+        return str(self.iceberg.PartitionSpecParser.toJson(spec))
+
+    def snapshot_id(self) -> int | None:
+        snapshot = self.java.currentSnapshot()
+        return None if snapshot is None else int(snapshot.snapshotId())
+
+    def is_empty(self) -> bool:
+        """No live data file in the current snapshot."""
+        snapshot = self.java.currentSnapshot()
+        return snapshot is None or str(snapshot.summary().get("total-data-files")) == "0"
+
+    def has_data_under_other_specs(self) -> bool:
+        """Some data manifest was written under another spec than the current one; reads the manifest list only."""
+        snapshot = self.java.currentSnapshot()
+        if snapshot is None or len(self.spec.specs) == 1:
+            return False
+        manifests = snapshot.dataManifests(self.java.io())
+        return any(int(m.partitionSpecId()) != self.spec.current_spec_id for m in manifests)
+
+    def property(self, name: str) -> str | None:
+        value = self.java.properties().get(name)
+        return None if value is None else str(value)
+
+    def set_property(self, name: str, value: str) -> None:
+        self.java.updateProperties().set(name, value).commit()
+
+    def position(self, prefix: str) -> StoredPosition | None:
+        """The sink's position, as of the current snapshot.
+
+        The property is newest. After a rollback it is ahead of the data; then the nearest ancestor snapshot that this sink
+        committed says how far the data really is.
+
+        :raises TableError: rolled back past everything that could say so.
+        """
+        text = self.property(f"{prefix}.position")
+        if text is None:
+            return None
+        stored = json.loads(text)
+        result = StoredPosition(stored["position"], stored["operation"])
+        current, committed = self.snapshot_id(), stored.get("snapshot-id")
+        if current == committed or committed is None or self.java.snapshot(committed) is None:
+            return result  # as is nearly always; or the snapshot expired, and so is an ancestor
+        util = self.iceberg.util.SnapshotUtil
+        if current is not None and util.isAncestorOf(self.java, current, committed):
+            return result
+        snapshot = self.java.currentSnapshot()
+        while snapshot is not None:
+            summary = snapshot.summary().get(f"{prefix}.position")
+            if summary is not None:
+                older = json.loads(str(summary))
+                return StoredPosition(older["position"], older["operation"])
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else self.java.snapshot(parent)
+        raise TableError(
+            f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read the "
+            "source again from the start, remove the stored position (see README, Reset)."
+        )
+
+    def ensure_unpartitioned_spec(self) -> None:
+        """Give a partitioned table an unpartitioned spec in its history, under which equality deletes are global.
+
+        The current spec stays what it is: fields are removed and the same are added again, in one transaction.
+        """
+        if self.spec.unpartitioned_spec_id is not None:
+            return
+        fields = [(f.name(), f) for f in self.java.spec().fields()]
+        schema = self.java.schema()
+        expressions = self.iceberg.expressions.Expressions
+        transaction = self.java.newTransaction()
+        removal = transaction.updateSpec()
+        for name, _ in fields:
+            removal = removal.removeField(name)
+        removal.commit()
+        addition = transaction.updateSpec()
+        for name, field in fields:
+            term = expressions.transform(schema.findColumnName(field.sourceId()), field.transform())
+            addition = addition.addField(name, term)
+        addition.commit()
+        transaction.commitTransaction()
+        self.refresh()
+
+
+class Catalogs:
+    """Tables of the session's Iceberg catalogs by `catalog.namespace.table`."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        self._spark = spark
+        self._jvm = jvm
+        self._iceberg = jvm.org.apache.iceberg
+
+    def load(self, name: str) -> IcebergTable | None:
+        """The table, or None if there is none.
+
+        :raises TemporaryError: the catalog did not answer.
+        """
+        catalog, identifier = self._resolve(name)
+        try:
+            return IcebergTable(self._spark, name, catalog.loadTable(identifier))
+        except Py4JJavaError as error:
+            if java_class(error) in ("NoSuchTableException", "NoSuchNamespaceException"):
+                return None
+            raise table_error(name, error) from None
+
+    def create(
+        self,
+        name: str,
+        columns: T.StructType,
+        key: list[str],
+        partition_by: list[PartitionField],
+        properties: Mapping[str, str],
+    ) -> IcebergTable:
+        """Create a table with `key` as identifier fields.
+
+        Its first spec is unpartitioned and the wanted one evolves from it, so that global equality deletes are possible.
+        """
+        catalog, identifier = self._resolve(name)
+        converted = self._iceberg.spark.SparkSchemaUtil.convert(
+            self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
+        )
+        ids = self._jvm.java.util.HashSet()
+        for column in key:
+            ids.add(converted.findField(column).fieldId())
+        schema = self._iceberg.Schema(converted.columns(), ids)
+        try:
+            self._ensure_namespace(catalog, identifier)
+            builder = catalog.buildTable(identifier, schema)
+            for property_name, value in properties.items():
+                builder = builder.withProperty(property_name, value)
+            table = builder.create()
+            if partition_by:
+                update = table.updateSpec()
+                for field in partition_by:
+                    update = update.addField(self._term(field))
+                update.commit()
+        except Py4JJavaError as error:
+            raise table_error(name, error) from None
+        return IcebergTable(self._spark, name, table)
+
+    def _term(self, field: PartitionField) -> Any:
+        expressions = self._iceberg.expressions.Expressions
+        if field.transform == "identity":
+            return expressions.ref(field.column)
+        if field.parameter is not None:
+            if field.transform == "bucket":
+                return expressions.bucket(field.column, field.parameter)
+            return expressions.truncate(field.column, field.parameter)
+        return getattr(expressions, field.transform)(field.column)
+
+    def _resolve(self, name: str) -> tuple[JavaObject, JavaObject]:
+        catalog_name, *namespace, table = name.split(".")
+        manager = self._spark._jsparkSession.sessionState().catalogManager()
+        try:
+            catalog = manager.catalog(catalog_name).icebergCatalog()
+        except Py4JJavaError as error:
+            raise TemporaryError(f"catalog {catalog_name} can't be opened: {java_message(error)}") from None
+        gateway = self._spark.sparkContext._gateway
+        assert gateway is not None
+        levels = gateway.new_array(self._jvm.java.lang.String, len(namespace))
+        for i, level in enumerate(namespace):
+            levels[i] = level
+        identifier = self._iceberg.catalog.TableIdentifier.of(self._iceberg.catalog.Namespace.of(levels), table)
+        return catalog, identifier
+
+    def _ensure_namespace(self, catalog: JavaObject, identifier: JavaObject) -> None:
+        supports = self._jvm.java.lang.Class.forName(
+            "org.apache.iceberg.catalog.SupportsNamespaces", True, catalog.getClass().getClassLoader()
+        )
+        if not supports.isInstance(catalog) or catalog.namespaceExists(identifier.namespace()):
+            return
+        try:
+            catalog.createNamespace(identifier.namespace())
+        except Py4JJavaError as error:
+            if java_class(error) != "AlreadyExistsException":
+                raise
+
+
+def table_error(name: str, error: Py4JJavaError) -> TableError | TemporaryError:
+    """What a Java exception means for the table: gone or replaced, or something that may pass."""
+    kind, message = java_class(error), java_message(error)
+    if kind in ("NoSuchTableException", "NotFoundException"):
+        return TableError(f"{name} is gone: it was dropped or its files were removed. Start again to create it anew. ({message})")
+    if "UUID does not match" in message:
+        return TableError(f"{name} was dropped and created again while the sink ran. Start the sink again.")
+    if kind in ("ValidationException", "IllegalArgumentException", "BadRequestException", "NotAuthorizedException", "ForbiddenException"):
+        return TableError(f"{name}: {message}")
+    return TemporaryError(f"{name}: the catalog failed: {kind}: {message}")
+
+
+def column_specs(spark: SparkSession, table: IcebergTable) -> tuple[ColumnSpec, ...]:
+    """The table's columns as Spark types.
+
+    :raises TableError: a column has a type that Spark can't represent.
+    """
+    try:
+        converted = table.iceberg.spark.SparkSchemaUtil.convert(table.java.schema())
+    except Py4JJavaError as error:
+        raise TableError(f"{table.name}: {java_message(error)}") from None
+    struct = T.StructType.fromJson(json.loads(converted.json()))
+    fields = table.spec.iceberg_schema.fields
+    return tuple(
+        ColumnSpec(s.name, s.dataType, required=f.required, is_uuid=str(f.field_type) == "uuid")
+        for s, f in zip(struct.fields, fields, strict=True)
+    )
+
+
+def wanted_columns(spark: SparkSession, table: TableSection, path: str) -> T.StructType | None:
+    """The configured `columns` as a Spark schema, key columns not null; None if the configuration names none.
+
+    :raises ConfigError: a type is not one.
+    """
+    if table.columns is None:
+        return None
+    fields = []
+    for name, text in table.columns.items():
+        fields.append(T.StructField(name, parse_type(text, f"{path}.columns.{name}"), nullable=name not in table.key))
+    for name in table.key:
+        if isinstance(T.StructType(fields)[name].dataType, T.FloatType | T.DoubleType):
+            raise ConfigError(f"{path}.key: {name} is a {table.columns[name]}; Iceberg allows no floating-point keys. Use decimal or string.")
+    return T.StructType(fields)
+
+
+def parse_type(text: str, path: str) -> T.DataType:
+    """A Spark SQL type such as `decimal(12,2)`.
+
+    :raises ConfigError: it is not one.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        return T.DataType.fromDDL(text)
+    except (PySparkException, ValueError):
+        raise ConfigError(f"{path}: got {text!r}, expected a Spark SQL type such as bigint, string, decimal(12,2) or timestamp") from None

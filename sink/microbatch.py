@@ -1,0 +1,348 @@
+"""One table, one micro-batch: decode, shuffle by key, write in tasks, commit once."""
+
+import functools
+import json
+import logging
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from changelog import debezium_json, row_kind
+from changelog.rows import BAD, order_column
+from deltawriters import DeltaOptions
+from sink import task
+from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit, TableNoLongerEmpty
+from sink.config import Config
+from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
+from sink.iceberg import IcebergTable, StoredPosition
+from sink.sources.source import Position, Source, Stream, TableBatch
+from sink.tables import TablePlan, deletes_carry_row, needs_global_deletes, plan_table
+
+log = logging.getLogger("rowdelta")
+
+SMALL_BATCH = 10_000
+"""Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the tasks of a micro-batch wrote, summed up."""
+
+    files: list[str]
+    dead_letters: list[str]
+    rows: dict[str, int]
+    records: dict[str, int]
+    bytes: int
+    bad: int
+    samples: list[str]
+    snapshot_partitions: set[int]
+    streamed_partitions: set[int]
+
+
+class TableSink:
+    """Applies micro-batches to one table. Knows the table's position and the snapshot that it belongs to."""
+
+    def __init__(
+        self,
+        config: Config,
+        index: int,
+        table: IcebergTable,
+        plan: TablePlan,
+        source: Source,
+        dead_letters: IcebergTable | None,
+    ) -> None:
+        self.plan = plan
+        self.table = table
+        self._config = config
+        self._index = index
+        self._source = source
+        self._dead_letters = dead_letters
+        self._prefix = property_prefix(config)
+        self._committer = IcebergCommitter(table)
+        self._spec = table.spec
+        self._stored: StoredPosition | None = None
+        self._base: int | None = None
+        self._global_deletes = False
+        self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.PathList())
+        self._adopt()
+
+    @property
+    def position(self) -> Position | None:
+        """Where the table got to: its last commit's position, else where it was first read from."""
+        return self._stored.position if self._stored else start_position(self.table, self._prefix)
+
+    def remember_start(self, position: Position | None) -> None:
+        """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a restart.
+
+        :raises DataError: `mode: changelog` on a table that holds rows of which this sink knows nothing.
+        """
+        if self._stored is not None:
+            return
+        if self.plan.section.mode == "changelog" and not self.table.is_empty():
+            raise DataError(
+                f"{self.table.name} holds rows, but sink {self._config.sink.id!r} has no position in it. Reading the source from "
+                "its start would duplicate rows in mode changelog. Use mode: upsert, or an empty table."
+            )
+        if position is not None and start_position(self.table, self._prefix) is None:
+            self.table.set_property(f"{self._prefix}.start", json.dumps(dict(position)))
+            self.table.refresh()
+
+    def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
+        """Apply the table's part of a micro-batch, once.
+
+        :raises RowdeltaError: nothing was applied, or (`CommitUnknown`) it is unknown whether it was.
+        """
+        batch = self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
+        if batch is None:
+            return
+        self._replan_if_altered()
+        try:
+            self._write_and_commit(batch_id, batch)
+        except TableNoLongerEmpty:
+            log.info("%s: another writer added rows to the empty table; writing the batch again with deletes", self.table.name)
+            self._adopt()
+            self._write_and_commit(batch_id, batch)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Take the table's current metadata as the base of the next commit."""
+        previous = self._stored
+        self._stored = self.table.position(self._prefix)
+        self._base = self.table.snapshot_id()
+        self._global_deletes = self.table.has_data_under_other_specs()
+        if previous is not None and self._stored is None:
+            raise TableError(f"{self.table.name}: the sink's position was removed while it ran. Start it again.")
+
+    def _replan_if_altered(self) -> None:
+        spec = self.table.spec
+        if (spec.schema, spec.current_spec_id) == (self._spec.schema, self._spec.current_spec_id):
+            self._spec = spec
+            return
+        log.info("%s was altered; checking it against the configuration again", self.table.name)
+        self.plan = plan_table(self.table.spark, self._config, self._index, self.table)
+        if needs_global_deletes(self.plan) or self.table.has_data_under_other_specs():
+            self.table.ensure_unpartitioned_spec()
+        self._spec = self.table.spec
+
+    def _write_and_commit(self, batch_id: int, batch: TableBatch) -> None:
+        operation = uuid4().hex[:16]
+        started = time.monotonic()
+        empty = self.table.is_empty()
+        written = self._write(batch, operation, empty)
+        wrote = time.monotonic()
+        try:
+            self._refuse(written)
+            if written.dead_letters:
+                self._commit_dead_letters(batch.end, operation, written)
+            self._commit(batch.end, operation, written, empty)
+        except CommitUnknown:
+            raise
+        except (RowdeltaError, TableNoLongerEmpty):
+            # known not to be committed; anything else might be, so its files stay
+            self._delete_written()
+            raise
+        committed = time.monotonic()
+        self._log(batch_id, batch.end, written, wrote - started, committed - wrote)
+
+    def _write(self, batch: TableBatch, operation: str, empty: bool) -> Written:
+        frame = batch.records
+        section, spark = self.plan.section, frame.sparkSession
+        changes = decode(self._config, self.plan, frame)
+        dead_position = self._dead_letter_position()
+        if dead_position is not None:
+            changes = changes.where(F.col(BAD).isNull() | batch.beyond(dead_position))
+        options = DeltaOptions(
+            key=tuple(section.key),
+            mode=section.mode,
+            table_is_empty=empty,
+            global_deletes=self._global_deletes,
+            deletes_carry_row=deletes_carry_row(self._config),
+        )
+        source_partition = order_column(len(section.order_by)) if self._config.source.type == "kafka" else None
+        plan = task.TaskPlan(
+            self._spec,
+            options,
+            operation,
+            section.target,
+            self._dead_letters.spec if self._dead_letters else None,
+            source_partition,
+        )
+        self._written_paths.value = []
+        function = functools.partial(task.run, plan, self._written_paths)
+        routed = self._route(changes, batch.estimated_rows, spark)
+        try:
+            rows = routed.mapInArrow(lambda batches: function(batches), task.RESULT_SCHEMA).collect()
+        except (PySparkException, Py4JJavaError) as error:
+            self._delete_written()
+            raise job_error(section.target, error) from error
+        return _sum_up([json.loads(row.result) for row in rows])
+
+    def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> DataFrame:
+        """All changes of a key to one task."""
+        if estimated_rows is not None and estimated_rows <= SMALL_BATCH:
+            return changes.coalesce(1)
+        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        if tasks == 1:
+            return changes.coalesce(1)
+        return changes.repartition(tasks, *self._routing_columns())
+
+    def _routing_columns(self) -> list[Column]:
+        return [F.col(f"`{name}`") for name in self.plan.section.key]
+
+    def _refuse(self, written: Written) -> None:
+        if written.bad and self._dead_letters is None:
+            raise DataError(
+                f"{self.table.name}: {written.bad:,} bad records, and on_bad_record is fail. "
+                + "; ".join(written.samples)
+                + ". Correct the source, or set on_bad_record: dead-letter."
+            )
+        again = written.snapshot_partitions & self._streamed()
+        if again:
+            raise DataError(
+                f"{self.table.name}: the source was snapshot again (op r after other changes, in partition {min(again)}). In mode "
+                "changelog that would duplicate rows. Use mode: upsert."
+            )
+
+    def _streamed(self) -> set[int]:
+        stored = self.table.property(f"{self._prefix}.streamed")
+        return set(json.loads(stored)) if stored else set()
+
+    def _commit(self, end: Position, operation: str, written: Written, empty: bool) -> None:
+        streamed = self._streamed() | written.streamed_partitions
+        self._committer.commit(
+            RowDeltaCommit(
+                prefix=self._prefix,
+                operation=operation,
+                position=end,
+                files=written.files,
+                base_snapshot=self._base,
+                previous_operation=self._stored.operation if self._stored else None,
+                written_for_empty_table=empty,
+                summary={"rowdelta.sink-id": self._config.sink.id},
+                properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
+            )
+        )
+
+    def _dead_letter_prefix(self) -> str:
+        return f"{self._prefix}.{self.plan.section.target}"
+
+    def _dead_letter_position(self) -> Position | None:
+        if self._dead_letters is None:
+            return None
+        stored = self._dead_letters.position(self._dead_letter_prefix())
+        return stored.position if stored else None
+
+    def _commit_dead_letters(self, end: Position, operation: str, written: Written) -> None:
+        """Before the table's own commit: a crash in between repeats the batch, and the position here stops a second copy."""
+        table = self._dead_letters
+        assert table is not None
+        prefix = self._dead_letter_prefix()
+        stored = table.position(prefix)
+        IcebergCommitter(table).commit(
+            RowDeltaCommit(
+                prefix=prefix,
+                operation=operation,
+                position=end,
+                files=written.dead_letters,
+                base_snapshot=table.snapshot_id(),
+                previous_operation=stored.operation if stored else None,
+                summary={"rowdelta.sink-id": self._config.sink.id},
+            )
+        )
+        committed = {json.loads(file)["file-path"] for file in written.dead_letters}
+        self._written_paths.value = [path for path in self._written_paths.value if path not in committed]
+        log.warning("%s: %d bad records to %s. %s", self.table.name, written.bad, table.name, "; ".join(written.samples))
+
+    def _delete_written(self) -> None:
+        """Delete the files of tasks that finished, after their job or commit failed. Failed tasks deleted their own."""
+        for path in self._written_paths.value:
+            try:
+                self._spec.io.delete(path)
+            except OSError:
+                log.warning("%s: could not delete %s; Iceberg's remove_orphan_files will", self.table.name, path)
+        self._written_paths.value = []
+
+    def _log(self, batch_id: int, end: Position, written: Written, write: float, commit: float) -> None:
+        rows = " ".join(f"{kind} {count:,}" for kind, count in written.rows.items() if count) or "no changes"
+        log.info(
+            "%s batch %d: %s | %d files, %.1f MB: %s rows, %s equality deletes, %s position deletes%s | write %d ms, commit %d ms | %s",
+            self.table.name,
+            batch_id,
+            rows,
+            len(written.files),
+            written.bytes / 1e6,
+            f"{written.records['DATA']:,}",
+            f"{written.records['EQUALITY_DELETES']:,}",
+            f"{written.records['POSITION_DELETES']:,}",
+            f", {written.bad:,} dead letters" if written.bad else "",
+            write * 1000,
+            commit * 1000,
+            json.dumps(end),
+        )
+
+
+def decode(config: Config, plan: TablePlan, records: DataFrame) -> DataFrame:
+    """Changelog rows of `records`, by the configured format."""
+    if config.source.format == "debezium-json":
+        return debezium_json.decode(records, plan.changelog)
+    if config.source.type == "files" and config.source.file_format == "parquet":
+        return row_kind.decode_columns(records, plan.changelog)
+    return row_kind.decode_json(records, plan.changelog)
+
+
+def property_prefix(config: Config) -> str:
+    """Prefix of the table properties that hold the sink's state."""
+    return f"rowdelta.{config.sink.id}"
+
+
+def start_position(table: IcebergTable, prefix: str) -> Position | None:
+    """Where a table without commits is read from, if a run has begun."""
+    text = table.property(f"{prefix}.start")
+    start: Position | None = json.loads(text) if text else None
+    return start
+
+
+def job_error(target: str, error: Exception) -> RowdeltaError:
+    """What a failed Spark job means for the user."""
+    text = str(error)
+    contradiction = re.search(r"CardinalityError: (.*)", text)
+    if contradiction:
+        return DataError(f"{target}: {contradiction.group(1)}")
+    if "PARQUET_COLUMN_DATA_TYPE_MISMATCH" in text or "SchemaColumnConvertNotSupportedException" in text:
+        return DataError(f"{target}: a change file has a column of another type. {_first_lines(text)}")
+    if "No space left on device" in text:
+        return TemporaryError(f"{target}: no space left on device while writing. Free space and run again; nothing was applied.")
+    return TemporaryError(f"{target}: the Spark job failed; nothing was applied. {_first_lines(text)}")
+
+
+def _first_lines(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "File "))]
+    return " ".join(lines[:3])[:800]
+
+
+def _sum_up(results: list[dict[str, Any]]) -> Written:
+    rows: dict[str, int] = {}
+    records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
+    for result in results:
+        for kind, count in result["rows"].items():
+            rows[kind] = rows.get(kind, 0) + count
+        for content, count in result["records"].items():
+            records[content] += count
+    return Written(
+        files=[json.dumps(file) for result in results for file in result["files"]],
+        dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
+        rows=rows,
+        records=records,
+        bytes=sum(result["bytes"] for result in results),
+        bad=sum(result["bad"] for result in results),
+        samples=[sample for result in results for sample in result["samples"]][:3],
+        snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
+        streamed_partitions={p for result in results for p in result["streamed_partitions"]},
+    )

@@ -1,0 +1,146 @@
+"""Runs the job: opens the tables, starts the streaming queries, and stops between micro-batches when asked to."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from changelog.decoding import ChangelogSpec
+from sink.config import Config
+from sink.errors import RowdeltaError, TemporaryError
+from sink.microbatch import TableSink
+from sink.sources.files import FilesSource
+from sink.sources.kafka import KafkaSource
+from sink.sources.source import Source, Stream
+from sink.tables import open_dead_letters, open_table
+
+log = logging.getLogger("rowdelta")
+
+_POLL_SECONDS = 0.2
+
+
+class Pipeline:
+    """All tables of a configuration. `run` returns when the source is exhausted (`available-now`) or `stop` was called."""
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self._spark = spark
+        self._config = config
+        self._stopping = threading.Event()
+        self._between_batches = threading.Lock()
+        self._failure: BaseException | None = None
+        opened = [open_table(spark, config, index) for index in range(len(config.tables))]
+        dead_letters = open_dead_letters(spark, config) if config.sink.on_bad_record == "dead-letter" else None
+        self._source = open_source(spark, config, {plan.section.target: plan.changelog for _, plan in opened})
+        self._sinks = {
+            plan.section.target: TableSink(config, index, table, plan, self._source, dead_letters)
+            for index, (table, plan) in enumerate(opened)
+        }
+
+    def run(self) -> None:
+        """Apply what the source has, micro-batch by micro-batch.
+
+        :raises RowdeltaError: says what happened and what to do; every table is as its last commit left it.
+        """
+        streams = self._source.streams({target: sink.position for target, sink in self._sinks.items()})
+        for sink in self._sinks.values():
+            sink.remember_start(self._source.start_position(sink.plan.section))
+        queries = [self._start(stream) for stream in streams]
+        try:
+            self._wait(queries)
+        finally:
+            for query in queries:
+                query.stop()
+
+    def stop(self) -> None:
+        """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
+        self._stopping.set()
+
+    def _start(self, stream: Stream) -> StreamingQuery:
+        trigger = self._config.sink.trigger
+        writer = stream.frame.writeStream.queryName(f"rowdelta {stream.name}").option("checkpointLocation", stream.checkpoint)
+        writer = writer.trigger(availableNow=True) if trigger == "available-now" else writer.trigger(processingTime=trigger)
+        return writer.foreachBatch(self._apply(stream)).start()
+
+    def _apply(self, stream: Stream) -> Callable[[DataFrame, int], None]:
+        sinks = [self._sinks[table.target] for table in stream.tables]
+
+        def apply(frame: DataFrame, batch_id: int) -> None:
+            with self._between_batches:
+                if self._stopping.is_set():
+                    raise _Stopped
+                shared = len(sinks) > 1
+                if shared:
+                    frame.persist()
+                try:
+                    for sink in sinks:
+                        sink.apply(stream, batch_id, frame)
+                except BaseException as error:
+                    self._failure = self._failure or error
+                    raise
+                finally:
+                    if shared:
+                        frame.unpersist()
+
+        return apply
+
+    def _wait(self, queries: Sequence[StreamingQuery]) -> None:
+        running = list(queries)
+        while running and not self._stopping.is_set():
+            query = running[0]
+            try:
+                if query.awaitTermination(_POLL_SECONDS):
+                    running.pop(0)
+            except PySparkException as error:
+                raise self._explain(error) from error
+            except Py4JError as error:
+                raise TemporaryError(f"the JVM went away: {error}. Every table is as its last commit left it; run again.") from None
+        with self._between_batches:
+            if self._failure is not None:
+                raise self._explain(self._failure)
+
+    def _explain(self, error: BaseException) -> RowdeltaError:
+        cause = self._failure or error
+        if isinstance(cause, RowdeltaError):
+            return cause
+        text = str(cause).strip()
+        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+        return TemporaryError(f"the stream failed: {' '.join(lines[:3])[:800]}. Every table is as its last commit left it; run again.")
+
+
+class _Stopped(Exception):  # noqa: N818 - ends a micro-batch that hasn't begun
+    """The pipeline is stopping."""
+
+
+def open_source(spark: SparkSession, config: Config, changelogs: dict[str, ChangelogSpec]) -> Source:
+    """The configured source. `changelogs` by target name; files need them for their schema."""
+    if config.source.type == "kafka":
+        return KafkaSource(spark, config)
+    return FilesSource(spark, config, changelogs)
+
+
+@contextmanager
+def stops_on_signals(pipeline: Pipeline) -> Iterator[None]:
+    """Ctrl-C and SIGTERM finish the micro-batch and stop. A second Ctrl-C interrupts at once, which is safe too.
+
+    Under `spark-submit` a signal reaches the JVM first; a Hadoop shutdown hook ahead of Spark's own makes it wait for us.
+    """
+
+    def handle(signum: int, _: FrameType | None) -> None:
+        log.info("%s: finishing the micro-batch, then stopping", signal.Signals(signum).name)
+        pipeline.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,67 @@
+"""Spark's streaming checkpoint, as far as the sink reads it: which offsets a micro-batch covers.
+
+The table is the checkpoint that counts. Spark's own is disposable: each run (Kafka) or each break of continuity (files) gets a
+fresh folder, named by a random generation, and older generations are removed.
+"""
+
+import json
+from typing import Any
+from uuid import uuid4
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql import SparkSession
+
+
+class CheckpointFolder:
+    """A folder of checkpoint generations on any Hadoop file system."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self._path = path
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        self._jvm = jvm
+        root = jvm.org.apache.hadoop.fs.Path(path)
+        self._fs: JavaObject = root.getFileSystem(spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+
+    def generations(self) -> list[str]:
+        """Names of the generations that exist."""
+        root = self._jvm.org.apache.hadoop.fs.Path(self._path)
+        if not self._fs.exists(root):
+            return []
+        return [status.getPath().getName() for status in self._fs.listStatus(root) if status.isDirectory()]
+
+    def new_generation(self) -> str:
+        """Start a new generation and remove all older ones. Returns its name."""
+        for name in self.generations():
+            self._fs.delete(self._jvm.org.apache.hadoop.fs.Path(self.location(name)), True)
+        return uuid4().hex[:12]
+
+    def location(self, generation: str) -> str:
+        return f"{self._path.rstrip('/')}/{generation}"
+
+    def last_batch(self, generation: str) -> int:
+        """The highest batch id in the generation's offset log, -1 if there is none."""
+        folder = self._jvm.org.apache.hadoop.fs.Path(f"{self.location(generation)}/offsets")
+        if not self._fs.exists(folder):
+            return -1
+        names = [status.getPath().getName() for status in self._fs.listStatus(folder)]
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def offsets(self, generation: str, batch_id: int) -> Any:
+        """The single source's offset at the end of a batch, as Spark's `OffsetSeqLog` stored it; None before the first."""
+        if batch_id < 0:
+            return None
+        # version, batch metadata, then one line of JSON a source
+        return json.loads(self.read_lines(f"{self.location(generation)}/offsets/{batch_id}")[2])
+
+    def exists(self, path: str) -> bool:
+        return bool(self._fs.exists(self._jvm.org.apache.hadoop.fs.Path(path)))
+
+    def read_lines(self, path: str) -> list[str]:
+        """The lines of a small text file."""
+        stream = self._fs.open(self._jvm.org.apache.hadoop.fs.Path(path))
+        try:
+            text: str = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return text.splitlines()

@@ -1,0 +1,187 @@
+"""Directories of change files, one streaming query a table.
+
+Spark takes files in the order of their modification time. A position is the high-water mark in that order, with the files
+that share its time: `{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7}`. As long as a
+checkpoint generation continues, Spark's own log says which files are new, also late ones; once it doesn't (deleted, restored
+from a copy), files at or before the mark count as applied.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from changelog import row_kind
+from changelog.decoding import ChangelogSpec
+from changelog.rows import BAD
+from sink.config import Config, TableSection
+from sink.errors import ConfigError, DataError
+from sink.sources.checkpoint import CheckpointFolder
+from sink.sources.source import Position, Stream, TableBatch
+
+_OWN_OPTIONS = {"path_format"}
+
+
+@dataclass(frozen=True)
+class _ChangeFile:
+    path: str
+    modified: int  # milliseconds
+
+    @property
+    def name(self) -> str:
+        return unquote(self.path.rsplit("/", 1)[-1])
+
+
+class FilesSource:
+    """Reads each table's directory, Parquet or JSON lines."""
+
+    def __init__(self, spark: SparkSession, config: Config, specs: Mapping[str, ChangelogSpec]) -> None:
+        self._spark = spark
+        self._config = config
+        self._specs = specs
+        self._folders: dict[str, CheckpointFolder] = {}
+        self._generations: dict[str, str] = {}
+
+    def streams(self, positions: Mapping[str, Position | None]) -> Sequence[Stream]:
+        return [self._stream(table, positions[table.target]) for table in self._config.tables]
+
+    def _stream(self, table: TableSection, position: Position | None) -> Stream:
+        folder = CheckpointFolder(self._spark, f"{self._config.sink.checkpoint.rstrip('/')}/files/{table.target}")
+        generation = str(position["generation"]) if position else ""
+        continues = generation in folder.generations() and folder.last_batch(generation) >= position["batch"]  # type: ignore[index]
+        if not continues:
+            generation = folder.new_generation()
+        self._folders[table.target] = folder
+        self._generations[table.target] = generation
+        return Stream(table.target, self._read(table), folder.location(generation), (table,))
+
+    def _read(self, table: TableSection) -> DataFrame:
+        self._list(table)
+        options = {name: value for name, value in self._config.source.options.items() if name not in _OWN_OPTIONS}
+        reader = self._spark.readStream.options(**options)
+        path = F.col("_metadata.file_path").alias("source")
+        if self._config.source.file_format == "parquet":
+            schema = row_kind.columns_to_read(self._specs[table.target])
+            return reader.schema(schema).parquet(table.source).select("*", path, *_file_order())
+        absent = [F.lit(None).cast(dtype).alias(name) for name, dtype in _ABSENT.items()]
+        return reader.format("text").load(table.source).select(path, *absent, "value", *_file_order())
+
+    def batch(
+        self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
+    ) -> TableBatch | None:
+        generation = self._generations[table.target]
+        files = self._files(table, batch_id)
+        fresh = files
+        if position is not None and position["generation"] == generation:
+            if batch_id <= position["batch"]:
+                return None
+        elif position is not None:
+            fresh = [file for file in files if _is_beyond(file, position)]
+        if not fresh:
+            return None
+        if self._config.source.file_format == "parquet":
+            self._check_columns(table, fresh)
+        records = frame.drop("_modified", "_name")
+        if len(fresh) < len(files):
+            assert position is not None
+            applied = (F.col("_modified") < position["modified"]) | (
+                (F.col("_modified") == position["modified"]) & F.col("_name").isin(list(position["files"]))
+            )
+            records = frame.where(~applied).drop("_modified", "_name")
+
+        def beyond(other: Position | None) -> Column:
+            if other is None or (other["generation"] == generation and other["batch"] < batch_id):
+                return F.lit(True)
+            had = fresh if other["generation"] == generation else [f for f in fresh if not _is_beyond(f, other)]
+            return ~F.col(BAD)["source"].isin([file.path for file in had])
+
+        return TableBatch(records, _mark(fresh, position, generation, batch_id), beyond, None)
+
+    def start_position(self, table: TableSection) -> Position | None:
+        return None
+
+    def lag(self, table: TableSection, position: Position | None) -> str:
+        files = [_ChangeFile(path, modified) for path, modified in self._list(table)]
+        waiting = [file for file in files if position is None or _is_beyond(file, position)]
+        return f"{len(waiting):,} files behind"
+
+    def check(self, table: TableSection) -> str:
+        return f"directory {table.source}: {len(self._list(table)):,} files"
+
+    def _files(self, table: TableSection, batch_id: int) -> list[_ChangeFile]:
+        """The files of a micro-batch, from Spark's `FileStreamSourceLog`."""
+        folder, generation = self._folders[table.target], self._generations[table.target]
+        end = folder.offsets(generation, batch_id)["logOffset"]
+        before = folder.offsets(generation, batch_id - 1)
+        begin = before["logOffset"] + 1 if before else 0
+        files = []
+        for number in range(begin, end + 1):
+            log = f"{folder.location(generation)}/sources/0/{number}"
+            lines = folder.read_lines(log if folder.exists(log) else f"{log}.compact")[1:]
+            entries = [json.loads(line) for line in lines]
+            files += [_ChangeFile(e["path"], int(e["timestamp"])) for e in entries if e["batchId"] == number]
+        return files
+
+    def _check_columns(self, table: TableSection, files: list[_ChangeFile]) -> None:
+        """Spark would read a missing Parquet column as nulls. Footers cost a few ms each."""
+        jvm = self._spark.sparkContext._jvm
+        assert jvm is not None
+        conf = self._spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+        wanted = row_kind.columns_to_read(self._specs[table.target]).fieldNames()
+        for file in files:
+            path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file.path))
+            try:
+                reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
+                    jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
+                )
+            except Py4JJavaError as error:
+                raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
+            schema = reader.getFooter().getFileMetaData().getSchema()
+            reader.close()
+            missing = [name for name in wanted if not schema.containsField(name)]
+            if missing:
+                raise DataError(
+                    f"{table.target}: {file.path} has no column {missing[0]!r}. Its columns must be: {', '.join(wanted)}. "
+                    "Write the file again with the column, or correct tables[].columns."
+                )
+
+    def _list(self, table: TableSection) -> list[tuple[str, int]]:
+        jvm = self._spark.sparkContext._jvm
+        assert jvm is not None
+        path = jvm.org.apache.hadoop.fs.Path(table.source)
+        fs = path.getFileSystem(self._spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+        if not fs.exists(path):
+            raise ConfigError(f"tables[].source: there is no directory {table.source}. Create it, or correct the path.")
+        statuses = [status for status in fs.listStatus(path) if status.isFile()]
+        named = [(str(s.getPath().toUri().toString()), int(s.getModificationTime())) for s in statuses]
+        return [(uri, modified) for uri, modified in named if not uri.rsplit("/", 1)[-1].startswith(("_", "."))]
+
+
+_ABSENT = {"partition": "int", "offset": "bigint", "key": "binary"}
+
+
+def _file_order() -> list[Column]:
+    return [
+        F.expr("unix_millis(_metadata.file_modification_time)").alias("_modified"),
+        F.col("_metadata.file_name").alias("_name"),
+    ]
+
+
+def _is_beyond(file: _ChangeFile, position: Position) -> bool:
+    modified = int(position["modified"])
+    return file.modified > modified or (file.modified == modified and file.name not in position["files"])
+
+
+def _mark(files: list[_ChangeFile], position: Position | None, generation: str, batch_id: int) -> Position:
+    newest = max(file.modified for file in files)
+    names = {file.name for file in files if file.modified == newest}
+    if position is not None:
+        if position["modified"] > newest:
+            newest, names = int(position["modified"]), set(position["files"])
+        elif position["modified"] == newest:
+            names |= set(position["files"])
+    return {"modified": newest, "files": sorted(names), "generation": generation, "batch": batch_id}

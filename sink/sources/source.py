@@ -1,0 +1,64 @@
+"""What a source of changes gives the pipeline: streams, and for each micro-batch the rows that a table hasn't had yet.
+
+A *position* says how far a table has got in its source, as a JSON object. It is stored in the table with every commit.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyspark.sql import Column, DataFrame
+
+from sink.config import TableSection
+
+Position = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One streaming query: its frame, where Spark keeps its checkpoint, and the tables that it feeds."""
+
+    name: str
+    frame: DataFrame
+    checkpoint: str
+    tables: tuple[TableSection, ...]
+
+
+@dataclass(frozen=True)
+class TableBatch:
+    """A table's part of a micro-batch.
+
+    :param records: raw records (or typed rows of Parquet files) beyond the table's position.
+    :param end: the position once they are applied.
+    :param beyond: the condition that the record of a `_rowdelta_bad` lies beyond a position (the dead-letter table's).
+    :param estimated_rows: how many records there are, if the source can tell without reading them.
+    """
+
+    records: DataFrame
+    end: Position
+    beyond: Callable[[Position | None], Column]
+    estimated_rows: int | None
+
+
+class Source(Protocol):
+    """Kafka or files."""
+
+    def streams(self, positions: Mapping[str, Position | None]) -> Sequence[Stream]:
+        """Queries that begin where the tables (by target name) got to."""
+
+    def batch(
+        self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
+    ) -> TableBatch | None:
+        """The table's part of a micro-batch; None if the table has had all of it, or it has nothing for the table."""
+
+    def start_position(self, table: TableSection) -> Position | None:
+        """Where a table without a position is read from, to be remembered; known after `streams`."""
+
+    def lag(self, table: TableSection, position: Position | None) -> str:
+        """How far `position` is behind the source, for people."""
+
+    def check(self, table: TableSection) -> str:
+        """Reach the source. Returns what was found, for people.
+
+        :raises TemporaryError: it can't be reached. :raises ConfigError: it has no such topic or directory.
+        """
