@@ -7,7 +7,7 @@ micro-batches of 50,000 events on two cores, the variants taking turns, by the l
 - Kept: `preferSortMergeJoin=false`. Hashing the few changed keys saves sorting the target (6 % ± 2 %). A `SHUFFLE_HASH`
   hint does not reach the join that Spark makes of a MERGE, and a broadcast can't serve its outer join.
 - Kept: `write.delete.granularity=partition`. With `file`, Iceberg's default, each MERGE rewrites the delete file of
-  every data file it hits, which takes longer with each commit: `partition` saves 19-24 %, and 39 % with `bucket(8, id)`.
+  every data file it hits, longer with each commit: `partition` saves 19-24 %, and 39 % with `bucket(8, id)`.
   Scans after 20 micro-batches took 0.44 s instead of 0.38 s: where scans are compared, show both.
 - Rejected: `write.*.distribution-mode=none`. It saves a shuffle, writes twice the files, and is 8-17 % slower.
 - No clear difference: `max_by` or `row_number`; a storage-partitioned join for `bucket(8, id)`.

@@ -16,11 +16,11 @@ value is encoded. Without one, `format_options` repeat the connector's settings:
 double) and `time.precision.mode` (adaptive, adaptive_time_microseconds, microseconds, connect, isostring).
 """
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from changelog.decoding import ERROR, ChangelogSpec, any_of, error, finish, first_error, order_value
-from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, with_typed_columns
+from changelog.decoding import ChangelogSpec, Decoder, Select, Where, any_of, error, extend, finish, order_value
+from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, typed_columns
 from changelog.rows import KIND, PREFIX, SNAPSHOT, BadRecord, RowKind
 
 DELETES_CARRY_ROW = False
@@ -45,30 +45,42 @@ _SEMANTIC = f"{PREFIX}semantic"
 _FIELDS = "array<struct<field:string,fields:array<struct<field:string,name:string,type:string>>>>"
 
 
-def decode(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
-    """Changelog rows of Debezium records (`changelog.decoding.RAW_COLUMNS`)."""
+def decoder(spec: ChangelogSpec) -> Decoder:
+    """Decodes Debezium records (`changelog.decoding.RAW_COLUMNS`)."""
     message = F.col(f"{PREFIX}message")
-    parsed = records.where(F.col("value").isNotNull()).select(
-        F.struct("source", "partition", "offset", "key", "value").alias(f"{PREFIX}raw"),
-        F.try_parse_json("value").alias(f"{PREFIX}message"),
+    parsed = Select(
+        [
+            F.struct("source", "partition", "offset", "key", "value").alias(f"{PREFIX}raw"),
+            F.try_parse_json("value").alias(f"{PREFIX}message"),
+        ]
     )
-    events = parsed.select(
-        f"{PREFIX}raw",
-        F.coalesce(F.try_variant_get(message, path("payload"), "variant"), message).alias(_EVENT),
-        _semantic_names(F.try_variant_get(message, path("schema", "fields"), _FIELDS)).alias(_SEMANTIC),
+    event = Select(
+        [
+            F.col(f"{PREFIX}raw"),
+            F.coalesce(F.try_variant_get(message, path("payload"), "variant"), message).alias(_EVENT),
+            _semantic_names(F.try_variant_get(message, path("schema", "fields"), _FIELDS)).alias(_SEMANTIC),
+        ]
     )
-    with_op = events.select("*", field(_EVENT, "op").alias(_OP)).where(F.coalesce(F.col(_OP), F.lit("")) != "m")
-    kinds = with_op.select("*", F.explode(_kinds(spec)).alias(KIND))
     before = F.col(KIND).isin(int(RowKind.UPDATE_BEFORE), int(RowKind.DELETE))
-    images = kinds.select(
-        "*",
+    image = extend(
         F.when(before, _image("before")).otherwise(_image("after")).alias(IMAGE),
         (F.col(_OP) == "r").alias(SNAPSHOT),
         *(_order_value(name).try_cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
     )
-    texts = images.select("*", *text_columns(spec.columns))
-    typed = with_typed_columns(texts, spec.columns, _encoding(spec.options))
-    return finish(typed.withColumn(ERROR, first_error(_errors(spec))), spec)
+    return Decoder(
+        (
+            Where(F.col("value").isNotNull()),
+            parsed,
+            event,
+            extend(field(_EVENT, "op").alias(_OP)),
+            Where(F.coalesce(F.col(_OP), F.lit("")) != "m"),
+            extend(F.explode(_kinds(spec)).alias(KIND)),
+            image,
+            extend(*text_columns(spec.columns)),
+            *typed_columns(spec.columns, _encoding(spec.options)),
+            *finish(spec, _errors(spec), has_snapshot=True),
+        )
+    )
 
 
 def _kinds(spec: ChangelogSpec) -> Column:

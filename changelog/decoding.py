@@ -5,6 +5,7 @@ row's fields as text or as typed columns, and an error if it can't. `finish` her
 columns, and packs whatever can't be applied into `_rowdelta_bad`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -77,14 +78,57 @@ def sets_row(kind: Column) -> Column:
     return kind.isin(int(RowKind.INSERT), int(RowKind.UPDATE_AFTER))
 
 
-def finish(images: DataFrame, spec: ChangelogSpec) -> DataFrame:
-    """Changelog rows of `images`.
+@dataclass(frozen=True)
+class Select:
+    """A projection: a step of a decoder."""
 
-    :param images: raw columns, `_rowdelta_kind` (null if unknown), `_rowdelta_error`, the order values, the table's columns
-        typed, and optionally `_rowdelta_snapshot`.
+    columns: Sequence[Column]
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        return frame.select(*self.columns)
+
+
+@dataclass(frozen=True)
+class Where:
+    """A filter: a step of a decoder."""
+
+    condition: Column
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        return frame.where(self.condition)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Raw records to changelog rows, as projections and filters whose expressions were built once.
+
+    Building them costs hundreds of calls to the JVM, which every micro-batch would pay again.
+    """
+
+    steps: tuple[Select | Where, ...]
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        return reduce(lambda frame, step: step(frame), self.steps, records)
+
+
+def extend(*columns: Column) -> Select:
+    """Keep all columns and add some."""
+    return Select([F.col("*"), *columns])
+
+
+def finish(
+    spec: ChangelogSpec, errors: list[Column], has_snapshot: bool = False, value: Column | None = None
+) -> list[Select | Where]:
+    """The last steps of every format: check keys, order and required columns, and shape the changelog row.
+
+    They expect `_rowdelta_raw` (the record), `_rowdelta_kind` (null if unknown), the order values, the table's columns typed,
+    and `_rowdelta_snapshot` if the format has it.
+
+    :param errors: what the format itself found wrong; comes before the common checks.
+    :param value: the record's value as text, if `_rowdelta_raw` has it in another shape.
     """
     kind = F.col(KIND)
-    checks = [F.col(ERROR)]
+    checks = list(errors)
     checks += [
         F.when(F.col(quoted(name)).isNull(), error(BadRecord.NULL_KEY, f"key column {name} is null")) for name in spec.key
     ]
@@ -100,18 +144,11 @@ def finish(images: DataFrame, spec: ChangelogSpec) -> DataFrame:
         for column in spec.columns
         if column.required and column.name not in spec.key
     ]
-    checked = images.withColumn(ERROR, first_error(checks))
-    bad = F.when(
-        F.col(ERROR).isNotNull(),
-        F.struct(
-            *(
-                (F.col(f"{ERROR}.{name}") if name in ("reason", "error_class") else F.col(f"{PREFIX}raw.{name}"))
-                .cast(dtype)
-                .alias(name)
-                for name, dtype in BAD_FIELDS.items()
-            )
-        ),
-    )
+    record = {name: F.col(f"{PREFIX}raw.{name}") for name in RAW_COLUMNS}
+    record["value"] = record["value"] if value is None else value
+    record |= {name: F.col(f"{ERROR}.{name}") for name in ("reason", "error_class")}
+    fields = [record[name].cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
+    bad = F.when(F.col(ERROR).isNotNull(), F.struct(*fields))
     rows = [
         F.col(quoted(column.name))
         if column.name in spec.kept_by_removals
@@ -121,11 +158,11 @@ def finish(images: DataFrame, spec: ChangelogSpec) -> DataFrame:
     result = [
         F.coalesce(kind, F.lit(int(RowKind.DELETE))).cast("tinyint").alias(KIND),
         *_order_columns(spec, kind),
-        *([F.col(SNAPSHOT)] if SNAPSHOT in images.columns else []),
+        *([F.col(SNAPSHOT)] if has_snapshot else []),
         bad.alias(BAD),
         *rows,
     ]
-    return checked.select(*result)
+    return [extend(first_error(checks).alias(ERROR)), Select(result)]
 
 
 def _order_columns(spec: ChangelogSpec, kind: Column) -> list[Column]:

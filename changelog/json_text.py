@@ -7,11 +7,11 @@ that the type can't hold exactly becomes null here and a bad record in `column_e
 
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.decoding import ColumnSpec, error, quoted, sets_row
+from changelog.decoding import ColumnSpec, Select, error, extend, quoted, sets_row
 from changelog.rows import KIND, PREFIX, BadRecord
 
 IMAGE = f"{PREFIX}image"
@@ -52,15 +52,15 @@ def text_columns(columns: tuple[ColumnSpec, ...]) -> list[Column]:
     return [field(IMAGE, column.name).alias(_TEXT + column.name) for column in columns]
 
 
-def with_typed_columns(texts: DataFrame, columns: tuple[ColumnSpec, ...], encoding: Encoding) -> DataFrame:
-    """`texts` (with `text_columns`) and each column converted from its text; null where the text doesn't fit the type.
+def typed_columns(columns: tuple[ColumnSpec, ...], encoding: Encoding) -> list[Select]:
+    """Steps that convert each column from its text (`text_columns`); null where the text doesn't fit the type.
 
-    In several projections, so that no expression stands in another more than once: Spark would generate its code each time.
+    Several projections, so that no expression stands in another more than once: Spark would generate its code each time.
     """
-    decimals = [c.name for c in columns if isinstance(c.type, T.DecimalType)]
-    if decimals and (encoding.base64_decimals or encoding.semantic):
-        texts = _with_plain_decimals(texts, columns, encoding)
-    return texts.select("*", *(_typed(column, encoding).alias(column.name) for column in columns))
+    decimals = {c.name: c.type.scale for c in columns if isinstance(c.type, T.DecimalType)}
+    encoded = bool(decimals) and (encoding.base64_decimals or encoding.semantic is not None)
+    plain = _plain_decimals(decimals, encoding) if encoded else []
+    return [*plain, extend(*(_typed(column, encoding).alias(column.name) for column in columns))]
 
 
 def column_errors(columns: tuple[ColumnSpec, ...], key: tuple[str, ...], kept: frozenset[str], placeholders: tuple[str, ...]) -> list[Column]:
@@ -151,19 +151,17 @@ def _timestamp(text: Column, dtype: T.DataType, encoding: Encoding, semantic: Co
     return F.when(number.isNotNull(), value.cast(dtype)).otherwise(iso)
 
 
-def _with_plain_decimals(texts: DataFrame, columns: tuple[ColumnSpec, ...], encoding: Encoding) -> DataFrame:
+def _plain_decimals(decimals: dict[str, int], encoding: Encoding) -> list[Select]:
     """Replace the text of encoded decimals by plain digits with a point.
 
     Kafka Connect's Decimal is base64 of a big-endian two's complement integer, its scale that of the column;
     Debezium's VariableScaleDecimal is an object of `scale` and such a `value`.
+
+    :param decimals: column name -> scale.
     """
-    decimals = {c.name: c.type.scale for c in columns if isinstance(c.type, T.DecimalType)}
 
     def column(stage: str, name: str) -> Column:
         return F.col(quoted(f"{PREFIX}{stage}_{name}"))
-
-    def stage(frame: DataFrame, label: str, values: dict[str, Column]) -> DataFrame:
-        return frame.select("*", *(value.alias(f"{PREFIX}{label}_{name}") for name, value in values.items()))
 
     def is_encoded(name: str) -> Column:
         encoded = F.lit(encoding.base64_decimals)
@@ -209,16 +207,17 @@ def _with_plain_decimals(texts: DataFrame, columns: tuple[ColumnSpec, ...], enco
         text = F.col(quoted(_TEXT + name))
         return F.when(text.startswith("{") | is_encoded(name), moved).otherwise(text)
 
-    for label, value in (
-        ("binary", bytes_of),
-        ("hex", sign_extended),
-        ("integer", integer),
-        ("scale", scale_of),
-        ("digits", padded),
-        ("plain", plain),
-    ):
-        texts = stage(texts, label, {name: value(name) for name in decimals})
-    return texts
+    stages = {
+        "binary": bytes_of,
+        "hex": sign_extended,
+        "integer": integer,
+        "scale": scale_of,
+        "digits": padded,
+        "plain": plain,
+    }
+    return [
+        extend(*(value(name).alias(f"{PREFIX}{stage}_{name}") for name in decimals)) for stage, value in stages.items()
+    ]
 
 
 def _decimal(text: Column, dtype: T.DecimalType) -> Column:

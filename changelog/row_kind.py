@@ -2,16 +2,16 @@
 
     {"row_kind": "+U", "seq": 7, "id": 1, "customer": "Ada", "amount": 12.50, "created_at": "2026-01-02T03:04:05Z"}
 
-As JSON, one object a record (`decode_json`), or as typed columns of Parquet files (`decode_columns`). A -U and a -D carry the
+As JSON, one object a record (`json_decoder`), or as typed columns of Parquet files (`columns_decoder`). A -U and a -D carry the
 old row, whole.
 """
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.decoding import ERROR, ChangelogSpec, error, finish, first_error, order_value, quoted
-from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, with_typed_columns
+from changelog.decoding import ChangelogSpec, Decoder, Select, Where, error, extend, finish, order_value, quoted
+from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, typed_columns
 from changelog.rows import KIND, PREFIX, BadRecord, RowKind
 
 COLUMN = "row_kind"
@@ -32,52 +32,51 @@ def columns_to_read(spec: ChangelogSpec) -> T.StructType:
     return T.StructType(list(fields.values()))
 
 
-def decode_columns(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
-    """Changelog rows of typed records.
-
-    :param records: the columns of `columns_to_read`, and `source` with the file's path.
-    """
+def columns_decoder(spec: ChangelogSpec) -> Decoder:
+    """Decodes typed records: the columns of `columns_to_read`, and `source` with the file's path."""
     record = [quoted(name) for name in columns_to_read(spec).fieldNames()]
     raw = F.struct(
         F.col("source"),
         F.lit(None).cast("int").alias("partition"),
         F.lit(None).cast("bigint").alias("offset"),
         F.lit(None).cast("binary").alias("key"),
-        F.to_json(F.struct(*record)).alias("value"),
+        F.struct(*record).alias("value"),
     )
-    columns = [_binary_uuid(c.name) if c.is_uuid else F.col(quoted(c.name)) for c in spec.columns]
+    images = Select(
+        [
+            raw.alias(f"{PREFIX}raw"),
+            F.col(COLUMN).alias(_OP),
+            _kind(F.col(COLUMN)).alias(KIND),
+            *(F.col(quoted(name)).cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
+            *(_binary_uuid(c.name) if c.is_uuid else F.col(quoted(c.name)) for c in spec.columns),
+        ]
+    )
     misfits = [
         F.when(
-            F.col(quoted(c.name)).isNotNull() & _binary_uuid(c.name).isNull(),
+            F.col(f"{PREFIX}raw.value.{quoted(c.name)}").isNotNull() & F.col(quoted(c.name)).isNull(),
             error(BadRecord.TYPE_MISMATCH, f"column {c.name} is not a UUID"),
         )
         for c in spec.columns
         if c.is_uuid
     ]
-    images = records.select(
-        raw.alias(f"{PREFIX}raw"),
-        _kind(F.col(COLUMN)).alias(KIND),
-        first_error([_unknown_kind(F.col(COLUMN)), *misfits]).alias(ERROR),
-        *(F.col(quoted(name)).cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
-        *columns,
-    )
-    return finish(images, spec)
+    record_as_json = F.to_json(F.col(f"{PREFIX}raw.value"))
+    return Decoder((images, *finish(spec, [_unknown_kind(F.col(_OP)), *misfits], value=record_as_json)))
 
 
-def decode_json(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
-    """Changelog rows of JSON records (`RAW_COLUMNS`). Records without a value are ignored."""
-    parsed = records.where(F.col("value").isNotNull()).select(
-        F.struct("source", "partition", "offset", "key", "value").alias(f"{PREFIX}raw"),
-        F.try_parse_json("value").alias(IMAGE),
+def json_decoder(spec: ChangelogSpec) -> Decoder:
+    """Decodes JSON records (`RAW_COLUMNS`). Records without a value are ignored."""
+    parsed = Select(
+        [
+            F.struct("source", "partition", "offset", "key", "value").alias(f"{PREFIX}raw"),
+            F.try_parse_json("value").alias(IMAGE),
+        ]
     )
-    texts = parsed.select(
-        "*",
+    texts = extend(
         field(IMAGE, COLUMN).alias(_OP),
         _kind(field(IMAGE, COLUMN)).alias(KIND),
         *(field(IMAGE, name).try_cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
         *text_columns(spec.columns),
     )
-    typed = with_typed_columns(texts, spec.columns, Encoding())
     not_an_object = F.try_variant_get(F.col(IMAGE), path(), "map<string,variant>").isNull()
     errors = [
         F.when(
@@ -87,7 +86,8 @@ def decode_json(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
         _unknown_kind(F.col(_OP)),
         *column_errors(spec.columns, spec.key, spec.kept_by_removals, ()),
     ]
-    return finish(typed.withColumn(ERROR, first_error(errors)), spec)
+    steps = [Where(F.col("value").isNotNull()), parsed, texts, *typed_columns(spec.columns, Encoding())]
+    return Decoder((*steps, *finish(spec, errors)))
 
 
 def _kind(text: Column) -> Column:

@@ -248,10 +248,14 @@ def load(path: str | Path) -> Config:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = _construct(node, (), lines, file)
+    except yaml.MarkedYAMLError as error:
+        # the error's own text quotes the line, which may hold a secret
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected the sections sink, source, catalogs and tables, found {values!r}")
+        raise ConfigError(f"{path}: expected the sections sink, source, catalogs and tables, found {_shown(values)}")
     try:
         return Config.model_validate(_absolute_paths(values, file.resolve().parent))
     except ValidationError as error:
@@ -329,7 +333,7 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
     line = next((lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in lines), 1)
     where = f":{line}: {_dotted(path)}: " if path else f":{line}: "
     kind, value = problem["type"], problem.get("input")
-    shown = "****" if path and _SECRET.search(str(path[-1])) else repr(value)
+    shown = "****" if any(_SECRET.search(str(part)) for part in path) else _shown(value)
     if kind == "extra_forbidden":
         known = _known_keys(path[:-1])
         return f"{where}unknown key{_did_you_mean(str(path[-1]), known)}. Known here: {', '.join(known)}."
@@ -341,6 +345,15 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
         message = str(problem["ctx"]["error"])
         return f"{where}{message}." if isinstance(value, dict | list) or not path else f"{where}got {shown}; {message}."
     return f"{where}got {shown}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
+
+
+def _shown(value: Any) -> str:
+    """`value` for a message. What is inside of lists and mappings may be secret, whatever their own key."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return repr(value)
 
 
 def _known_keys(path: tuple[str | int, ...]) -> list[str]:

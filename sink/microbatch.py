@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog import debezium_json, row_kind
+from changelog.decoding import Decoder
 from changelog.rows import BAD, order_column
 from deltawriters import DeltaOptions
 from sink import task
@@ -65,6 +66,7 @@ class TableSink:
         self._source = source
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
+        self._decode = decoder(config, plan)
         self._committer = IcebergCommitter(table)
         self._spec = table.spec
         self._stored: StoredPosition | None = None
@@ -129,6 +131,7 @@ class TableSink:
         self.plan = plan_table(self.table.spark, self._config, self._index, self.table)
         if needs_global_deletes(self.plan) or self.table.has_data_under_other_specs():
             self.table.ensure_unpartitioned_spec()
+        self._decode = decoder(self._config, self.plan)
         self._spec = self.table.spec
 
     def _write_and_commit(self, batch_id: int, batch: TableBatch) -> None:
@@ -154,7 +157,9 @@ class TableSink:
     def _write(self, batch: TableBatch, operation: str, empty: bool) -> Written:
         frame = batch.records
         section, spark = self.plan.section, frame.sparkSession
-        changes = decode(self._config, self.plan, frame)
+        # a session of the stream's own; re-planning at run time costs more than it can gain on one shuffle
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+        changes = self._decode(frame)
         dead_position = self._dead_letter_position()
         if dead_position is not None:
             changes = changes.where(F.col(BAD).isNull() | batch.beyond(dead_position))
@@ -288,13 +293,13 @@ class TableSink:
         )
 
 
-def decode(config: Config, plan: TablePlan, records: DataFrame) -> DataFrame:
-    """Changelog rows of `records`, by the configured format."""
+def decoder(config: Config, plan: TablePlan) -> Decoder:
+    """The decoder of the configured format for a table."""
     if config.source.format == "debezium-json":
-        return debezium_json.decode(records, plan.changelog)
+        return debezium_json.decoder(plan.changelog)
     if config.source.type == "files" and config.source.file_format == "parquet":
-        return row_kind.decode_columns(records, plan.changelog)
-    return row_kind.decode_json(records, plan.changelog)
+        return row_kind.columns_decoder(plan.changelog)
+    return row_kind.json_decoder(plan.changelog)
 
 
 def property_prefix(config: Config) -> str:

@@ -41,7 +41,14 @@ class CheckpointFolder:
 
     def last_batch(self, generation: str) -> int:
         """The highest batch id in the generation's offset log, -1 if there is none."""
-        folder = self._jvm.org.apache.hadoop.fs.Path(f"{self.location(generation)}/offsets")
+        return self._last(generation, "offsets")
+
+    def last_committed_batch(self, generation: str) -> int:
+        """The highest batch id in the generation's commit log, -1 if there is none. Spark won't run it again."""
+        return self._last(generation, "commits")
+
+    def _last(self, generation: str, log: str) -> int:
+        folder = self._jvm.org.apache.hadoop.fs.Path(f"{self.location(generation)}/{log}")
         if not self._fs.exists(folder):
             return -1
         names = [status.getPath().getName() for status in self._fs.listStatus(folder)]

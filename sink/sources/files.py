@@ -3,7 +3,7 @@
 Spark takes files in the order of their modification time. A position is the high-water mark in that order, with the files
 that share its time: `{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7}`. As long as a
 checkpoint generation continues, Spark's own log says which files are new, also late ones; once it doesn't (deleted, restored
-from a copy), files at or before the mark count as applied.
+from a copy, ahead of a table that was rolled back), files at or before the mark count as applied.
 """
 
 import json
@@ -51,9 +51,9 @@ class FilesSource:
 
     def _stream(self, table: TableSection, position: Position | None) -> Stream:
         folder = CheckpointFolder(self._spark, f"{self._config.sink.checkpoint.rstrip('/')}/files/{table.target}")
-        generation = str(position["generation"]) if position else ""
-        continues = generation in folder.generations() and folder.last_batch(generation) >= position["batch"]  # type: ignore[index]
-        if not continues:
+        if position is not None and _continues(folder, position):
+            generation = str(position["generation"])
+        else:
             generation = folder.new_generation()
         self._folders[table.target] = folder
         self._generations[table.target] = generation
@@ -162,6 +162,14 @@ class FilesSource:
 
 
 _ABSENT = {"partition": "int", "offset": "bigint", "key": "binary"}
+
+
+def _continues(folder: CheckpointFolder, position: Position) -> bool:
+    """Whether Spark's checkpoint goes on where the table is: not behind it (a restored copy), nor ahead (a rollback)."""
+    generation, batch = str(position["generation"]), int(position["batch"])
+    if generation not in folder.generations():
+        return False
+    return folder.last_committed_batch(generation) <= batch <= folder.last_batch(generation)
 
 
 def _file_order() -> list[Column]:

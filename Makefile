@@ -1,0 +1,62 @@
+# `make demo` and `make test` are all that a fresh machine needs: both set up .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 21. Install one: \
+	Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; \
+	macOS: brew install openjdk@17. If it is not on the PATH, set JAVA_HOME.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint clean jdk
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Create .venv and install the project into it, with what its tests need
+
+# Again only when pyproject.toml changes.
+$(INSTALLED): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "There is no $(PYTHON). Install Python 3.11 or newer, or name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), and rowdelta needs Python 3.11 or newer. Install one, or name one" \
+			"that is there: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) has no venv module. Debian, Ubuntu: apt install python3-venv" >&2; \
+		exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+jdk:
+	@java=java; test -z "$$JAVA_HOME" || java="$$JAVA_HOME/bin/java"; \
+	version=$$("$$java" -version 2>&1 | sed -n 's/.* version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -n 1); \
+	if test -z "$$version"; then \
+		echo "No Java found ($$java does not run). $(JDK_HELP)" >&2; exit 1; \
+	elif test "$$version" -lt 17; then \
+		echo "$$java is version $$version. $(JDK_HELP)" >&2; exit 1; \
+	fi
+
+demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo, no server needed
+	$(BIN)/rowdelta demo --folder demo
+
+test: jdk setup lint ## The whole suite, after lint
+	$(BIN)/python -m pytest
+
+bench: jdk setup ## The benchmark: rowdelta and MERGE INTO side by side
+	$(BIN)/python -m benchmarks.bench
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean: ## Remove what the targets made, .venv included; ./demo only if `rowdelta demo` made it
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .services spark-warehouse
+	@test ! -f demo/.rowdelta-demo || rm -rf demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

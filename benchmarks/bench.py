@@ -1,0 +1,260 @@
+"""`make bench`: rowdelta beside `foreachBatch` + `MERGE INTO`, on one workload, in one run and one Spark session.
+
+The sinks take turns after every few micro-batches, so that the machine's moods hit all of them alike. A micro-batch's seconds
+are its whole trigger: listing files, planning, writing, committing, and Spark's own logs. After each turn the table
+is scanned, and its totals are compared with the workload's; at the end, its content by checksum.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import statistics
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQueryListener
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+)
+
+from benchmarks import merge_baseline
+from benchmarks.streams import CATALOG, Trigger, build_session
+from benchmarks.workload import SPARK_TABLE_SCHEMA, Dataset, Workload, checksum, publish, totals, write_dataset
+from sink import session
+from sink.config import Config
+from sink.pipeline import Pipeline
+
+FILES_PER_BATCH = 2
+
+
+class Triggers(StreamingQueryListener):
+    """Collects the micro-batches that queries report, whoever started the queries."""
+
+    def __init__(self) -> None:
+        self.seen: list[Trigger] = []
+        self._terminated = threading.Event()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        self._terminated.clear()
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        durations = event.progress.durationMs
+        if event.progress.numInputRows and "addBatch" in durations:
+            trigger = Trigger(event.progress.batchId, durations["triggerExecution"] / 1000, durations["addBatch"] / 1000)
+            self.seen.append(trigger)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        self._terminated.set()
+
+    def take(self) -> list[Trigger]:
+        """The micro-batches since the last call; waits for the query's last event, which comes late."""
+        self._terminated.wait(10)
+        taken, self.seen = self.seen, []
+        return taken
+
+
+@dataclass
+class Case:
+    """One table under test and what was measured."""
+
+    name: str
+    table: str
+    buckets: int | None
+    load_seconds: float = 0.0
+    triggers: list[Trigger] = field(default_factory=list)
+    scans: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(trigger.seconds for trigger in self.triggers)
+
+    @property
+    def p95(self) -> float:
+        seconds = sorted(trigger.seconds for trigger in self.triggers)
+        return seconds[min(len(seconds) - 1, round(0.95 * (len(seconds) - 1)))]
+
+
+class RowdeltaCase:
+    """Our sink as a user would configure it; the table exists, so that both sinks start alike."""
+
+    def __init__(self, spark: SparkSession, folder: Path, warehouse: Path, buckets: int | None) -> None:
+        suffix = f"bucket{buckets}" if buckets else "plain"
+        self.case = Case(f"rowdelta equality, {_partitioning(buckets)}", f"{CATALOG}.db.rowdelta_{suffix}", buckets)
+        self._spark = spark
+        self._folder = folder / f"rowdelta_{suffix}"
+        self._warehouse = warehouse
+        self._triggers = Triggers()
+
+    def load(self, dataset: Dataset) -> float:
+        publish(dataset.initial, self._folder / "source")
+        (trigger,) = self._run(files_per_batch=1000)
+        return trigger.seconds
+
+    def apply(self, dataset: Dataset, first: int, last: int) -> list[Trigger]:
+        for batch in range(first, last + 1):
+            publish(dataset.changes[batch], self._folder / "source")
+        return self._run(FILES_PER_BATCH)
+
+    def _run(self, files_per_batch: int) -> list[Trigger]:
+        config = Config.model_validate(self._settings(files_per_batch))
+        session.start(config)
+        self._spark.streams.addListener(self._triggers)
+        try:
+            Pipeline(self._spark, config).run()
+            return self._triggers.take()
+        finally:
+            self._spark.streams.removeListener(self._triggers)
+
+    def _settings(self, files_per_batch: int) -> dict[str, Any]:
+        columns = dict(re.findall(r"(\w+) (\w+(?:\([^)]*\))?)", SPARK_TABLE_SCHEMA))
+        return {
+            "sink": {"id": "bench", "checkpoint": str(self._folder / "state"), "on_bad_record": "fail"},
+            "source": {"type": "files", "format": "row-kind", "options": {"maxFilesPerTrigger": files_per_batch}},
+            "catalogs": {CATALOG: {"type": "hadoop", "warehouse": str(self._warehouse)}},
+            "tables": [
+                {
+                    "source": str(self._folder / "source"),
+                    "target": self.case.table,
+                    "key": ["id"],
+                    "columns": columns,
+                    "order_by": ["seq"],
+                    "partition_by": [f"bucket({self.case.buckets}, id)"] if self.case.buckets else [],
+                }
+            ],
+            "spark": {"spark.sql.shuffle.partitions": self._spark.conf.get("spark.sql.shuffle.partitions")},
+        }
+
+
+class MergeCase:
+    """The usual alternative, see `benchmarks.merge_baseline`."""
+
+    def __init__(self, spark: SparkSession, folder: Path, buckets: int | None) -> None:
+        suffix = f"bucket{buckets}" if buckets else "plain"
+        self.case = Case(f"MERGE INTO, {_partitioning(buckets)}", f"{CATALOG}.db.merge_{suffix}", buckets)
+        self._spark = spark
+        self._folder = folder / f"merge_{suffix}"
+
+    def load(self, dataset: Dataset) -> float:
+        merge_baseline.create_table(self._spark, self.case.table, self.case.buckets)
+        return merge_baseline.load(self._spark, self.case.table, dataset.initial)
+
+    def apply(self, dataset: Dataset, first: int, last: int) -> list[Trigger]:
+        for batch in range(first, last + 1):
+            publish(dataset.changes[batch], self._folder / "source")
+        return merge_baseline.merge_available(
+            self._spark, self.case.table, self._folder / "source", self._folder / "state", FILES_PER_BATCH
+        )
+
+
+def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path) -> list[Case]:
+    """Generate, load, apply in turns of `turn` micro-batches, scan and check after each turn. Prints as it goes."""
+    print(f"generating {rows:,} rows and {batches} micro-batches of {events:,} events (seed {seed})", flush=True)
+    turns = [*range(turn, batches, turn), batches]
+    dataset = write_dataset(Workload(rows, seed), folder / "data", batches, events, FILES_PER_BATCH, expected_after=[batches])
+    warehouse = folder / "warehouse"
+    spark = build_session(warehouse)
+    spark.sparkContext.setLogLevel("ERROR")
+    sinks: list[RowdeltaCase | MergeCase] = [
+        RowdeltaCase(spark, folder, warehouse, None),
+        MergeCase(spark, folder, None),
+        RowdeltaCase(spark, folder, warehouse, 8),
+        MergeCase(spark, folder, 8),
+    ]
+    for sink in sinks:
+        sink.case.load_seconds = sink.load(dataset)
+        _check(spark, sink.case, dataset, 0)
+        print(f"  load  {sink.case.name:34} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} rows/s", flush=True)
+    first = 1
+    for last in turns:
+        for sink in sinks:
+            triggers = sink.apply(dataset, first, last)
+            assert len(triggers) == last - first + 1, f"{sink.case.name}: {len(triggers)} micro-batches"
+            sink.case.triggers += triggers
+            started = perf_counter()
+            _check(spark, sink.case, dataset, last)
+            sink.case.scans[last] = perf_counter() - started
+            median = statistics.median(trigger.seconds for trigger in triggers)
+            print(f"  {first:2}-{last:2} {sink.case.name:34} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} s", flush=True)
+        first = last + 1
+    expected = checksum(spark.read.parquet(str(dataset.expected[batches])))
+    for sink in sinks:
+        found = checksum(spark.table(sink.case.table))
+        assert found == expected, f"{sink.case.name}: content differs from the source"
+    print("content of every table equals the source's", flush=True)
+    _report(spark, [sink.case for sink in sinks], rows)
+    return [sink.case for sink in sinks]
+
+
+def _check(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> None:
+    found = totals(spark.table(case.table))
+    assert found == dataset.totals[batch], f"{case.name} after batch {batch}: {found}, expected {dataset.totals[batch]}"
+
+
+def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
+    print(f"\n{'':36}{'load':>12}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after batch")
+    marks = " ".join(f"{n:>6}" for n in cases[0].scans)
+    print(f"{'':36}{'rows/s':>12}{'median':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks}")
+    for case in cases:
+        files, size = _files_per_commit(spark, case.table, len(case.triggers))
+        scans = " ".join(f"{seconds:>6.2f}" for seconds in case.scans.values())
+        load = rows / case.load_seconds
+        print(f"{case.name:36}{load:>12,.0f}{case.median:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans}")
+    print()
+    for ours, merge in ((cases[0], cases[1]), (cases[2], cases[3])):
+        print(f"{_partitioning(ours.buckets)}: MERGE INTO takes {merge.median / ours.median:.1f}x as long a micro-batch")
+
+
+def _files_per_commit(spark: SparkSession, table: str, commits: int) -> tuple[float, float]:
+    """Mean number and bytes of files added by the last `commits` snapshots."""
+    summaries = spark.table(f"{table}.snapshots").orderBy("committed_at", ascending=False).limit(commits).collect()
+    files = [int(row.summary.get(name, 0)) for row in summaries for name in ("added-data-files", "added-delete-files")]
+    size = [int(row.summary.get("added-files-size", 0)) for row in summaries]
+    return sum(files) / len(summaries), sum(size) / len(summaries)
+
+
+def _partitioning(buckets: int | None) -> str:
+    return f"bucket({buckets}, id)" if buckets else "unpartitioned"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the initial load")
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--events", type=int, default=100_000, help="events in a micro-batch")
+    parser.add_argument("--turn", type=int, default=5, help="micro-batches between scans")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="rowdelta-bench-"))
+    try:
+        cases = run(args.rows, args.batches, args.events, args.turn, args.seed, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if args.json:
+        figures = [
+            {
+                "name": case.name,
+                "load_rows_per_second": args.rows / case.load_seconds,
+                "batch_seconds": [trigger.seconds for trigger in case.triggers],
+                "sink_seconds": [trigger.add_batch_seconds for trigger in case.triggers],
+                "scan_seconds": case.scans,
+            }
+            for case in cases
+        ]
+        args.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

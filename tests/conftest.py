@@ -1,0 +1,43 @@
+"""One Spark session for all tests of a process: a JVM takes seconds to start, and a process can have only one."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink import session
+from sink.config import Config
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session as `rowdelta run` would start it, with Iceberg, Kafka's source and a hadoop catalog `lake`.
+
+    Tests that need another catalog add it: `spark.conf.set("spark.sql.catalog.X", …)` works while X hasn't been used.
+    """
+    folder = tmp_path_factory.mktemp("spark")
+    config = Config.model_validate(
+        {
+            "sink": {"id": "tests", "checkpoint": str(folder / "state")},
+            # Kafka, so that the session has the packages for it too
+            "source": {"type": "kafka", "format": "row-kind", "options": {"kafka.bootstrap.servers": "nowhere:9092"}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": str(folder / "warehouse")}},
+            "tables": [{"source": "none", "target": "lake.tests.none", "key": ["id"], "columns": {"id": "bigint"}}],
+            "spark": {
+                "spark.master": "local[2]",
+                "spark.driver.memory": "1g",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.host": "127.0.0.1",
+                "spark.ui.enabled": "false",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+                # hundreds of short queries: keep neither their history nor their generated classes' compile times high
+                "spark.sql.ui.retainedExecutions": "1",
+                "spark.sql.streaming.numRecentProgressUpdates": "1",
+                "spark.sql.streaming.ui.enabled": "false",
+            },
+        }
+    )
+    started = session.start(config)
+    yield started
+    started.stop()

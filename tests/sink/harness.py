@@ -1,0 +1,390 @@
+"""A job under test: its change files, its configuration, runs of it, and the table as Iceberg's own Spark reader sees it.
+
+    job = Job(spark, tmp_path, columns={"id": "bigint", "region": "string"})
+    job.write([("+I", {"id": 1, "region": "eu"}), ("-D", {"id": 2, "region": None})])
+    job.run()
+    assert job.rows() == [{"id": 1, "region": "eu"}]
+
+Nothing here reads a table with the project's code: a mistake shared by writer and reader would go unseen.
+"""
+
+import base64
+import datetime as dt
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlparse
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
+from pyspark import cloudpickle  # type: ignore[attr-defined]
+from pyspark.sql import SparkSession
+
+from sink import microbatch, task
+from sink.commit import IcebergCommitter, RowDeltaCommit
+from sink.config import Config, PartitionField
+from sink.pipeline import Pipeline
+
+Row = Mapping[str, Any]
+Change = tuple[str, Row]
+"""A row kind (`+I`, `-U`, `+U`, `-D`) and the row."""
+
+CATALOG = "lake"
+CREATED_LONG_AGO = 1_700_000_000
+"""Modification time of the first change file: fixed, and seconds apart, since files are ordered by it."""
+
+_ARROW_TYPES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "array<string>": pa.list_(pa.string()),
+    "uuid": pa.string(),  # in change files
+}
+
+
+def arrow_type(sql_type: str) -> pa.DataType:
+    """The Arrow type of a column's values in Parquet change files. `fixed[n]` is binary."""
+    decimal = re.fullmatch(r"decimal\((\d+), ?(\d+)\)", sql_type)
+    if decimal:
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    return pa.binary() if sql_type.startswith("fixed") else _ARROW_TYPES[sql_type]
+
+
+@dataclass
+class Job:
+    """One sink with one table. Each has its own namespace, so that tests can share a catalog.
+
+    :param columns: name -> type, also of tables created beforehand (`configure_columns=False` leaves them out of the config).
+    :param sections: overrides by section, for example `{"sink": {"on_bad_record": "fail"}}`.
+    """
+
+    spark: SparkSession
+    folder: Path
+    columns: Mapping[str, str] = field(default_factory=lambda: {"id": "bigint", "region": "string"})
+    key: Sequence[str] = ("id",)
+    mode: Literal["upsert", "changelog"] = "upsert"
+    partition_by: Sequence[str] = ()
+    file_format: Literal["parquet", "json"] = "parquet"
+    properties: Mapping[str, str] = field(default_factory=dict)
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    configure_columns: bool = True
+    tasks: int = 2
+    namespace: str = field(default_factory=lambda: f"n{uuid4().hex[:12]}")
+    sink_id: str = "shop"
+
+    def __post_init__(self) -> None:
+        self._sequence = itertools.count()
+        self._files = itertools.count()
+        self.changes_folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def target(self) -> str:
+        return f"{CATALOG}.{self.namespace}.orders"
+
+    @property
+    def dead_letters(self) -> str:
+        return f"{CATALOG}.{self.namespace}.dead_letters"
+
+    @property
+    def changes_folder(self) -> Path:
+        return self.folder / "changes"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def warehouse(self) -> Path:
+        return Path(str(self.spark.conf.get(f"spark.sql.catalog.{CATALOG}.warehouse")))
+
+    @property
+    def table_folder(self) -> Path:
+        return self.warehouse / self.namespace / "orders"
+
+    def config(self) -> Config:
+        """The job's configuration as `sink.config.load` would return it."""
+        table: dict[str, Any] = {
+            "source": str(self.changes_folder),
+            "target": self.target,
+            "key": list(self.key),
+            "partition_by": list(self.partition_by),
+            "order_by": ["seq bigint"],
+            "mode": self.mode,
+            "properties": dict(self.properties),
+        }
+        if self.configure_columns:
+            table["columns"] = dict(self.columns)
+        values: dict[str, Any] = {
+            "sink": {"id": self.sink_id, "checkpoint": str(self.checkpoint)},
+            "source": {
+                "type": "files",
+                "format": "row-kind",
+                "options": {"path_format": self.file_format, "maxFilesPerTrigger": 1},
+            },
+            "catalogs": {CATALOG: {"type": "hadoop", "warehouse": str(self.warehouse)}},
+            "tables": [table],
+        }
+        for section, entries in self.sections.items():
+            values[section].update(entries)
+        return Config.model_validate(values)
+
+    def write(self, changes: Sequence[Change], *, shuffle: Callable[[list[Any]], None] | None = None) -> Path:
+        """One change file, which is one micro-batch. Changes are numbered in the given order, then written in `shuffle`d order."""
+        records = [{"row_kind": kind, "seq": next(self._sequence), **row} for kind, row in changes]
+        if shuffle:
+            shuffle(records)
+        return self.write_records(records)
+
+    def write_records(self, records: Sequence[Row], schema: pa.Schema | None = None) -> Path:
+        """One change file of records that say their own `row_kind` and `seq`.
+
+        :param schema: of a Parquet file; by default the job's columns.
+        """
+        if self.file_format == "json":
+            return self.write_text("".join(json.dumps(r, default=_json_value, ensure_ascii=False) + "\n" for r in records))
+        if schema is None:
+            fields = {name: arrow_type(sql_type) for name, sql_type in self.columns.items()}
+            schema = pa.schema({"row_kind": pa.string(), "seq": pa.int64()} | fields)
+        path = self._hidden_file()
+        pq.write_table(pa.Table.from_pylist(list(records), schema=schema), path)
+        return self._publish(path)
+
+    def write_text(self, text: str) -> Path:
+        """One change file with any content."""
+        path = self._hidden_file()
+        path.write_text(text, encoding="utf-8")
+        return self._publish(path)
+
+    def _hidden_file(self) -> Path:
+        return self.folder / "unfinished"
+
+    def _publish(self, path: Path) -> Path:
+        """Move a finished file into the directory, with a modification time of its own."""
+        number = next(self._files)
+        os.utime(path, (CREATED_LONG_AGO + number, CREATED_LONG_AGO + number))
+        # names that sort against the order of arrival, and need quoting in URIs
+        return path.rename(self.changes_folder / f"{999 - number:03d} ä.{self.file_format}")
+
+    def pipeline(self) -> Pipeline:
+        """What a process started now would run."""
+        self.spark.conf.set("spark.sql.shuffle.partitions", str(self.tasks))
+        return Pipeline(self.spark, self.config())
+
+    def run(self) -> None:
+        """Start the job anew and run it until its files are used up."""
+        self.pipeline().run()
+
+    def rows(self, table: str | None = None) -> list[dict[str, Any]]:
+        """The table's rows in the order of their keys, read by Iceberg."""
+        rows: list[dict[str, Any]] = self.spark.table(table or self.target).toArrow().to_pylist()
+        return sorted(rows, key=lambda row: repr([row.get(name) for name in self.key]))
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """What another writer would do: append through Spark."""
+        path = self._hidden_file()
+        schema = pa.schema([(name, arrow_type(sql_type)) for name, sql_type in self.columns.items()])
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path)
+        self.spark.read.parquet(str(path)).writeTo(self.target).append()
+        path.unlink()
+
+    def call(self, procedure: str, arguments: str = "") -> None:
+        """Call one of Iceberg's maintenance procedures on the table."""
+        table = f"table => '{self.namespace}.orders'"
+        self.spark.sql(f"CALL {CATALOG}.system.{procedure}({', '.join(filter(None, [table, arguments]))})").collect()
+
+    def compact(self) -> None:
+        self.call("rewrite_data_files", "options => map('rewrite-all', 'true')")
+
+    def expire_snapshots(self) -> None:
+        self.call("expire_snapshots", "older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => 1")
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """Snapshots in the order of their commit: `snapshot_id`, `operation`, `summary`."""
+        frame = self.spark.sql(f"SELECT snapshot_id, operation, summary FROM {self.target}.snapshots ORDER BY committed_at")
+        return [row.asDict() for row in frame.collect()]
+
+    def files(self) -> list[dict[str, Any]]:
+        """Live data and delete files: `content` (0 data, 1 position deletes, 2 equality deletes), `file_path`, `record_count`."""
+        frame = self.spark.sql(f"SELECT content, file_path, record_count FROM {self.target}.files")
+        return [row.asDict() for row in frame.collect()]
+
+    def unreferenced_files(self) -> list[str]:
+        """Data and delete files in the table's folder that no snapshot knows: garbage of failed attempts."""
+        known = {row[0] for row in self.spark.sql(f"SELECT file_path FROM {self.target}.all_files").collect()}
+        known_names = {Path(unquote(urlparse(path).path)).name for path in known}
+        present = [p for p in (self.table_folder / "data").rglob("*") if p.suffix in (".parquet", ".puffin")]
+        return sorted(p.name for p in present if p.name not in known_names)
+
+    def lose_checkpoint(self) -> None:
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
+
+    def java_table(self) -> JavaObject:
+        """Iceberg's table object, loaded now."""
+        return java_catalog(self.spark).loadTable(self._identifier())
+
+    def create_table(self, fields: Sequence[Mapping[str, Any]]) -> None:
+        """Create the table beforehand through Iceberg's API, with types that Spark's SQL has no name for.
+
+        :param fields: of the schema, as in the Iceberg spec's JSON; the job's key becomes the identifier fields.
+        """
+        iceberg = _jvm(self.spark).org.apache.iceberg
+        ids = [f["id"] for f in fields if f["name"] in self.key]
+        schema = {"type": "struct", "schema-id": 0, "identifier-field-ids": ids, "fields": list(fields)}
+        builder = java_catalog(self.spark).buildTable(self._identifier(), iceberg.SchemaParser.fromJson(json.dumps(schema)))
+        for name, value in ({"format-version": "2"} | dict(self.properties)).items():
+            builder = builder.withProperty(name, value)
+        update = builder.create().updateSpec()
+        expressions = iceberg.expressions.Expressions
+        for text in self.partition_by:
+            partition = PartitionField.parse(text)
+            parameters = [] if partition.parameter is None else [partition.parameter]
+            transform = "ref" if partition.transform == "identity" else partition.transform
+            update = update.addField(getattr(expressions, transform)(partition.column, *parameters))
+        update.commit()
+
+    def drop(self) -> None:
+        self.spark.sql(f"DROP TABLE {self.target} PURGE")
+
+    def _identifier(self) -> JavaObject:
+        return _jvm(self.spark).org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.namespace}.orders")
+
+
+def java_catalog(spark: SparkSession) -> JavaObject:
+    """The session's catalog `lake` as Iceberg's Java object."""
+    manager = spark._jsparkSession.sessionState().catalogManager()  # type: ignore[attr-defined]
+    return manager.catalog(CATALOG).icebergCatalog()
+
+
+def java_error(spark: SparkSession, class_name: str, message: str) -> Py4JJavaError:
+    """An exception as py4j would raise it, of a Java class whose constructor is (String, Object...) or (Throwable, String)."""
+    jvm = _jvm(spark)
+    constructor: Any = jvm
+    for part in class_name.split("."):
+        constructor = getattr(constructor, part)
+    exception = constructor(jvm.java.lang.RuntimeException(message))
+    return Py4JJavaError(message, exception)
+
+
+def _jvm(spark: SparkSession) -> Any:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return jvm
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dt.date | dt.datetime):
+        return value.isoformat()
+    assert isinstance(value, Decimal), value
+    return str(value)
+
+
+class Crash(Exception):  # noqa: N818 - stands for the death of the process
+    """The process dies here: no error that the sink could handle, and nothing is cleaned up."""
+
+
+Fault = Literal["in a task", "before the commit", "after the commit"]
+
+
+@contextmanager
+def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> Iterator[None]:
+    """Whatever runs inside dies at `fault`, once it has made `after_commits` commits to the table named `table`."""
+    commits = itertools.count(1)
+    original = IcebergCommitter.commit
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def commit(self: IcebergCommitter, request: RowDeltaCommit) -> None:
+            number = next(commits) if self._table.name.endswith(f".{table}") else 0
+            if fault == "before the commit" and number > after_commits:
+                raise Crash(fault)
+            original(self, request)
+            if fault == "after the commit" and number > after_commits:
+                raise Crash(fault)
+            if fault == "in a task" and number >= after_commits:
+                patch.setattr(task, "run", die_in_task)
+
+        patch.setattr(IcebergCommitter, "commit", commit)
+        if fault == "in a task" and after_commits == 0:
+            patch.setattr(task, "run", die_in_task)
+        yield
+
+
+@contextmanager
+def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[None]:
+    """Run `action` between the writing of files and each of the next `times` attempts to commit them."""
+    remaining = iter(range(times))
+    original = IcebergCommitter._try
+
+    def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
+        if next(remaining, None) is not None:
+            action()
+        original(self, request, base)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IcebergCommitter, "_try", attempt)
+        yield
+
+
+def die_in_task(plan: task.TaskPlan, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+    """`sink.task.run`, but the first task fails with some of its rows written."""
+    yield from task.run(plan, written, _first_then(Crash("in a task"), batches))
+
+
+def fill_disk_in_task(plan: task.TaskPlan, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+    """`sink.task.run`, but the first task finds the disk full."""
+    yield from task.run(plan, written, _first_then(OSError(28, "No space left on device"), batches))
+
+
+def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
+    from pyspark import TaskContext
+
+    yield from itertools.islice(batches, 1)
+    context = TaskContext.get()
+    assert context is not None
+    if context.partitionId() == 0:
+        raise error
+    yield from batches
+
+
+@contextmanager
+def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession) -> Iterator[None]:
+    """Writers that flush every few rows, so that a few dozen rows meet what millions would."""
+    original = microbatch.DeltaOptions
+
+    def options(**arguments: Any) -> Any:
+        return original(**arguments, flush_bytes=flush_bytes, position_delete_threshold=2)
+
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(microbatch, "DeltaOptions", options)
+        spark.conf.set(name, str(batch_rows))
+        try:
+            yield
+        finally:
+            spark.conf.set(name, str(before))
+
+
+# tasks can't import the tests
+cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -1,0 +1,490 @@
+"""Exactly once, whoever else is at work: replays, second drivers, foreign writers, rollbacks, and tables changed underneath."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit
+from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
+from tests.sink.harness import Crash, Job, before_commit, crashing, java_error
+
+pytestmark = pytest.mark.spark
+
+COMMIT_STATE_UNKNOWN = "org.apache.iceberg.exceptions.CommitStateUnknownException"
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)
+
+
+def row(number: int, region: str = "eu") -> dict[str, Any]:
+    return {"id": number, "region": region}
+
+
+def insert(*numbers: int, region: str = "eu") -> list[tuple[str, dict[str, Any]]]:
+    return [("+I", row(number, region)) for number in numbers]
+
+
+def operations(job: Job) -> int:
+    """How many commits the sink made to the table."""
+    return sum("rowdelta.sink-id" in snapshot["summary"] for snapshot in job.snapshots())
+
+
+# Replays
+
+
+@pytest.mark.parametrize("mode", ["upsert", "changelog"])
+def test_a_finished_job_run_again_applies_nothing(job: Job, mode: Any) -> None:
+    job.mode = mode
+    job.write(insert(1, 2))
+    job.write([("-U", row(1)), ("+U", row(1, "us"))])
+    job.run()
+    assert operations(job) == 2
+    job.run()
+    job.lose_checkpoint()
+    job.run()
+    assert operations(job) == 2
+    assert job.rows() == [row(1, "us"), row(2)]
+
+
+def test_a_batch_committed_before_the_crash_is_not_applied_again(job: Job) -> None:
+    # in mode changelog a second application would be visible: as duplicates
+    job.mode = "changelog"
+    job.write(insert(1))
+    with crashing("after the commit"), pytest.raises(TemporaryError):
+        job.run()
+    assert operations(job) == 1
+    job.write(insert(2))
+    job.run()
+    assert operations(job) == 2
+    assert job.rows() == [row(1), row(2)]
+
+
+def test_a_late_file_is_not_lost_while_the_checkpoint_lives(job: Job) -> None:
+    job.write(insert(1))
+    job.write(insert(2))
+    late = job.write(insert(3))
+    hidden = late.rename(job.folder / "late")
+    job.write(insert(4))
+    job.run()
+    hidden.rename(late)
+    job.run()
+    assert [r["id"] for r in job.rows()] == [1, 2, 3, 4]
+
+
+def test_a_removed_position_and_a_replay_in_upsert_mode(job: Job) -> None:
+    job.write(insert(1, 2))
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+    job.run()
+    job.spark.sql(f"ALTER TABLE {job.target} UNSET TBLPROPERTIES ('rowdelta.shop.position')")
+    job.run()
+    assert operations(job) == 4, "everything is read again"
+    assert job.rows() == [row(1, "us")]
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_changelog_mode_refuses_a_filled_table_without_a_position(job: Job, foreign: bool) -> None:
+    job.mode = "changelog"
+    job.write(insert(1))
+    if foreign:
+        job.pipeline()  # creates the table
+        job.append([row(7)])
+    else:
+        job.run()
+        job.spark.sql(f"ALTER TABLE {job.target} UNSET TBLPROPERTIES ('rowdelta.shop.position')")
+    before = job.rows()
+    with pytest.raises(DataError, match="holds rows, but sink 'shop' has no position in it"):
+        job.run()
+    assert job.rows() == before
+
+
+# Second drivers
+
+
+def test_a_second_driver_is_refused_and_nothing_is_applied_twice(job: Job) -> None:
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.run()
+    job.write(insert(2))
+    with before_commit(job.run), pytest.raises(TableError, match="another run with the same sink id") as caught:
+        job.run()
+    assert caught.value.exit_code == 4
+    assert job.rows() == [row(1), row(2)]
+    assert job.unreferenced_files() == []
+
+
+def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
+    job.write(insert(1))
+    with before_commit(job.run), pytest.raises(TableError, match="another run with the same sink id"):
+        job.run()
+    assert job.rows() == [row(1)]
+
+
+def test_a_driver_that_overslept_is_refused(job: Job) -> None:
+    """It read its position, then others applied that batch and more, and compacted away what it could have conflicted with."""
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.run()
+    sleeper = job.pipeline()
+    job.write(insert(2))
+    job.run()
+    job.write([("-D", row(2))])
+    job.run()
+    job.compact()
+    job.expire_snapshots()
+    with pytest.raises(TableError):
+        sleeper.run()
+    assert job.rows() == [row(1)]
+
+
+def test_two_sinks_with_their_own_ids_share_a_table(job: Job, tmp_path: Path) -> None:
+    other = Job(job.spark, tmp_path / "other", namespace=job.namespace, sink_id="other")
+    job.write(insert(1))
+    other.write(insert(100))
+    job.run()
+    with before_commit(other.run):
+        job.write(insert(2))
+        job.run()
+    other.write(insert(101))
+    other.run()
+    assert [r["id"] for r in job.rows()] == [1, 2, 100, 101]
+
+
+# Foreign writers
+
+
+def test_a_foreign_append_between_write_and_commit_is_survived(job: Job) -> None:
+    job.write(insert(1, 2))
+    job.run()
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+    with before_commit(lambda: job.append([row(100)])):
+        job.run()
+    assert job.rows() == [row(1, "us"), row(100)]
+
+
+def test_a_foreign_compaction_between_write_and_commit_is_not_in_the_way(job: Job) -> None:
+    job.write(insert(1, 2))
+    job.write([("+U", row(1, "us"))])
+    job.run()
+    attempts: list[int] = []
+    job.write([("-D", row(2))])
+    with before_commit(job.compact), counted_attempts(attempts):
+        job.run()
+    assert job.rows() == [row(1, "us")]
+    assert len(attempts) == 1
+
+
+def test_a_batch_for_an_empty_table_is_written_again_when_rows_appear(job: Job) -> None:
+    """The batch had no deletes, since there was nothing to delete; then somebody appended a row with one of its keys."""
+    job.write(insert(1, 2))
+    with before_commit(lambda: job.append([row(1, "foreign"), row(100)])):
+        job.run()
+    assert job.rows() == [row(1), row(2), row(100)]
+    assert job.unreferenced_files() == []
+
+
+def test_an_empty_table_in_changelog_mode_with_a_foreign_append(job: Job) -> None:
+    job.mode = "changelog"
+    job.write(insert(1))
+    with before_commit(lambda: job.append([row(100)])):
+        job.run()
+    assert job.rows() == [row(1), row(100)]
+
+
+def test_a_busy_foreign_writer_does_not_starve_the_sink(job: Job) -> None:
+    job.write(insert(1))
+    job.run()
+    stop = threading.Event()
+    numbers = itertools.count(100)
+
+    def append_until_stopped() -> None:
+        while not stop.wait(1):
+            job.append([row(next(numbers))])
+
+    writer = threading.Thread(target=append_until_stopped)
+    writer.start()
+    try:
+        for n in range(2, 7):
+            job.write(insert(n))
+            time.sleep(0.3)
+        job.run()
+    finally:
+        stop.set()
+        writer.join()
+    assert [r["id"] for r in job.rows()] == [1, 2, 3, 4, 5, 6, *range(100, next(numbers))]
+
+
+def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.properties = {"commit.retry.num-retries": "3", "commit.retry.min-wait-ms": "40"}
+    job.write(insert(1))
+    job.run()
+    pauses: list[float] = []
+    monkeypatch.setattr("sink.commit.time.sleep", pauses.append)
+    numbers = itertools.count(100)
+    job.write(insert(2))
+    with (
+        before_commit(lambda: job.append([row(next(numbers))]), times=99),
+        pytest.raises(TemporaryError, match="other writers kept committing") as caught,
+    ):
+        job.run()
+    assert caught.value.exit_code == 75
+    assert next(numbers) == 104, "one attempt and three retries"
+    assert all(later > earlier * 1.5 for earlier, later in itertools.pairwise(pauses[:3]))
+    assert job.unreferenced_files() == []
+    job.run()
+    assert [r["id"] for r in job.rows()] == [1, 2, 100, 101, 102, 103]
+
+
+# Unknown outcomes
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_after_an_unknown_commit_state_the_table_is_asked(job: Job, monkeypatch: pytest.MonkeyPatch, committed: bool) -> None:
+    monkeypatch.setattr("sink.commit.time.sleep", lambda _: None)
+    original = IcebergCommitter._try
+    failed = []
+
+    def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
+        if failed:
+            return original(self, request, base)
+        failed.append(request.operation)
+        if committed:
+            original(self, request, base)
+        raise java_error(job.spark, COMMIT_STATE_UNKNOWN, "the catalog hung up")
+
+    monkeypatch.setattr(IcebergCommitter, "_try", attempt)
+    job.mode = "changelog"
+    job.write(insert(1))
+    if committed:
+        job.run()
+    else:
+        with pytest.raises(CommitUnknown, match="it is unknown whether the commit went through"):
+            job.run()
+        assert list((job.table_folder / "data").rglob("*.parquet")), "its files may be in the table: never delete them"
+        job.run()
+    assert operations(job) == 1
+    assert job.rows() == [row(1)]
+
+
+# Time travel
+
+
+@pytest.mark.parametrize("mode", ["upsert", "changelog"])
+@pytest.mark.parametrize("back", [1, 2])
+def test_after_a_rollback_the_sink_goes_on_from_that_snapshots_position(job: Job, mode: Any, back: int) -> None:
+    job.mode = mode
+    job.write(insert(1, 2))
+    job.write([("-U", row(1)), ("+U", row(1, "us"))])
+    job.write([("-D", row(2)), ("+I", row(3))])
+    job.run()
+    job.call("rollback_to_snapshot", f"snapshot_id => {job.snapshots()[-1 - back]['snapshot_id']}")
+    assert job.rows() != [row(1, "us"), row(3)]
+    job.run()
+    assert job.rows() == [row(1, "us"), row(3)]
+    job.run()
+    assert operations(job) == 3 + back
+
+
+def test_after_a_rollback_to_a_foreign_snapshot_the_sink_finds_its_own_below(job: Job) -> None:
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.run()
+    job.append([row(100)])
+    foreign = job.snapshots()[-1]["snapshot_id"]
+    job.write(insert(2))
+    job.run()
+    job.call("rollback_to_snapshot", f"snapshot_id => {foreign}")
+    job.run()
+    assert job.rows() == [row(1), row(2), row(100)]
+
+
+def test_a_rollback_while_the_sink_runs(job: Job) -> None:
+    """The batch was written on top of a snapshot that is no longer part of the table: it must not be applied to another."""
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.write(insert(2))
+    job.run()
+    first = job.snapshots()[0]["snapshot_id"]
+    job.write(insert(3))
+    with before_commit(lambda: job.call("rollback_to_snapshot", f"snapshot_id => {first}")), pytest.raises(RowdeltaError):
+        job.run()
+    job.run()
+    assert job.rows() == [row(1), row(2), row(3)]
+
+
+def test_a_rollback_before_the_sinks_first_commit(job: Job) -> None:
+    job.pipeline()
+    job.append([row(100)])
+    job.write(insert(1))
+    job.run()
+    job.call("rollback_to_snapshot", f"snapshot_id => {job.snapshots()[0]['snapshot_id']}")
+    with pytest.raises(TableError, match="remove the stored position"):
+        job.run()
+
+
+def test_expired_snapshots_take_no_position_with_them(job: Job) -> None:
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.run()
+    job.append([row(100)])  # the newest snapshot isn't the sink's
+    job.expire_snapshots()
+    assert len(job.snapshots()) == 1
+    job.lose_checkpoint()
+    job.write(insert(2))
+    job.run()
+    assert job.rows() == [row(1), row(2), row(100)]
+
+
+def test_snapshots_expire_between_write_and_commit(job: Job) -> None:
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.run()
+    job.write(insert(2))
+
+    def append_and_expire() -> None:
+        job.append([row(100)])
+        job.expire_snapshots()
+
+    with before_commit(append_and_expire):
+        job.run()
+    assert job.rows() == [row(1), row(2), row(100)]
+
+
+# Tables changed underneath
+
+
+def test_a_table_dropped_underneath(job: Job) -> None:
+    job.write(insert(1))
+    job.run()
+    job.write(insert(2))
+    with before_commit(job.drop), pytest.raises(TableError, match="is gone"):
+        job.run()
+    job.run()
+    assert job.rows() == [row(1), row(2)], "a new table is filled from the start"
+
+
+def test_a_table_dropped_between_runs(job: Job) -> None:
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.run()
+    job.drop()
+    job.write(insert(2))
+    job.run()
+    assert job.rows() == [row(1), row(2)]
+
+
+def test_a_table_dropped_and_created_again_underneath(job: Job) -> None:
+    job.write(insert(1))
+    job.run()
+    job.write(insert(2))
+
+    def replace() -> None:
+        job.drop()
+        job.spark.sql(f"CREATE TABLE {job.target} (id BIGINT NOT NULL, region STRING) USING iceberg")
+
+    with before_commit(replace), pytest.raises(TableError):
+        job.run()
+    assert job.rows() == []
+    job.run()
+    assert job.rows() == [row(1), row(2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("ADD COLUMN note STRING", "has a column 'note' that columns doesn't name"), ("DROP COLUMN region", "has no column 'region'")],
+)
+def test_columns_that_no_longer_fit_are_refused_before_anything_is_written(job: Job, change: str, message: str) -> None:
+    job.write(insert(1))
+    job.write(insert(2))
+    with after_first_commit(lambda: job.spark.sql(f"ALTER TABLE {job.target} {change}")), pytest.raises(TableError, match=message):
+        job.run()
+    assert operations(job) == 1
+    with pytest.raises(TableError, match=message):
+        job.run()
+    assert job.unreferenced_files() == []
+
+
+def test_a_column_added_underneath_fills_when_the_table_rules(job: Job) -> None:
+    job.write(insert(1))
+    job.run()
+    job.configure_columns = False
+    job.spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note STRING")
+    job.columns = {**job.columns, "note": "string"}
+    job.write([("+I", row(2) | {"note": "new"})])
+    job.run()
+    assert job.rows() == [row(1) | {"note": None}, row(2) | {"note": "new"}]
+
+
+def test_a_table_repartitioned_underneath(job: Job) -> None:
+    """Rows under the old spec can be reached only by global deletes."""
+    job.write(insert(1, 2, 3))
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+
+    def repartition() -> None:
+        table = job.java_table()
+        table.updateSpec().addField("region").commit()
+
+    with after_first_commit(repartition):
+        job.run()
+    assert job.rows() == [row(1, "us"), row(3)]
+
+
+# Failures
+
+
+def test_a_failed_job_leaves_no_files(job: Job) -> None:
+    job.write(insert(*range(50)))
+    job.run()
+    job.write([("+U", row(n, "us")) for n in range(50)])
+    with crashing("in a task"), pytest.raises(TemporaryError, match="nothing was applied") as caught:
+        job.run()
+    assert "Crash" in str(caught.value)
+    assert job.unreferenced_files() == []
+    job.run()
+    assert job.rows() == [row(n, "us") for n in range(50)]
+
+
+def test_a_dead_process_leaves_files_and_no_harm(job: Job) -> None:
+    job.write(insert(1))
+    with crashing("before the commit"), pytest.raises(TemporaryError):
+        job.run()
+    assert len(job.unreferenced_files()) == 1
+    job.run()
+    assert job.rows() == [row(1)]
+
+
+# Helpers
+
+
+def counted_attempts(attempts: list[int]) -> pytest.MonkeyPatch | Any:
+    """Note each attempt to commit in `attempts`."""
+    return before_commit(lambda: attempts.append(1), times=99)
+
+
+def after_first_commit(action: Callable[[], object]) -> Any:
+    """Run `action` once, after the first commit inside."""
+    from contextlib import contextmanager
+
+    original = IcebergCommitter.commit
+    done: list[bool] = []
+
+    def commit(self: IcebergCommitter, request: RowDeltaCommit) -> None:
+        original(self, request)
+        if not done:
+            done.append(True)
+            action()
+
+    @contextmanager
+    def patched() -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(IcebergCommitter, "commit", commit)
+            yield
+
+    return patched()

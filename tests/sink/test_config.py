@@ -1,0 +1,243 @@
+"""A wrong configuration is refused with file, line, key, value and what was expected, and never shows a secret."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sink.config import Config, PartitionField, load, redacted
+from sink.errors import ConfigError
+
+KAFKA = """\
+sink:
+  id: shop
+  checkpoint: ./state/shop
+source:
+  type: kafka
+  format: debezium-json
+  options:
+    kafka.bootstrap.servers: localhost:9092
+    subscribe: shop.public.orders
+catalogs:
+  lake: {type: hadoop, warehouse: ./warehouse}
+tables:
+  - source: shop.public.orders
+    target: lake.shop.orders
+    key: [id]
+    columns: {id: bigint, customer: string, amount: "decimal(12,2)"}
+    partition_by: ["bucket(8, id)"]
+"""
+
+FILES = """\
+sink: {id: shop, checkpoint: ./state}
+source: {type: files, format: row-kind}
+catalogs: {lake: {type: hadoop, warehouse: ./warehouse}}
+tables:
+  - {source: ./changes, target: lake.shop.orders, key: [id], columns: {id: bigint}, order_by: [seq]}
+"""
+
+
+def load_text(folder: Path, text: str) -> Config:
+    path = folder / "sink.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load(path)
+
+
+def refusal(folder: Path, text: str) -> str:
+    """The message with which `text` is refused. It must begin with the file."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(folder, text)
+    message = str(caught.value)
+    assert message.startswith(str(folder / "sink.yaml"))
+    assert caught.value.exit_code == 2
+    return message
+
+
+def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
+    config = load_text(tmp_path, KAFKA)
+    assert config.sink.trigger == "available-now"
+    assert config.sink.on_bad_record == "dead-letter"
+    assert config.dead_letter_table == "lake.shop.dead_letters"
+    assert config.tables[0].mode == "upsert"
+    assert config.tables[0].deletes == "equality"
+    assert config.tables[0].partition_fields == [PartitionField(transform="bucket", column="id", parameter=8)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("  id: shop", "  idd: shop", r":2: sink\.idd: unknown key \(did you mean 'id'\?\)\. Known here: id, checkpoint, trigger"),
+        ("  id: shop\n", "", r":1: sink\.id: missing\. Add it, for example `id: shop`"),
+        ("  type: kafka", "  type: rabbit", r":5: source\.type: got 'rabbit', expected 'kafka' or 'files'"),
+        ("    key: [id]", "    key: id", r":15: tables\[0\]\.key: got 'id'; .*list"),
+        ("    key: [id]", "    key: []", r":15: tables\[0\]\.key: got a list of 0; .*at least 1"),
+        ("    key: [id]", "    key: [id, id]", r":13: tables\[0\]: key names a column twice"),
+        ("    key: [id]", "    key: [idd]", r":13: tables\[0\]: key names 'idd', which is not in columns \(did you mean 'id'\?\)"),
+        ("bucket(8, id)", "bucket(id)", r":17: tables\[0\]\.partition_by: 'bucket\(id\)' is not a partition"),
+        ("bucket(8, id)", "bucket(0, id)", r"'bucket\(0, id\)' is not a partition field; write a column name, bucket\(N, column\)"),
+        ("bucket(8, id)", "region", r"partition_by names 'region', which is not in columns"),
+        ("lake.shop.orders", "orders", r":14: tables\[0\]\.target: got 'orders'; write catalog\.namespace\.table"),
+        ("lake.shop.orders", "lak.shop.orders", r"target lak\.shop\.orders is in catalog 'lak'.*did you mean 'lake'"),
+        ("  id: shop", "  id: my shop", r":2: sink\.id: got 'my shop'; use letters, digits"),
+        ("  id: shop", "  id: shop\n  trigger: often", r":3: sink\.trigger: got 'often'; write \"available-now\", or an interval"),
+        ("    subscribe: shop.public.orders\n", "    subscribe: other\n", r"'shop\.public\.orders' is not in source\.options\.subscribe"),
+        ("    subscribe: shop.public.orders", "    assign: x", r"name topics with source\.options\.subscribe"),
+        ("    kafka.bootstrap.servers: localhost:9092\n", "", r"source\.options needs kafka\.bootstrap\.servers"),
+        ("catalogs:", "catalogs:\n  spare: nothing", r":11: catalogs\.spare: got 'nothing'; .*dictionary"),
+        ("  - source", "  - mode: merge\n    source", r":13: tables\[0\]\.mode: got 'merge', expected 'upsert' or 'changelog'"),
+        ("{id: bigint", "{_rowdelta_x: int, id: bigint", r"names beginning with _rowdelta_ are taken"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(tmp_path: Path, before: str, after: str, expected: str) -> None:
+    assert before in KAFKA
+    message = refusal(tmp_path, KAFKA.replace(before, after, 1))
+    assert re.search(expected, message), message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (", order_by: [seq]", "", "files have no order of their own; name an order_by column"),
+        ("row-kind}", "row-kind, options: {path_format: avro}}", "path_format is 'avro'; write parquet or json"),
+        ("row-kind}", "debezium-json, options: {path_format: parquet}}", "debezium-json reads path_format: json"),
+        ("tables:\n", "tables:\n  - {source: ./b, target: lake.shop.orders, key: [id], order_by: [seq]}\n",
+         "target lake.shop.orders is used by more than one table"),
+        ("tables:\n", "tables:\n  - {source: ./changes, target: lake.shop.b, key: [id], order_by: [seq]}\n",
+         "is used by more than one table"),
+        ("id: shop,", "id: shop, dead_letter_table: other.shop.bad,", "in a catalog that catalogs does not define"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(tmp_path: Path, before: str, after: str, expected: str) -> None:
+    assert before in FILES
+    assert expected in refusal(tmp_path, FILES.replace(before, after, 1))
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, KAFKA.replace("  id: shop", "  id: a b").replace("type: kafka", "type: x"))
+    assert ":2: sink.id" in message
+    assert ":5: source.type" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "expected the sections sink, source, catalogs and tables"),
+        ("just text", "expected the sections"),
+        ("- a\n- b", "expected the sections"),
+        ("sink: [", ":1: not valid YAML"),
+        ("sink: {id: !!python/object:os.system x}", ""),
+    ],
+)
+def test_what_is_not_a_configuration_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refusal(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: can't be read \(No such file"):
+        load(tmp_path / "nowhere.yaml")
+
+
+def test_a_repeated_key_is_refused(tmp_path: Path) -> None:
+    # YAML's own loaders let the last one win
+    assert ":3: sink.id is given twice" in refusal(tmp_path, KAFKA.replace("  id: shop", "  id: shop\n  id: other"))
+
+
+def test_the_environment_is_substituted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKERS", "kafka-1:9092,kafka-2:9092")
+    text = KAFKA.replace("localhost:9092", "${BROKERS}").replace("id: shop\n", "id: ${SINK_ID:-spare}\n")
+    config = load_text(tmp_path, text)
+    assert config.source.options["kafka.bootstrap.servers"] == "kafka-1:9092,kafka-2:9092"
+    assert config.sink.id == "spare"
+
+
+def test_a_value_from_the_environment_is_not_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", "x: {y}\n- ${HOME} # z")
+    config = load_text(tmp_path, KAFKA.replace("    subscribe:", "    kafka.ssl.key.password: ${PASSWORD}\n    subscribe:"))
+    assert config.source.options["kafka.ssl.key.password"] == "x: {y}\n- ${HOME} # z"
+
+
+def test_a_missing_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BROKERS", raising=False)
+    message = refusal(tmp_path, KAFKA.replace("localhost:9092", "${BROKERS}"))
+    assert ":8: source.options.kafka.bootstrap.servers uses ${BROKERS}, and the environment has no BROKERS." in message
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load_text(tmp_path / "job", FILES)
+    assert config.sink.checkpoint == str(tmp_path / "job" / "state")
+    assert config.catalogs["lake"]["warehouse"] == str(tmp_path / "job" / "warehouse")
+    assert config.tables[0].source == str(tmp_path / "job" / "changes")
+
+
+def test_uris_and_absolute_paths_stay(tmp_path: Path) -> None:
+    text = FILES.replace("./state", "s3a://bucket/state").replace("./warehouse", "hdfs://nn/w").replace("./changes", "/changes")
+    config = load_text(tmp_path, text)
+    assert config.sink.checkpoint == "s3a://bucket/state"
+    assert config.catalogs["lake"]["warehouse"] == "hdfs://nn/w"
+    assert config.tables[0].source == "/changes"
+
+
+def test_topics_are_not_paths(tmp_path: Path) -> None:
+    assert load_text(tmp_path, KAFKA).tables[0].source == "shop.public.orders"
+
+
+def test_numbers_and_booleans_are_texts_where_spark_wants_texts(tmp_path: Path) -> None:
+    config = load_text(tmp_path, KAFKA.replace("    subscribe:", "    maxOffsetsPerTrigger: 1000\n    failOnDataLoss: false\n    subscribe:"))
+    assert config.source.options["maxOffsetsPerTrigger"] == "1000"
+    assert config.source.options["failOnDataLoss"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # each is a mistake in or near a section with a secret
+        ("    subscribe:", "    kafka.sasl.jaas.config: [hunter2]\n    subscribe:"),
+        ("{type: hadoop, warehouse: ./warehouse}", "{type: rest, credential: {inner: hunter2}}"),
+        ("{type: hadoop, warehouse: ./warehouse}", "{type: rest, credential: hunter2}\n  spare: nothing"),
+        ("  lake: {type: hadoop, warehouse: ./warehouse}", "  other: {type: rest, token: hunter2}"),
+        ("    kafka.bootstrap.servers: localhost:9092", "    kafka.ssl.key.password: hunter2"),
+        ("catalogs:\n", "catalogs: [{token: hunter2}]\nunused:\n"),
+        ("  type: kafka", "  type: kafka\n  password: hunter2"),
+    ],
+)
+def test_secrets_are_never_in_messages(tmp_path: Path, before: str, after: str) -> None:
+    assert before in KAFKA
+    assert "hunter2" not in refusal(tmp_path, KAFKA.replace(before, after, 1))
+
+
+@pytest.mark.parametrize("text", ["- {token: hunter2}", "sink:\n  token: 'hunter2", "sink: {token: hunter2", "token: hunter2\n\tx: y"])
+def test_secrets_are_never_in_messages_about_the_file(tmp_path: Path, text: str) -> None:
+    assert "hunter2" not in refusal(tmp_path, text)
+
+
+def test_secrets_are_masked_for_logs() -> None:
+    properties = {"type": "rest", "s3.secret-access-key": "x", "s3.access-key-id": "y", "token": "z", "credential": "c"}
+    shown = redacted(properties)
+    assert shown["type"] == "rest"
+    assert {value for name, value in shown.items() if name != "type"} == {"****"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("region", ("identity", None, "region")),
+        ("identity(region)", ("identity", None, "region")),
+        (" bucket( 8 ,id ) ", ("bucket", 8, "id")),
+        ("truncate(4, name)", ("truncate", 4, "name")),
+        ("days(at)", ("day", None, "at")),
+        ("hour(at)", ("hour", None, "at")),
+        ("ä-b", ("identity", None, "ä-b")),
+    ],
+)
+def test_partition_fields(text: str, expected: tuple[str, int | None, str]) -> None:
+    parsed = PartitionField.parse(text)
+    assert (parsed.transform, parsed.parameter, parsed.column) == expected
+
+
+@pytest.mark.parametrize("text", ["", "bucket(id)", "bucket(-1, id)", "bucket(x, id)", "void(id)", "day(at, x)", "a b", "day at"])
+def test_no_partition_fields(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a partition field; write a column name"):
+        PartitionField.parse(text)

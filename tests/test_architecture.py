@@ -1,0 +1,46 @@
+"""Imports point one way: sink -> deltawriters -> changelog. The layers below run where there is no Spark and no JVM."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("changelog", "deltawriters", "sink")
+
+
+def imports_of(package: str) -> set[str]:
+    """Top-level packages that any module of `package` imports, also inside functions."""
+    found = set()
+    for file in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file}: relative import"
+                found.add(str(node.module).split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "above"),
+    [("changelog", {"deltawriters", "sink"}), ("deltawriters", {"sink", "pyspark", "py4j"})],
+)
+def test_a_package_imports_only_what_is_below_it(package: str, above: set[str]) -> None:
+    assert not imports_of(package) & above
+
+
+@pytest.mark.parametrize("module", ["deltawriters", "changelog.rows"])
+def test_writers_load_without_spark(module: str) -> None:
+    # in an interpreter of its own: here other tests may have imported everything
+    code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"pyspark", "py4j", "sink"} & set(result.stdout.split())
+
+
+def test_modules_are_named_for_what_they_hold() -> None:
+    folders = [*PACKAGES, "tests", "benchmarks"]
+    names = {file.stem for folder in folders for file in (ROOT / folder).rglob("*.py")}
+    assert not names & {"utils", "util", "helpers", "helper", "common", "misc"}
