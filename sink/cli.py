@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
     spark = session.start(config)
     try:
         pipeline = Pipeline(spark, config)
-        with stops_on_signals(pipeline):
+        with stops_on_signals(spark, pipeline):
             pipeline.run()
     finally:
         spark.stop()

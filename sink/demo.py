@@ -139,7 +139,7 @@ def run(folder: Path) -> int:
         print(f"\nrowdelta run {folder / 'sink.yaml'}", flush=True)
         with _log_on_stdout():
             pipeline = Pipeline(spark, config)
-            with stops_on_signals(pipeline):
+            with stops_on_signals(spark, pipeline):
                 pipeline.run()
         results = [_show_and_compare(spark, section, folder) for section in config.tables]
     finally:

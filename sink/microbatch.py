@@ -10,14 +10,15 @@ from typing import Any
 from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
+from pyiceberg.transforms import BucketTransform
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog import debezium_json, row_kind
-from changelog.decoding import Decoder
+from changelog.decoding import Decoder, quoted
 from changelog.rows import BAD, order_column
-from deltawriters import DeltaOptions
+from deltawriters import DeltaOptions, TableSpec
 from sink import task
 from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit, TableNoLongerEmpty
 from sink.config import Config
@@ -67,6 +68,7 @@ class TableSink:
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
         self._decode = decoder(config, plan)
+        self._routing: tuple[int, list[Column]] | None = None
         self._committer = IcebergCommitter(table)
         self._spec = table.spec
         self._stored: StoredPosition | None = None
@@ -132,6 +134,7 @@ class TableSink:
         if needs_global_deletes(self.plan) or self.table.has_data_under_other_specs():
             self.table.ensure_unpartitioned_spec()
         self._decode = decoder(self._config, self.plan)
+        self._routing = None
         self._spec = self.table.spec
 
     def _write_and_commit(self, batch_id: int, batch: TableBatch) -> None:
@@ -191,15 +194,12 @@ class TableSink:
 
     def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> DataFrame:
         """All changes of a key to one task."""
-        if estimated_rows is not None and estimated_rows <= SMALL_BATCH:
-            return changes.coalesce(1)
         tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        if tasks == 1:
+        if tasks == 1 or (estimated_rows is not None and estimated_rows <= SMALL_BATCH):
             return changes.coalesce(1)
-        return changes.repartition(tasks, *self._routing_columns())
-
-    def _routing_columns(self) -> list[Column]:
-        return [F.col(f"`{name}`") for name in self.plan.section.key]
+        if self._routing is None or self._routing[0] != tasks:
+            self._routing = tasks, routing_columns(self.plan, self._spec, tasks, spark)
+        return changes.repartition(tasks, *self._routing[1])
 
     def _refuse(self, written: Written) -> None:
         if written.bad and self._dead_letters is None:
@@ -300,6 +300,27 @@ def decoder(config: Config, plan: TablePlan) -> Decoder:
     if config.source.type == "files" and config.source.file_format == "parquet":
         return row_kind.columns_decoder(plan.changelog)
     return row_kind.json_decoder(plan.changelog)
+
+
+def routing_columns(plan: TablePlan, table: TableSpec, tasks: int, spark: SparkSession) -> list[Column]:
+    """What to shuffle by, so that all changes of a key meet in one task.
+
+    By key; but if the table has buckets of a key column, by bucket: then each bucket is written by one task only, in
+    `tasks` times fewer files. Spark hashes what it is given once more, so a bucket is not sent as its number but as an integer that
+    hashes to the task `bucket mod tasks`.
+    """
+    key = [F.col(quoted(name)) for name in plan.section.key]
+    for field in table.current_spec.fields:
+        source = table.iceberg_schema.find_column_name(field.source_id)
+        if isinstance(field.transform, BucketTransform) and source in plan.section.key and field.transform.num_buckets >= tasks:
+            bucket = F.expr(f"{quoted(plan.section.catalog)}.system.bucket({field.transform.num_buckets}, {quoted(source)})")
+            numbers = spark.range(100 * tasks).select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(tasks)).alias("task"))
+            chosen = {row.task: row.id for row in numbers.groupBy("task").agg(F.min("id").alias("id")).collect()}
+            if len(chosen) == tasks:
+                # key columns that are null belong to bad records; they go to the first task
+                task_number = F.coalesce(bucket % tasks, F.lit(0))
+                return [F.array(*(F.lit(int(chosen[i])) for i in range(tasks)))[task_number]]
+    return key
 
 
 def property_prefix(config: Config) -> str:

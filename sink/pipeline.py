@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import ClassVar
 
 
 from py4j.protocol import Py4JError
@@ -127,11 +128,13 @@ def open_source(spark: SparkSession, config: Config, changelogs: dict[str, Chang
 
 
 @contextmanager
-def stops_on_signals(pipeline: Pipeline) -> Iterator[None]:
+def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
     """Ctrl-C and SIGTERM finish the micro-batch and stop. A second Ctrl-C interrupts at once, which is safe too.
 
-    Under `spark-submit` a signal reaches the JVM first; a Hadoop shutdown hook ahead of Spark's own makes it wait for us.
+    Under `spark-submit` the JVM is the parent process and gets the signal. There a shutdown hook, which Hadoop runs before Spark's
+    own, makes it wait for the pipeline.
     """
+    finished = threading.Event()
 
     def handle(signum: int, _: FrameType | None) -> None:
         log.info("%s: finishing the micro-batch, then stopping", signal.Signals(signum).name)
@@ -139,8 +142,46 @@ def stops_on_signals(pipeline: Pipeline) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    hook = _ShutdownHook(spark, pipeline, finished)
     try:
         yield
     finally:
+        finished.set()
+        hook.remove()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class _ShutdownHook:
+    """A Java `Runnable` that the JVM runs when it is told to end: stops the pipeline and waits until it has."""
+
+    _PRIORITY = 100  # Spark's own hook has 50; higher ones run first
+    _WAIT_SECONDS = 300
+
+    class Java:
+        implements: ClassVar[list[str]] = ["java.lang.Runnable"]
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, finished: threading.Event) -> None:
+        from pyspark.java_gateway import ensure_callback_server_started
+
+        gateway = spark.sparkContext._gateway
+        assert gateway is not None
+        ensure_callback_server_started(gateway)
+        self._pipeline = pipeline
+        self._finished = finished
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        self._manager = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
+        seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
+        # the manager keeps hooks in a hash set: a Java thread around us has the hashCode that we lack
+        self._hook = jvm.java.lang.Thread(self)
+        self._manager.addShutdownHook(self._hook, self._PRIORITY, self._WAIT_SECONDS, seconds)
+
+    def run(self) -> None:
+        log.info("the JVM was told to end: finishing the micro-batch, then stopping")
+        self._pipeline.stop()
+        self._finished.wait(self._WAIT_SECONDS)
+
+    def remove(self) -> None:
+        if not self._manager.isShutdownInProgress():
+            self._manager.removeShutdownHook(self._hook)

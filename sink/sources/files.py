@@ -83,8 +83,8 @@ class FilesSource:
             fresh = [file for file in files if _is_beyond(file, position)]
         if not fresh:
             return None
-        if self._config.source.file_format == "parquet":
-            self._check_columns(table, fresh)
+        is_parquet = self._config.source.file_format == "parquet"
+        rows = sum(self._checked_rows(table, file) for file in fresh) if is_parquet else None
         records = frame.drop("_modified", "_name")
         if len(fresh) < len(files):
             assert position is not None
@@ -99,7 +99,7 @@ class FilesSource:
             had = fresh if other["generation"] == generation else [f for f in fresh if not _is_beyond(f, other)]
             return ~F.col(BAD)["source"].isin([file.path for file in had])
 
-        return TableBatch(records, _mark(fresh, position, generation, batch_id), beyond, None)
+        return TableBatch(records, _mark(fresh, position, generation, batch_id), beyond, rows)
 
     def start_position(self, table: TableSection) -> Position | None:
         return None
@@ -126,28 +126,28 @@ class FilesSource:
             files += [_ChangeFile(e["path"], int(e["timestamp"])) for e in entries if e["batchId"] == number]
         return files
 
-    def _check_columns(self, table: TableSection, files: list[_ChangeFile]) -> None:
-        """Spark would read a missing Parquet column as nulls. Footers cost a few ms each."""
+    def _checked_rows(self, table: TableSection, file: _ChangeFile) -> int:
+        """The number of rows of a Parquet file that has every column; Spark would read a missing one as nulls."""
         jvm = self._spark.sparkContext._jvm
         assert jvm is not None
         conf = self._spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file.path))
+        try:
+            reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
+                jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
+            )
+        except Py4JJavaError as error:
+            raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
+        schema, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
+        reader.close()
         wanted = row_kind.columns_to_read(self._specs[table.target]).fieldNames()
-        for file in files:
-            path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file.path))
-            try:
-                reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
-                    jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
-                )
-            except Py4JJavaError as error:
-                raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
-            schema = reader.getFooter().getFileMetaData().getSchema()
-            reader.close()
-            missing = [name for name in wanted if not schema.containsField(name)]
-            if missing:
-                raise DataError(
-                    f"{table.target}: {file.path} has no column {missing[0]!r}. Its columns must be: {', '.join(wanted)}. "
-                    "Write the file again with the column, or correct tables[].columns."
-                )
+        missing = [name for name in wanted if not schema.containsField(name)]
+        if missing:
+            raise DataError(
+                f"{table.target}: {file.path} has no column {missing[0]!r}. Its columns must be: {', '.join(wanted)}. "
+                "Write the file again with the column, or correct tables[].columns."
+            )
+        return rows
 
     def _list(self, table: TableSection) -> list[tuple[str, int]]:
         jvm = self._spark.sparkContext._jvm

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.decoding import RAW_COLUMNS, ChangelogSpec, Decoder, ColumnSpec
+from changelog.decoding import RAW_COLUMNS, ChangelogSpec, ColumnSpec, Decoder
 from changelog.rows import BAD, KIND, RowKind, order_column
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -62,12 +62,9 @@ def spec(columns: Mapping[str, str], key: Sequence[str] = ("id",), **options: An
     return ChangelogSpec(tuple(specs), tuple(key), **options)
 
 
-Decode = Callable[[ChangelogSpec], Decoder]
-
-
 @dataclass(frozen=True)
 class Decoded:
-    """One changelog row. `offset` and `half` are what orders it: -U before +U of one message.
+    """One changelog row. `offset` and `half` are what orders it: -U before +U of one message; bad records need no order.
 
     :param row: the table's columns.
     :param bad: fields of `_rowdelta_bad`, or None.
@@ -86,7 +83,10 @@ class Decoded:
 
 
 def decode(
-    function: Decode, records: DataFrame, table: ChangelogSpec, read: Mapping[str, Callable[[Column], Column]] | None = None
+    decoder: Callable[[ChangelogSpec], Decoder],
+    records: DataFrame,
+    table: ChangelogSpec,
+    read: Mapping[str, Callable[[Column], Column]] | None = None,
 ) -> list[Decoded]:
     """Changelog rows in order.
 
@@ -94,21 +94,21 @@ def decode(
     """
     names = [column.name for column in table.columns]
     order = order_column(len(table.order_by) + 1)
-    frame = function(table)(records)
+    frame = decoder(table)(records)
     columns = [(read or {}).get(name, lambda column: column)(F.col(f"`{name}`")).alias(name) for name in names]
     place = [F.col(order).alias("place")] if table.source_order else [F.lit(None).cast("bigint").alias("place")]
     found = frame.select(KIND, BAD, *place, *columns).toArrow().to_pylist()
-    found.sort(key=lambda r: -1 if r["place"] is None else r["place"])
-    return [
+    rows = [
         Decoded(
             kind=RowKind(r[KIND]).short,
-            offset=None if r["place"] is None else r["place"] // 2,
+            offset=r[BAD]["offset"] if r[BAD] else None if r["place"] is None else r["place"] // 2,
             half=None if r["place"] is None else r["place"] % 2,
             row={name: r[name] for name in names},
             bad=r[BAD],
         )
         for r in found
     ]
+    return sorted(rows, key=lambda r: (-1 if r.offset is None else r.offset, -1 if r.half is None else r.half))
 
 
 def _json(value: Any) -> str:

@@ -1,0 +1,349 @@
+"""Debezium JSON that no connector should send, or rarely does: refused with a reason, and never guessed at."""
+
+import base64
+import datetime as dt
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from changelog import debezium_json
+from changelog.decoding import ChangelogSpec, ColumnSpec
+from changelog.rows import SNAPSHOT
+from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = {"id": "bigint", "v": "string"}
+
+
+def event(op: str, after: Any = None, before: Any = None, **more: Any) -> dict[str, Any]:
+    return {"before": before, "after": after, "op": op, **more}
+
+
+def with_envelope(value: Any, kafka_type: str, name: str | None = None) -> dict[str, Any]:
+    """An insert of {id: 1, v: value} whose envelope gives v this type and semantic name."""
+    v = {"type": kafka_type, "optional": True, "field": "v"} | ({"name": name} if name else {})
+    fields = [{"type": "int64", "optional": False, "field": "id"}, v]
+    rows = [{"type": "struct", "fields": fields, "optional": True, "field": side} for side in ("before", "after")]
+    return {"schema": {"type": "struct", "fields": rows}, "payload": event("c", {"id": 1, "v": value})}
+
+
+def decoded(spark: SparkSession, values: list[Any], **table: Any) -> list[Decoded]:
+    columns = table.pop("columns", COLUMNS)
+    return decode(debezium_json.decoder, raw_records(spark, messages(*values)), spec(columns, **table))
+
+
+def texts(value: int, size: int | None = None) -> str:
+    """What Kafka Connect's JSON has for the unscaled value of a decimal."""
+    length = size or (8 + (value + (value < 0)).bit_length()) // 8
+    return base64.b64encode(value.to_bytes(length, "big", signed=True)).decode()
+
+
+def test_bad_records_say_why(spark: SparkSession) -> None:
+    cases: list[tuple[Any, str]] = [
+        ("no JSON", "unparseable: the value is not JSON"),
+        ('{"op": "c", "after": {"id": 1', "unparseable: the value is not JSON"),
+        ("", "unparseable: the value is not JSON"),
+        ("[1, 2]", "unknown_operation: the event has no op; is this a Debezium change event?"),
+        ("null", "unknown_operation: the event has no op; is this a Debezium change event?"),
+        ("{}", "unknown_operation: the event has no op; is this a Debezium change event?"),
+        (event("x", {"id": 1, "v": "a"}), "unknown_operation: op is 'x'; expected one of r, c, u, d, t, m"),
+        (event("t"), "unsupported_event: TRUNCATE: no key says which rows it removed; empty the table by hand"),
+        (event("c"), "missing_column: op 'c' has no after"),
+        (event("u", before={"id": 1, "v": "a"}), "missing_column: op 'u' has no after"),
+        (event("d"), "missing_column: op 'd' has no before"),
+        (event("c", {"v": "a"}), "null_key: key column id is missing"),
+        (event("c", {"id": None, "v": "a"}), "null_key: key column id is null"),
+        (event("d", before={"id": None, "v": "a"}), "null_key: key column id is null"),
+        (event("c", {"id": 1}), "missing_column: column v is missing"),
+        (event("c", {"id": "one", "v": "a"}), "type_mismatch: column id: 'one' does not fit bigint"),
+        (event("c", {"id": 1.5, "v": "a"}), "type_mismatch: column id: '1.5' does not fit bigint"),
+        (event("c", {"id": 2**63, "v": "a"}), f"type_mismatch: column id: '{2**63}' does not fit bigint"),
+        (event("d", before={"id": "one"}), "type_mismatch: column id: 'one' does not fit bigint"),
+        (event("c", {"id": "x" * 100, "v": "a"}), f"type_mismatch: column id: '{'x' * 80}…' does not fit bigint"),
+    ]
+    found = decoded(spark, [value for value, _ in cases])
+    assert [d.error for d in found] == [reason for _, reason in cases]
+
+
+def test_bad_records_keep_the_message(spark: SparkSession) -> None:
+    bad = Message("no JSON, zoë", 42, {"id": 7}, partition=3, topic="shop.orders")
+    (found,) = decode(debezium_json.decoder, raw_records(spark, [bad]), spec(COLUMNS))
+    assert found.bad == {
+        "source": "shop.orders",
+        "partition": 3,
+        "offset": 42,
+        "key": b'{"id":7}',
+        "value": "no JSON, zoë".encode(),
+        "reason": "the value is not JSON",
+        "error_class": "unparseable",
+    }
+
+
+def test_what_is_ignored(spark: SparkSession) -> None:
+    found = decoded(spark, [None, {"op": "m", "message": {"prefix": "p"}}, event("c", {"id": 1, "v": None}), None])
+    assert [(d.offset, d.kind, d.row, d.error) for d in found] == [(2, "+I", {"id": 1, "v": None}, None)]
+
+
+def test_a_record_says_one_reason_for_each_change(spark: SparkSession) -> None:
+    """An update is two changes, and both must be known: a key that can't be read removes nothing."""
+    found = decoded(spark, [event("u", {"id": 1, "v": "b"}, {"id": "?", "v": "a"})], trust_before=True)
+    assert [d.error for d in found] == ["type_mismatch: column id: '?' does not fit bigint", None]
+
+
+def test_before_matters_in_upsert_only_when_the_key_changes(spark: SparkSession) -> None:
+    """Not every connector splits a key change into d and c."""
+    values = [
+        event("u", {"id": 1, "v": "b"}, {"id": 1, "v": "a"}),
+        event("u", {"id": 2, "v": "b"}, {"id": 1, "v": "b"}),
+        event("u", {"id": 3, "v": "b"}, None),
+        event("u", {"id": 3, "v": "c"}, {"id": None, "v": None}),
+    ]
+    assert [(d.kind, d.row["id"], d.error) for d in decoded(spark, values)] == [
+        ("+U", 1, None),
+        ("-U", 1, None),
+        ("+U", 2, None),
+        ("+U", 3, None),
+        ("+U", 3, None),
+    ]
+
+
+def test_snapshot_reads_are_marked(spark: SparkSession) -> None:
+    records = raw_records(spark, messages(event("r", {"id": 1, "v": "a"}), event("c", {"id": 2, "v": "a"})))
+    frame = debezium_json.decoder(spec(COLUMNS))(records)
+    assert {row["id"]: row[SNAPSHOT] for row in frame.collect()} == {1: True, 2: False}
+
+
+def test_order_columns_from_the_event(spark: SparkSession) -> None:
+    order_by = (("source.lsn", T.LongType()), ("v", T.StringType()))
+    values = [
+        event("c", {"id": 1, "v": "a"}, source={"lsn": 27627472}),
+        event("d", before={"id": 1, "v": "z"}, source={"lsn": 27627473}),
+        event("c", {"id": 1, "v": "a"}, source={}),
+    ]
+    records = raw_records(spark, messages(*values))
+    table = spec(COLUMNS, order_by=order_by)
+    names = ["_rowdelta_order_0", "_rowdelta_order_1", "_rowdelta_order_2", "_rowdelta_order_3"]
+    found = [tuple(row) for row in debezium_json.decoder(table)(records).select(*names).collect()]
+    assert sorted(found, key=str) == [(27627472, "a", 0, 1), (27627473, "z", 0, 2), (None, "a", 0, 5)]
+    assert [d.error for d in decode(debezium_json.decoder, records, table)] == [
+        None,
+        None,
+        "missing_order: order column source.lsn is null or missing",
+    ]
+
+
+def test_a_required_column_may_not_be_null(spark: SparkSession) -> None:
+    columns = (ColumnSpec("id", T.LongType(), required=True), ColumnSpec("v", T.StringType(), required=True))
+    table = ChangelogSpec(columns, ("id",))
+    records = raw_records(spark, messages(event("c", {"id": 1, "v": None}), event("d", before={"id": 1, "v": None})))
+    assert [d.error for d in decode(debezium_json.decoder, records, table)] == [
+        "type_mismatch: column v is null, and the table requires a value",
+        None,
+    ]
+
+
+def test_columns_with_odd_names(spark: SparkSession) -> None:
+    columns = {"id": "bigint", "a b": "string", "ü`x": "int", "ID2": "string", "$": "string"}
+    row = {"id": 1, "a b": "x", "ü`x": 2, "ID2": "y", "$": "z"}
+    (found,) = decoded(spark, [event("c", row)], columns=columns)
+    assert (found.error, found.row) == (None, row)
+
+
+# Decimals -------------------------------------------------------------------------------------------------------------
+
+
+def fits(spark: SparkSession, sql_type: str, values: list[Any], **options: str) -> list[Any]:
+    """Each value as the decoded column has it, or the error class."""
+    rows = decoded(
+        spark, [event("c", {"id": 1, "v": v}) for v in values], columns={"id": "bigint", "v": sql_type}, options=options
+    )
+    return [d.bad["error_class"] if d.bad else d.row["v"] for d in rows]
+
+
+MISFIT = "type_mismatch"
+
+
+def test_base64_decimals_are_exact(spark: SparkSession) -> None:
+    largest = 10**38 - 1
+    assert fits(
+        spark,
+        "decimal(38,10)",
+        [texts(largest), texts(-largest), texts(0), texts(-1), texts(1, 16), texts(2**63), texts(-(2**63)), texts(2**64)],
+    ) == [Decimal(f"{n}e-10") for n in (largest, -largest, 0, -1, 1, 2**63, -(2**63), 2**64)]
+    # 17 bytes, 39 digits, no base64, no bytes at all
+    assert fits(spark, "decimal(38,0)", [texts(1, 17), texts(10**38), "***", ""]) == [MISFIT] * 4
+
+
+def test_base64_decimals_that_do_not_fit(spark: SparkSession) -> None:
+    found = fits(spark, "decimal(12,2)", [texts(10**12 - 1), texts(-(10**12) + 1), texts(10**12), texts(-(10**12))])
+    assert found == [Decimal("9999999999.99"), Decimal("-9999999999.99"), MISFIT, MISFIT]
+
+
+def test_decimals_with_a_scale_of_their_own(spark: SparkSession) -> None:
+    """Debezium's VariableScaleDecimal, for `numeric` without a scale. The table's scale need not be the value's."""
+
+    def value(unscaled: int, scale: int) -> dict[str, Any]:
+        return {"scale": scale, "value": texts(unscaled)}
+
+    values = [value(1005, 3), value(1000, 3), value(-5, 1), value(7, 0), value(7, -3), value(1, 40), value(0, 40)]
+    assert fits(spark, "decimal(12,2)", values) == [
+        MISFIT,
+        Decimal("1.00"),
+        Decimal("-0.50"),
+        Decimal("7.00"),
+        Decimal("7000.00"),
+        MISFIT,
+        Decimal("0.00"),
+    ]
+
+
+def test_decimals_as_text_are_never_rounded(spark: SparkSession) -> None:
+    values = ["1.005", "1.00", "1.000", "-0.01", "9999999999.99", "10000000000", "1e3", "1.005e0", "NaN", "abc", " 1 "]
+    found = fits(spark, "decimal(12,2)", values, **{"decimal.handling.mode": "string"})
+    assert found[:8] == [
+        MISFIT,
+        Decimal("1.00"),
+        Decimal("1.00"),
+        Decimal("-0.01"),
+        Decimal("9999999999.99"),
+        MISFIT,
+        Decimal("1000.00"),
+        MISFIT,
+    ]
+    assert found[8:10] == [MISFIT, MISFIT]
+    thirty_eight = "0." + "123456789" * 4 + "12"
+    (exact,) = fits(spark, "decimal(38,38)", [thirty_eight], **{"decimal.handling.mode": "string"})
+    assert exact == Decimal(thirty_eight)
+
+
+def test_decimals_as_numbers_keep_38_digits(spark: SparkSession) -> None:
+    """decimal.handling.mode: double, and connectors that write numbers: JSON numbers don't pass through a double."""
+    digits = "1234567890123456789012345678.9012345678"
+    text = f'{{"op":"c","after":{{"id":1,"v":{digits}}}}}'
+    columns = {"id": "bigint", "v": "decimal(38,10)"}
+    (found,) = decoded(spark, [text], columns=columns, options={"decimal.handling.mode": "double"})
+    assert found.row["v"] == Decimal(digits)
+    values = [1.005, 1.5, 0.1, 12345678901]
+    found_values = fits(spark, "decimal(12,2)", values, **{"decimal.handling.mode": "double"})
+    assert found_values == [MISFIT, Decimal("1.50"), Decimal("0.10"), MISFIT]
+
+
+# Dates and times ------------------------------------------------------------------------------------------------------
+
+NOON = dt.datetime(2026, 1, 2, 12, 0, 0, 123456)
+EPOCH = dt.datetime(1970, 1, 1)
+MICROS = (NOON - EPOCH) // dt.timedelta(microseconds=1)
+MILLIS = MICROS // 1000
+TO_MILLIS = NOON.replace(microsecond=123000)
+
+
+@pytest.mark.parametrize("sql_type", ["timestamp", "timestamp_ntz"])
+def test_the_envelope_says_the_unit_of_a_timestamp(spark: SparkSession, sql_type: str) -> None:
+    values = [
+        with_envelope(MILLIS, "int64", "io.debezium.time.Timestamp"),
+        with_envelope(MILLIS, "int64", "org.apache.kafka.connect.data.Timestamp"),
+        with_envelope(MICROS, "int64", "io.debezium.time.MicroTimestamp"),
+        with_envelope(MICROS * 1000, "int64", "io.debezium.time.NanoTimestamp"),
+        with_envelope(MICROS * 1000 + 1, "int64", "io.debezium.time.NanoTimestamp"),
+        with_envelope(2**63 - 1, "int64", "io.debezium.time.Timestamp"),
+        with_envelope(None, "int64", "io.debezium.time.Timestamp"),
+    ]
+    found = decoded(spark, values, columns={"id": "bigint", "v": sql_type})
+    zone = dt.UTC if sql_type == "timestamp" else None
+    assert [d.bad["error_class"] if d.bad else d.row["v"] for d in found] == [
+        TO_MILLIS.replace(tzinfo=zone),
+        TO_MILLIS.replace(tzinfo=zone),
+        NOON.replace(tzinfo=zone),
+        NOON.replace(tzinfo=zone),
+        MISFIT,
+        MISFIT,
+        None,
+    ]
+
+
+def test_timestamps_without_envelope_are_micros(spark: SparkSession) -> None:
+    """Unless time.precision.mode says otherwise."""
+    assert fits(spark, "timestamp_ntz", [MICROS, -1, 0]) == [NOON, EPOCH - dt.timedelta(microseconds=1), EPOCH]
+    connect = {"time.precision.mode": "connect"}
+    assert fits(spark, "timestamp_ntz", [MILLIS, 2**62], **connect) == [TO_MILLIS, MISFIT]
+    iso = {"time.precision.mode": "isostring"}
+    assert fits(spark, "timestamp_ntz", ["2026-01-02T12:00:00.123456", MICROS], **iso) == [NOON, MISFIT]
+
+
+def test_iso_timestamps(spark: SparkSession) -> None:
+    at = NOON.replace(tzinfo=dt.UTC)
+    cases: dict[str, Any] = {
+        "2026-01-02T12:00:00.123456Z": at,
+        "2026-01-02T17:00:00.123456+05:00": at,
+        "2026-01-02 12:00:00.123456+00": MISFIT,
+        "2026-01-02T12:00:00.123456000Z": at,
+        "2026-01-02T12:00:00.123456001Z": MISFIT,
+        "2026-01-02T12:00:00.1234567Z": MISFIT,
+        "2026-02-30T12:00:00Z": MISFIT,
+        "12:00:00Z": MISFIT,
+        "infinity": MISFIT,
+        "": MISFIT,
+    }
+    assert dict(zip(cases, fits(spark, "timestamp", list(cases)), strict=True)) == cases
+    # a zone has no place in a column without one
+    ntz = fits(spark, "timestamp_ntz", ["2026-01-02T12:00:00.123456Z", "2026-01-02T12:00:00.123456"])
+    assert ntz == [MISFIT, NOON]
+
+
+def test_dates(spark: SparkSession) -> None:
+    values = [0, -1, 20455, "2026-01-02", "2026-02-30", "2026-01-02T00:00:00Z", "soon", 2**40]
+    assert fits(spark, "date", values) == [
+        dt.date(1970, 1, 1),
+        dt.date(1969, 12, 31),
+        dt.date(2026, 1, 2),
+        dt.date(2026, 1, 2),
+        *[MISFIT] * 4,
+    ]
+
+
+# Other types ----------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_that_do_not_fit(spark: SparkSession) -> None:
+    assert fits(spark, "int", [2**31 - 1, 2**31, -(2**31), "7", 1.0, True]) == [2**31 - 1, MISFIT, -(2**31), 7, 1, MISFIT]
+    assert fits(spark, "float", [1.5, 1e39, -1e39, "Infinity", "-Infinity", "x"]) == [
+        1.5,
+        MISFIT,
+        MISFIT,
+        float("inf"),
+        float("-inf"),
+        MISFIT,
+    ]
+    nan = fits(spark, "double", ["NaN", 1e308])
+    assert nan[0] != nan[0]
+    assert nan[1] == 1e308
+    assert fits(spark, "boolean", [True, False, "true", 1, "maybe"])[-1] == MISFIT
+
+
+def test_bytes_and_uuids(spark: SparkSession) -> None:
+    assert fits(spark, "binary", ["3q2+7w==", "", "not base64!"]) == [b"\xde\xad\xbe\xef", b"", MISFIT]
+    text = "11111111-2222-3333-4444-555555555555"
+    uuids = [text, text.upper(), text[:-1], text.replace("-", ""), text.replace("5", "g"), ""]
+    expected = bytes.fromhex(text.replace("-", ""))
+    assert fits(spark, "uuid", uuids) == [expected, expected, MISFIT, MISFIT, MISFIT, MISFIT]
+
+
+def test_text_is_kept_as_it_is(spark: SparkSession) -> None:
+    values = ["", " ", "ab   ", "zoë 😀", "\x00", 'a"b\\', "null", "__debezium_unavailable_valu"]
+    assert fits(spark, "string", values) == values
+
+
+def test_objects_in_a_text_column_stay_json(spark: SparkSession) -> None:
+    (found,) = fits(spark, "string", [{"x": 1.5, "y": [1, None]}])
+    assert json.loads(found) == {"x": 1.5, "y": [1, None]}
+
+
+def test_nested_types(spark: SparkSession) -> None:
+    values = [{"a": 1, "b": ["x", None]}, {"a": "one", "b": []}, None]
+    found = fits(spark, "struct<a:int,b:array<string>>", values)
+    assert found == [{"a": 1, "b": ["x", None]}, MISFIT, None]
