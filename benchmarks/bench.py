@@ -18,12 +18,12 @@ from time import perf_counter
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQueryListener
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
+    StreamingQueryListener,
 )
 
 from benchmarks import merge_baseline
@@ -49,7 +49,9 @@ class Triggers(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         durations = event.progress.durationMs
         if event.progress.numInputRows and "addBatch" in durations:
-            trigger = Trigger(event.progress.batchId, durations["triggerExecution"] / 1000, durations["addBatch"] / 1000)
+            trigger = Trigger(
+                event.progress.batchId, durations["triggerExecution"] / 1000, durations["addBatch"] / 1000
+            )
             self.seen.append(trigger)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
@@ -118,7 +120,6 @@ class RowdeltaCase:
             self._spark.streams.removeListener(self._triggers)
 
     def _settings(self, files_per_batch: int) -> dict[str, Any]:
-        columns = dict(re.findall(r"(\w+) (\w+(?:\([^)]*\))?)", SPARK_TABLE_SCHEMA))
         return {
             "sink": {"id": "bench", "checkpoint": str(self._folder / "state"), "on_bad_record": "fail"},
             "source": {"type": "files", "format": "row-kind", "options": {"maxFilesPerTrigger": files_per_batch}},
@@ -128,7 +129,7 @@ class RowdeltaCase:
                     "source": str(self._folder / "source"),
                     "target": self.case.table,
                     "key": ["id"],
-                    "columns": columns,
+                    "columns": table_columns(),
                     "order_by": ["seq"],
                     "partition_by": [f"bucket({self.case.buckets}, id)"] if self.case.buckets else [],
                 }
@@ -162,7 +163,9 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
     """Generate, load, apply in turns of `turn` micro-batches, scan and check after each turn. Prints as it goes."""
     print(f"generating {rows:,} rows and {batches} micro-batches of {events:,} events (seed {seed})", flush=True)
     turns = [*range(turn, batches, turn), batches]
-    dataset = write_dataset(Workload(rows, seed), folder / "data", batches, events, FILES_PER_BATCH, expected_after=[batches])
+    dataset = write_dataset(
+        Workload(rows, seed), folder / "data", batches, events, FILES_PER_BATCH, expected_after=[batches]
+    )
     warehouse = folder / "warehouse"
     spark = build_session(warehouse)
     spark.sparkContext.setLogLevel("ERROR")
@@ -175,7 +178,10 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
     for sink in sinks:
         sink.case.load_seconds = sink.load(dataset)
         _check(spark, sink.case, dataset, 0)
-        print(f"  load  {sink.case.name:34} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} rows/s", flush=True)
+        print(
+            f"  load  {sink.case.name:34} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} rows/s",
+            flush=True,
+        )
     first = 1
     for last in turns:
         for sink in sinks:
@@ -186,7 +192,10 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
             _check(spark, sink.case, dataset, last)
             sink.case.scans[last] = perf_counter() - started
             median = statistics.median(trigger.seconds for trigger in triggers)
-            print(f"  {first:2}-{last:2} {sink.case.name:34} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} s", flush=True)
+            print(
+                f"  {first:2}-{last:2} {sink.case.name:34} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} s",
+                flush=True,
+            )
         first = last + 1
     expected = checksum(spark.read.parquet(str(dataset.expected[batches])))
     for sink in sinks:
@@ -195,6 +204,11 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
     print("content of every table equals the source's", flush=True)
     _report(spark, [sink.case for sink in sinks], rows)
     return [sink.case for sink in sinks]
+
+
+def table_columns() -> dict[str, str]:
+    """The workload's columns as `columns:` in a configuration has them."""
+    return dict(re.findall(r"(\w+) (\w+(?:\([^)]*\))?)", SPARK_TABLE_SCHEMA))
 
 
 def _check(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> None:
@@ -210,10 +224,14 @@ def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
         files, size = _files_per_commit(spark, case.table, len(case.triggers))
         scans = " ".join(f"{seconds:>6.2f}" for seconds in case.scans.values())
         load = rows / case.load_seconds
-        print(f"{case.name:36}{load:>12,.0f}{case.median:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans}")
+        print(
+            f"{case.name:36}{load:>12,.0f}{case.median:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans}"
+        )
     print()
     for ours, merge in ((cases[0], cases[1]), (cases[2], cases[3])):
-        print(f"{_partitioning(ours.buckets)}: MERGE INTO takes {merge.median / ours.median:.1f}x as long a micro-batch")
+        print(
+            f"{_partitioning(ours.buckets)}: MERGE INTO takes {merge.median / ours.median:.1f}x as long a micro-batch"
+        )
 
 
 def _files_per_commit(spark: SparkSession, table: str, commits: int) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from benchmarks.streams import Trigger, read_changes, run_available
 from benchmarks.workload import SPARK_CHANGE_SCHEMA, SPARK_TABLE_SCHEMA, TABLE_SCHEMA

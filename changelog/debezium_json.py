@@ -108,13 +108,16 @@ def _errors(spec: ChangelogSpec) -> list[Column]:
     has_fields = any_of([F.try_variant_get(image, path(name), "variant").isNotNull() for name in spec.key])
     return [
         F.when(event.isNull(), error(BadRecord.UNPARSEABLE, "the value is not JSON")),
-        F.when(op.isNull(), error(BadRecord.UNKNOWN_OPERATION, "the event has no op; is this a Debezium change event?")),
+        F.when(
+            op.isNull(), error(BadRecord.UNKNOWN_OPERATION, "the event has no op; is this a Debezium change event?")
+        ),
         F.when(
             op == "t",
             error(BadRecord.UNSUPPORTED_EVENT, "TRUNCATE: no key says which rows it removed; empty the table by hand"),
         ),
         F.when(
-            F.col(KIND).isNull(), error(BadRecord.UNKNOWN_OPERATION, "op is '", op, "'; expected one of r, c, u, d, t, m")
+            F.col(KIND).isNull(),
+            error(BadRecord.UNKNOWN_OPERATION, "op is '", op, "'; expected one of r, c, u, d, t, m"),
         ),
         F.when(
             ~has_fields & F.try_variant_get(image, "$", "map<string,variant>").isNull(),

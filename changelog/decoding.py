@@ -130,10 +130,13 @@ def finish(
     kind = F.col(KIND)
     checks = list(errors)
     checks += [
-        F.when(F.col(quoted(name)).isNull(), error(BadRecord.NULL_KEY, f"key column {name} is null")) for name in spec.key
+        F.when(F.col(quoted(name)).isNull(), error(BadRecord.NULL_KEY, f"key column {name} is null"))
+        for name in spec.key
     ]
     checks += [
-        F.when(F.col(order_value(i)).isNull(), error(BadRecord.MISSING_ORDER, f"order column {name} is null or missing"))
+        F.when(
+            F.col(order_value(i)).isNull(), error(BadRecord.MISSING_ORDER, f"order column {name} is null or missing")
+        )
         for i, (name, _) in enumerate(spec.order_by)
     ]
     checks += [
@@ -172,9 +175,7 @@ def _order_columns(spec: ChangelogSpec, kind: Column) -> list[Column]:
         columns.append(F.col(f"{PREFIX}raw.partition"))
         columns.append(F.col(f"{PREFIX}raw.offset") * 2 + sets_row(kind).cast("int"))
         return [column.alias(order_column(i)) for i, column in enumerate(columns)]
-    content = [
-        F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in spec.columns
-    ]
+    content = [F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in spec.columns]
     named = [column.alias(order_column(i)) for i, column in enumerate(columns)]
     return [*named, F.xxhash64(*content).alias(TIE)]
 

@@ -11,7 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.decoding import ColumnSpec, Select, error, extend, quoted, sets_row
+from changelog.decoding import ColumnSpec, Select, any_of, error, extend, quoted, sets_row
 from changelog.rows import KIND, PREFIX, BadRecord
 
 IMAGE = f"{PREFIX}image"
@@ -19,6 +19,7 @@ IMAGE = f"{PREFIX}image"
 
 _TEXT = f"{PREFIX}text_"
 _MAX_SHOWN = 80
+_NESTED = (T.ArrayType, T.MapType, T.StructType)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ def typed_columns(columns: tuple[ColumnSpec, ...], encoding: Encoding) -> list[S
     return [*plain, extend(*(_typed(column, encoding).alias(column.name) for column in columns))]
 
 
-def column_errors(columns: tuple[ColumnSpec, ...], key: tuple[str, ...], kept: frozenset[str], placeholders: tuple[str, ...]) -> list[Column]:
+def column_errors(
+    columns: tuple[ColumnSpec, ...], key: tuple[str, ...], kept: frozenset[str], placeholders: tuple[str, ...]
+) -> list[Column]:
     """One error expression a column: missing, a placeholder for an unavailable value, or a value that doesn't fit.
 
     :param kept: columns that matter in -U and -D rows as well.
@@ -88,11 +91,15 @@ def column_errors(columns: tuple[ColumnSpec, ...], key: tuple[str, ...], kept: f
                     error(BadRecord.UNAVAILABLE_VALUE, f"column {name}: the source didn't send the unchanged value"),
                 )
             )
-        shown = F.when(F.length(text) > _MAX_SHOWN, F.concat(F.substring(text, 1, _MAX_SHOWN), F.lit("…"))).otherwise(text)
+        shown = F.when(F.length(text) > _MAX_SHOWN, F.concat(F.substring(text, 1, _MAX_SHOWN), F.lit("…"))).otherwise(
+            text
+        )
         errors.append(
             F.when(
                 applies & text.isNotNull() & F.col(quoted(name)).isNull(),
-                error(BadRecord.TYPE_MISMATCH, f"column {name}: '", shown, f"' does not fit {column.type.simpleString()}"),
+                error(
+                    BadRecord.TYPE_MISMATCH, f"column {name}: '", shown, f"' does not fit {column.type.simpleString()}"
+                ),
             )
         )
     return errors
@@ -100,15 +107,24 @@ def column_errors(columns: tuple[ColumnSpec, ...], key: tuple[str, ...], kept: f
 
 def _typed(column: ColumnSpec, encoding: Encoding) -> Column:
     text = F.col(quoted(_TEXT + column.name))
-    semantic = F.col(encoding.semantic)[column.name] if encoding.semantic else None
     dtype = column.type
     if column.is_uuid:
-        return F.when(F.length(text) == 36, F.expr(f"try_to_binary(replace({quoted(_TEXT + column.name)}, '-', ''), 'hex')"))
+        return F.when(
+            F.length(text) == 36, F.expr(f"try_to_binary(replace({quoted(_TEXT + column.name)}, '-', ''), 'hex')")
+        )
+    if isinstance(dtype, T.DecimalType) and (encoding.base64_decimals or encoding.semantic):
+        return _decimal(F.col(quoted(f"{PREFIX}plain_{column.name}")), dtype)
+    if isinstance(dtype, _NESTED):
+        return _nested(F.col(IMAGE), path(column.name), dtype, encoding)
+    return _from_text(text, dtype, encoding, F.col(encoding.semantic)[column.name] if encoding.semantic else None)
+
+
+def _from_text(text: Column, dtype: T.DataType, encoding: Encoding, semantic: Column | None) -> Column:
+    """The text's value, or null if the type can't hold it exactly."""
     if isinstance(dtype, T.StringType):
         return text
     if isinstance(dtype, T.DecimalType):
-        decoded = encoding.base64_decimals or encoding.semantic
-        return _decimal(F.col(quoted(f"{PREFIX}plain_{column.name}")) if decoded else text, dtype)
+        return _decimal(text, dtype)
     if isinstance(dtype, T.DateType):
         iso = F.when(text.rlike(r"^[+-]?[0-9]{4,6}-[0-9]{2}-[0-9]{2}$"), text.try_cast("date"))
         days = text.try_cast("int")
@@ -121,13 +137,42 @@ def _typed(column: ColumnSpec, encoding: Encoding) -> Column:
         value = text.try_cast(dtype)
         overflow = F.abs(value) == float("inf")
         return F.when(~overflow | text.rlike("(?i)inf"), value)
-    if isinstance(dtype, T.ArrayType | T.MapType | T.StructType):
-        return F.try_variant_get(F.col(IMAGE), path(column.name), dtype.simpleString())
     return text.try_cast(dtype)
 
 
+def _nested(variant: Column, place: str, dtype: T.DataType, encoding: Encoding) -> Column:
+    """The array, map or struct at `place`, or null if any part of it doesn't fit: read as texts, since a VARIANT's own
+    conversion rounds parts, and makes null of those that it can't convert."""
+
+    def part(text: Column, part_type: T.DataType) -> Column:
+        if isinstance(part_type, _NESTED):
+            return _nested(F.try_parse_json(text), "$", part_type, encoding)
+        if isinstance(part_type, T.DecimalType) and encoding.base64_decimals:
+            # base64 of an integer, which may look like digits; only decimals that are whole columns are decoded
+            return F.lit(None).cast(part_type)
+        return _from_text(text, part_type, encoding, None)
+
+    def present(values: Column) -> Column:
+        return F.size(F.filter(values, lambda value: value.isNotNull()))
+
+    if isinstance(dtype, T.ArrayType):
+        texts = F.try_variant_get(variant, place, "array<string>")
+        typed = F.transform(texts, lambda text: part(text, dtype.elementType))
+        return F.when(present(typed) == present(texts), typed)
+    if isinstance(dtype, T.MapType):
+        texts = F.try_variant_get(variant, place, "map<string,string>")
+        typed = F.transform_values(texts, lambda _, text: part(text, dtype.valueType))
+        return F.when(present(F.map_values(typed)) == present(F.map_values(texts)), typed)
+    assert isinstance(dtype, T.StructType)
+    as_texts = T.StructType([T.StructField(f.name, T.StringType()) for f in dtype.fields])
+    texts = F.try_variant_get(variant, place, as_texts.simpleString())
+    parts = {f.name: part(texts[f.name], f.dataType) for f in dtype.fields}
+    misfits = any_of([texts[name].isNotNull() & value.isNull() for name, value in parts.items()])
+    return F.when(texts.isNotNull() & ~misfits, F.struct(*(value.alias(name) for name, value in parts.items())))
+
+
 def _timestamp(text: Column, dtype: T.DataType, encoding: Encoding, semantic: Column | None) -> Column:
-    zoned = text.rlike(r"(Z|[+-][0-9]{2}:?[0-9]{2})$")
+    zoned = text.rlike(r"[0-9]:[0-9]{2}.*[A-Za-z+-]")  # Z, +05, +05:30, Europe/Paris: anything after the time
     finer_than_micros = text.rlike(r"\.[0-9]{6}[0-9]*[1-9]")
     iso = F.when(~finer_than_micros & text.rlike("^[+-]?[0-9]{4,6}-[0-9]{2}-[0-9]{2}"), text.try_cast(dtype))
     if isinstance(dtype, T.TimestampNTZType):
@@ -138,7 +183,8 @@ def _timestamp(text: Column, dtype: T.DataType, encoding: Encoding, semantic: Co
     fits_millis = F.abs(number) <= (2**63 - 1) // 1000
     millis = F.when(fits_millis, F.timestamp_millis(number))
     micros = F.timestamp_micros(number)
-    nanos = F.when(number % 1000 == 0, F.timestamp_micros((number / 1000).cast("bigint")))
+    # integer division: `/` goes through a double, which has no 19 digits
+    nanos = F.when(number % 1000 == 0, F.timestamp_micros(F.call_function("div", number, F.lit(1000))))
     value = micros if encoding.epoch_unit == "micros" else millis
     if semantic is not None:
         value = (
@@ -186,9 +232,12 @@ def _plain_decimals(decimals: dict[str, int], encoding: Encoding) -> list[Select
         return F.when(F.length(digits).between(2, 32), F.concat(F.repeat(fill, F.lit(32) - F.length(digits)), digits))
 
     def integer(name: str) -> Column:
+        base = F.lit(str(2**64)).cast("decimal(20,0)")
         high = F.conv(F.substring(column("hex", name), 1, 16), 16, -10).cast("decimal(20,0)")
         low = F.conv(F.substring(column("hex", name), 17, 16), 16, 10).cast("decimal(20,0)")
-        wide = F.try_add(F.try_multiply(high, F.lit(str(2**64)).cast("decimal(20,0)")), low).cast("string")
+        # towards zero, or the product alone could have a 39th digit
+        borrow = F.when(high < 0, F.lit(1)).otherwise(F.lit(0)).cast("decimal(1,0)")
+        wide = F.try_add(F.try_multiply(high + borrow, base), low - borrow * base).cast("string")
         narrow = F.conv(F.substring(column("hex", name), 17, 16), 16, -10)
         return F.when(F.length(column("binary", name)) <= 8, narrow).otherwise(wide)
 
@@ -225,6 +274,12 @@ def _decimal(text: Column, dtype: T.DecimalType) -> Column:
     value = text.try_cast(dtype)
     point = F.locate(".", text)
     digits_after_point = F.length(text) - point
-    fits = (point == 0) | (digits_after_point <= dtype.scale) | (F.length(F.rtrim(text, F.lit("0"))) - point <= dtype.scale)
+    fits = (
+        (point == 0)
+        | (digits_after_point <= dtype.scale)
+        | (F.length(F.rtrim(text, F.lit("0"))) - point <= dtype.scale)
+    )
     exponent = text.rlike("[eE]")
-    return F.when(exponent, F.when(value.cast("double") == text.try_cast("double"), value)).otherwise(F.when(fits, value))
+    return F.when(exponent, F.when(value.cast("double") == text.try_cast("double"), value)).otherwise(
+        F.when(fits, value)
+    )

@@ -86,7 +86,12 @@ def json_decoder(spec: ChangelogSpec) -> Decoder:
         _unknown_kind(F.col(_OP)),
         *column_errors(spec.columns, spec.key, spec.kept_by_removals, ()),
     ]
-    steps = [Where(F.col("value").isNotNull()), parsed, texts, *typed_columns(spec.columns, Encoding())]
+    steps: list[Select | Where] = [
+        Where(F.col("value").isNotNull()),
+        parsed,
+        texts,
+        *typed_columns(spec.columns, Encoding()),
+    ]
     return Decoder((*steps, *finish(spec, errors)))
 
 
@@ -105,5 +110,3 @@ def _unknown_kind(text: Column) -> Column:
 
 def _binary_uuid(name: str) -> Column:
     return F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')").alias(name)
-
-

@@ -81,7 +81,8 @@ def order_rank(columns: Sequence[pa.Array]) -> Ints:
     if not varying:
         return np.zeros(len(columns[0]), np.int64)
     if len(varying) == 1 and pa.types.is_integer(varying[0].type) and varying[0].null_count == 0:
-        return varying[0].cast(pa.int64()).to_numpy(zero_copy_only=False)
+        single: Ints = varying[0].cast(pa.int64()).to_numpy(zero_copy_only=False)
+        return single
     names = [str(i) for i in range(len(varying))]
     table = pa.table(varying, names=names)
     sort_keys = [(name, "ascending", "at_start") for name in names]
@@ -98,7 +99,8 @@ def order_rank(columns: Sequence[pa.Array]) -> Ints:
 
 def sets_row(kinds: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
     """Whether each change sets its key's row (+I, +U) rather than removing it (-U, -D)."""
-    return (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
+    sets: npt.NDArray[np.bool_] = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
+    return sets
 
 
 def _with_kinds(rank: Ints, kinds: npt.NDArray[np.int8]) -> Ints:

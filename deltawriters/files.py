@@ -134,8 +134,7 @@ def _partition_key(table: TableSpec, partition: Partition) -> PartitionKey | Non
     if partition.spec.is_unpartitioned():
         return None
     values = [
-        PartitionFieldValue(field, value)
-        for field, value in zip(partition.spec.fields, partition.values, strict=True)
+        PartitionFieldValue(field, value) for field, value in zip(partition.spec.fields, partition.values, strict=True)
     ]
     return _TransformedKey(values, partition.spec, table.iceberg_schema)
 
@@ -144,5 +143,5 @@ class _TransformedKey(PartitionKey):
     """PyIceberg's key expects at most one field per source column; our values are transformed already, so any number goes."""
 
     @property
-    def partition(self) -> Record:  # type: ignore[override]
+    def partition(self) -> Record:
         return Record(*(value.value for value in self.field_values))

@@ -97,7 +97,9 @@ class PositionDeletes:
             codes = np.searchsorted(numbers, file[mine])
             dictionary = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(paths))
             rows = pa.table([dictionary.cast(pa.string()), pa.array(pos[mine])], schema=_ARROW_SCHEMA)
-            writer = ParquetFileWriter(self._with_full_metrics(), self._factory.new_path(partition), _SCHEMA, _ARROW_SCHEMA)
+            writer = ParquetFileWriter(
+                self._with_full_metrics(), self._factory.new_path(partition), _SCHEMA, _ARROW_SCHEMA
+            )
             writer.write(rows)
             size, metrics = writer.close()
             yield ContentFile(

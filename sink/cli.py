@@ -72,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and source are "
                "equal. Needs no server.")  # fmt: skip
-    demo.add_argument("--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)")
+    demo.add_argument(
+        "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
+    )
     return parser
 
 

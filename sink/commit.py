@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JJavaError
 
 from sink.errors import TableError, TemporaryError
-from sink.iceberg import IcebergTable, java_class, java_message, table_error
+from sink.iceberg import JAVA_ERRORS, IcebergTable, java_class, java_message, table_error
 from sink.sources.source import Position
 
 _LOOKS_AFTER_UNKNOWN_STATE = 5
@@ -68,7 +67,7 @@ class IcebergCommitter:
             try:
                 self._try(request, base)
                 return
-            except Py4JJavaError as error:
+            except JAVA_ERRORS as error:
                 kind = java_class(error)
                 if kind == "CommitStateUnknownException":
                     self._look(request, error)
@@ -123,7 +122,7 @@ class IcebergCommitter:
                 "its own sink.id."
             )
 
-    def _look(self, request: RowDeltaCommit, error: Py4JJavaError) -> None:
+    def _look(self, request: RowDeltaCommit, error: Exception) -> None:
         """The catalog can't say whether the commit happened. The table can: it names the operation."""
         for attempt in range(_LOOKS_AFTER_UNKNOWN_STATE):
             time.sleep(0.2 * 2**attempt)
@@ -151,7 +150,7 @@ class IcebergCommitter:
         return [min(longest, shortest * 2**n) * random.uniform(0.9, 1.1) for n in range(retries + 1)]
 
 
-class CommitUnknown(TemporaryError):
+class CommitUnknown(TemporaryError):  # noqa: N818 - named after CommitStateUnknownException
     """Neither success nor failure: files of the attempt must not be deleted."""
 
 
@@ -159,7 +158,7 @@ def _is_data(content: JavaObject) -> bool:
     return str(content.content().toString()) == "DATA"
 
 
-def _base_is_gone(error: Py4JJavaError) -> bool:
+def _base_is_gone(error: Exception) -> bool:
     """The base snapshot was expired or rolled back; validation can't start from it, so start from the current one."""
     message = java_message(error)
     return "is not an ancestor" in message or "Cannot determine history" in message

@@ -15,7 +15,9 @@ from sink.errors import ConfigError
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access.?key|jaas|sas\b|private", re.IGNORECASE)
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour)s?")
-_PARTITION = re.compile(r"(?:(bucket|truncate)\(\s*(\d+)\s*,\s*([^\s(),]+)\s*\)|(\w+)\(\s*([^\s(),]+)\s*\)|([^\s(),]+))")
+_PARTITION = re.compile(
+    r"(?:(bucket|truncate)\(\s*(\d+)\s*,\s*([^\s(),]+)\s*\)|(\w+)\(\s*([^\s(),]+)\s*\)|([^\s(),]+))"
+)
 _TIME_TRANSFORMS = {"year": "year", "years": "year", "month": "month", "months": "month",
                     "day": "day", "days": "day", "hour": "hour", "hours": "hour"}  # fmt: skip
 
@@ -51,7 +53,7 @@ class PartitionField(_Section):
         if match:
             wide, parameter, wide_column, function, function_column, column = match.groups()
             if wide and int(parameter) > 0:
-                return cls(transform=wide, column=wide_column, parameter=int(parameter))
+                return cls.model_validate({"transform": wide, "column": wide_column, "parameter": int(parameter)})
             if function == "identity":
                 return cls(transform="identity", column=function_column)
             if function in _TIME_TRANSFORMS:
@@ -171,7 +173,9 @@ class TableSection(_Section):
             for what, names in (("key", self.key), ("partition_by", [f.column for f in self.partition_fields])):
                 for name in names:
                     if name not in self.columns:
-                        raise ValueError(f"{what} names {name!r}, which is not in columns{_did_you_mean(name, self.columns)}")
+                        raise ValueError(
+                            f"{what} names {name!r}, which is not in columns{_did_you_mean(name, self.columns)}"
+                        )
         return self
 
 
@@ -201,7 +205,9 @@ class Config(_Section):
             if repeated:
                 raise ValueError(f"{name} {repeated[0]} is used by more than one table")
         if self.dead_letter_table.split(".")[0] not in self.catalogs:
-            raise ValueError(f"dead_letter_table {self.dead_letter_table} is in a catalog that catalogs does not define")
+            raise ValueError(
+                f"dead_letter_table {self.dead_letter_table} is in a catalog that catalogs does not define"
+            )
         if self.source.type == "kafka":
             self._check_kafka(sources)
         else:
@@ -213,11 +219,15 @@ class Config(_Section):
         if "kafka.bootstrap.servers" not in options:
             raise ValueError("source.options needs kafka.bootstrap.servers for source.type: kafka")
         if "assign" in options or "subscribePattern" in options:
-            raise ValueError("name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed")
+            raise ValueError(
+                "name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed"
+            )
         subscribed = [topic.strip() for topic in options.get("subscribe", ",".join(sources)).split(",")]
         for topic in sources:
             if topic not in subscribed:
-                raise ValueError(f"table source {topic!r} is not in source.options.subscribe{_did_you_mean(topic, subscribed)}")
+                raise ValueError(
+                    f"table source {topic!r} is not in source.options.subscribe{_did_you_mean(topic, subscribed)}"
+                )
         for topic in subscribed:
             if topic not in sources:
                 raise ValueError(f"source.options.subscribe names {topic!r}, but no table has it as its source")
@@ -268,7 +278,9 @@ def redacted(values: Mapping[str, str]) -> dict[str, str]:
     return {name: "****" if _SECRET.search(name) else value for name, value in values.items()}
 
 
-def _construct(node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], file: Path) -> Any:
+def _construct(
+    node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], file: Path
+) -> Any:
     if node is None:
         return None
     lines[path] = node.start_mark.line + 1
@@ -277,7 +289,9 @@ def _construct(node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[
         for key_node, value_node in node.value:
             key = str(key_node.value)
             if key in result:
-                raise ConfigError(f"{file}:{key_node.start_mark.line + 1}: {_dotted((*path, key))} is given twice. Keep one.")
+                raise ConfigError(
+                    f"{file}:{key_node.start_mark.line + 1}: {_dotted((*path, key))} is given twice. Keep one."
+                )
             result[key] = _construct(value_node, (*path, key), lines, file)
             lines[(*path, key)] = key_node.start_mark.line + 1
         return result
@@ -363,7 +377,7 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
 
 
 def _example(path: tuple[str | int, ...]) -> str:
-    examples = {
+    examples: dict[tuple[str, ...], str] = {
         ("sink", "id"): ", for example `id: shop`",
         ("sink", "checkpoint"): ", for example `checkpoint: ./state/shop`",
         ("source", "type"): ": kafka or files",

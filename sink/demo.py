@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from changelog.rows import RowKind
 from sink import config as configuration
@@ -60,7 +60,7 @@ _SNAPSHOT_PARTS = {
 
 Rows = npt.NDArray[np.void]
 
-_CONFIG = """\
+CONFIG = """\
 # A whole configuration: what `rowdelta demo` ran. Run it again with: rowdelta run sink.yaml
 # Paths are relative to this file. README.md explains every key.
 
@@ -129,7 +129,7 @@ def run(folder: Path) -> int:
     for entity in (CUSTOMERS, ORDERS):
         counts = generate(entity, random, folder)
         print(f"  {entity.name:<10}{', '.join(f'{kind} {count:,}' for kind, count in counts.items())}")
-    (folder / "sink.yaml").write_text(_CONFIG, encoding="utf-8")
+    (folder / "sink.yaml").write_text(CONFIG, encoding="utf-8")
     config = configuration.load(folder / "sink.yaml")
 
     print("\nStarting Spark. The first time, it downloads Iceberg (50 MB) ...", flush=True)
@@ -382,7 +382,9 @@ def _show_and_compare(spark: SparkSession, section: TableSection, folder: Path) 
         for key, shown in _SNAPSHOT_PARTS.items()
     ]
     snapshots = spark.table(f"{section.target}.snapshots").orderBy("committed_at")
-    _print_rows(snapshots.select(F.col("committed_at").alias("committed (UTC)"), "operation", *added))
+    _print_rows(
+        snapshots.select(F.date_format("committed_at", "HH:mm:ss.SSS").alias("committed (UTC)"), "operation", *added)
+    )
 
     expected = spark.read.parquet(str(folder.resolve() / "expected" / f"{Path(section.source).name}.parquet"))
     expected = expected.select(*table.columns)

@@ -11,6 +11,7 @@ from typing import Any
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
@@ -20,13 +21,23 @@ from sink.config import PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.sources.source import Position
 
-def java_class(error: Py4JJavaError) -> str:
-    """Simple class name of the Java exception."""
-    return str(error.java_exception.getClass().getSimpleName())
+
+JAVA_ERRORS = (Py4JJavaError, CapturedException)
+"""What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw them."""
 
 
-def java_message(error: Py4JJavaError) -> str:
-    return str(error.java_exception.getMessage() or error.java_exception)
+def java_class(error: Exception) -> str:
+    """Simple class name of the Java exception of one of `JAVA_ERRORS`."""
+    return str(_exception(error).getClass().getSimpleName())
+
+
+def java_message(error: Exception) -> str:
+    exception = _exception(error)
+    return str(exception.getMessage() or exception)
+
+
+def _exception(error: Exception) -> JavaObject:
+    return error.java_exception if isinstance(error, Py4JJavaError) else error._origin  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class IcebergTable:
         """
         try:
             self.java.refresh()
-        except Py4JJavaError as error:
+        except JAVA_ERRORS as error:
             raise table_error(self.name, error) from None
         self.__dict__.pop("spec", None)
 
@@ -85,6 +96,11 @@ class IcebergTable:
     def snapshot_id(self) -> int | None:
         snapshot = self.java.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
+
+    def parent_snapshot_id(self) -> int | None:
+        snapshot = self.java.currentSnapshot()
+        parent = None if snapshot is None else snapshot.parentId()
+        return None if parent is None else int(parent)
 
     def is_empty(self) -> bool:
         """No live data file in the current snapshot."""
@@ -180,7 +196,7 @@ class Catalogs:
         catalog, identifier = self._resolve(name)
         try:
             return IcebergTable(self._spark, name, catalog.loadTable(identifier))
-        except Py4JJavaError as error:
+        except JAVA_ERRORS as error:
             if java_class(error) in ("NoSuchTableException", "NoSuchNamespaceException"):
                 return None
             raise table_error(name, error) from None
@@ -216,7 +232,7 @@ class Catalogs:
                 for field in partition_by:
                     update = update.addField(self._term(field))
                 update.commit()
-        except Py4JJavaError as error:
+        except JAVA_ERRORS as error:
             raise table_error(name, error) from None
         return IcebergTable(self._spark, name, table)
 
@@ -235,7 +251,7 @@ class Catalogs:
         manager = self._spark._jsparkSession.sessionState().catalogManager()
         try:
             catalog = manager.catalog(catalog_name).icebergCatalog()
-        except Py4JJavaError as error:
+        except JAVA_ERRORS as error:
             raise TemporaryError(f"catalog {catalog_name} can't be opened: {java_message(error)}") from None
         gateway = self._spark.sparkContext._gateway
         assert gateway is not None
@@ -253,19 +269,28 @@ class Catalogs:
             return
         try:
             catalog.createNamespace(identifier.namespace())
-        except Py4JJavaError as error:
+        except JAVA_ERRORS as error:
             if java_class(error) != "AlreadyExistsException":
                 raise
 
 
-def table_error(name: str, error: Py4JJavaError) -> TableError | TemporaryError:
+def table_error(name: str, error: Exception) -> TableError | TemporaryError:
     """What a Java exception means for the table: gone or replaced, or something that may pass."""
     kind, message = java_class(error), java_message(error)
-    if kind in ("NoSuchTableException", "NotFoundException"):
-        return TableError(f"{name} is gone: it was dropped or its files were removed. Start again to create it anew. ({message})")
+    # the second is the hadoop catalog's way to say it
+    if kind in ("NoSuchTableException", "NotFoundException") or message.startswith("Metadata file for version"):
+        return TableError(
+            f"{name} is gone: it was dropped or its files were removed. Start again to create it anew. ({message})"
+        )
     if "UUID does not match" in message:
         return TableError(f"{name} was dropped and created again while the sink ran. Start the sink again.")
-    if kind in ("ValidationException", "IllegalArgumentException", "BadRequestException", "NotAuthorizedException", "ForbiddenException"):
+    if kind in (
+        "ValidationException",
+        "IllegalArgumentException",
+        "BadRequestException",
+        "NotAuthorizedException",
+        "ForbiddenException",
+    ):
         return TableError(f"{name}: {message}")
     return TemporaryError(f"{name}: the catalog failed: {kind}: {message}")
 
@@ -277,7 +302,7 @@ def column_specs(spark: SparkSession, table: IcebergTable) -> tuple[ColumnSpec, 
     """
     try:
         converted = table.iceberg.spark.SparkSchemaUtil.convert(table.java.schema())
-    except Py4JJavaError as error:
+    except JAVA_ERRORS as error:
         raise TableError(f"{table.name}: {java_message(error)}") from None
     struct = T.StructType.fromJson(json.loads(converted.json()))
     fields = table.spec.iceberg_schema.fields
@@ -299,7 +324,9 @@ def wanted_columns(spark: SparkSession, table: TableSection, path: str) -> T.Str
         fields.append(T.StructField(name, parse_type(text, f"{path}.columns.{name}"), nullable=name not in table.key))
     for name in table.key:
         if isinstance(T.StructType(fields)[name].dataType, T.FloatType | T.DoubleType):
-            raise ConfigError(f"{path}.key: {name} is a {table.columns[name]}; Iceberg allows no floating-point keys. Use decimal or string.")
+            raise ConfigError(
+                f"{path}.key: {name} is a {table.columns[name]}; Iceberg allows no floating-point keys. Use decimal or string."
+            )
     return T.StructType(fields)
 
 
@@ -313,4 +340,6 @@ def parse_type(text: str, path: str) -> T.DataType:
     try:
         return T.DataType.fromDDL(text)
     except (PySparkException, ValueError):
-        raise ConfigError(f"{path}: got {text!r}, expected a Spark SQL type such as bigint, string, decimal(12,2) or timestamp") from None
+        raise ConfigError(
+            f"{path}: got {text!r}, expected a Spark SQL type such as bigint, string, decimal(12,2) or timestamp"
+        ) from None

@@ -29,7 +29,8 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
         yield f"{section.source} -> {section.target}: {'exists' if plan.exists else 'will be created'}"
         yield f"  source: {source.check(section)}"
         columns = ", ".join(
-            f"{c.name} {c.type.simpleString()}{' (key)' if c.name in section.key else ''}" for c in plan.changelog.columns
+            f"{c.name} {c.type.simpleString()}{' (key)' if c.name in section.key else ''}"
+            for c in plan.changelog.columns
         )
         yield f"  columns: {columns}"
         order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"

@@ -35,7 +35,7 @@ SMALL_BATCH = 10_000
 
 @dataclass(frozen=True)
 class Written:
-    """What the tasks of a micro-batch wrote, summed up."""
+    """What the tasks of a micro-batch wrote, summed up. `peak_memory` is the largest Python worker's, in bytes."""
 
     files: list[str]
     dead_letters: list[str]
@@ -46,6 +46,7 @@ class Written:
     samples: list[str]
     snapshot_partitions: set[int]
     streamed_partitions: set[int]
+    peak_memory: int
 
 
 class TableSink:
@@ -106,21 +107,30 @@ class TableSink:
         batch = self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
         if batch is None:
             return
+        # files of a schema or a spec that the table has left behind: values would be missing, deletes would miss rows
+        self.table.refresh()
+        if self.table.snapshot_id() != self._base:
+            self._global_deletes = self.table.has_data_under_other_specs()
         self._replan_if_altered()
         try:
             self._write_and_commit(batch_id, batch)
         except TableNoLongerEmpty:
-            log.info("%s: another writer added rows to the empty table; writing the batch again with deletes", self.table.name)
+            log.info(
+                "%s: another writer added rows to the empty table; writing the batch again with deletes",
+                self.table.name,
+            )
             self._adopt()
             self._write_and_commit(batch_id, batch)
         self._adopt()
 
     def _adopt(self) -> None:
         """Take the table's current metadata as the base of the next commit."""
-        previous = self._stored
+        previous, base = self._stored, self._base
         self._stored = self.table.position(self._prefix)
         self._base = self.table.snapshot_id()
-        self._global_deletes = self.table.has_data_under_other_specs()
+        if base is None or self.table.parent_snapshot_id() != base:
+            # others committed, perhaps under another spec; to find out takes a look at every manifest
+            self._global_deletes = self.table.has_data_under_other_specs()
         if previous is not None and self._stored is None:
             raise TableError(f"{self.table.name}: the sink's position was removed while it ran. Start it again.")
 
@@ -131,7 +141,8 @@ class TableSink:
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
         self.plan = plan_table(self.table.spark, self._config, self._index, self.table)
-        if needs_global_deletes(self.plan) or self.table.has_data_under_other_specs():
+        self._global_deletes = self.table.has_data_under_other_specs()
+        if needs_global_deletes(self.plan) or self._global_deletes:
             self.table.ensure_unpartitioned_spec()
         self._decode = decoder(self._config, self.plan)
         self._routing = None
@@ -263,7 +274,9 @@ class TableSink:
         )
         committed = {json.loads(file)["file-path"] for file in written.dead_letters}
         self._written_paths.value = [path for path in self._written_paths.value if path not in committed]
-        log.warning("%s: %d bad records to %s. %s", self.table.name, written.bad, table.name, "; ".join(written.samples))
+        log.warning(
+            "%s: %d bad records to %s. %s", self.table.name, written.bad, table.name, "; ".join(written.samples)
+        )
 
     def _delete_written(self) -> None:
         """Delete the files of tasks that finished, after their job or commit failed. Failed tasks deleted their own."""
@@ -277,7 +290,7 @@ class TableSink:
     def _log(self, batch_id: int, end: Position, written: Written, write: float, commit: float) -> None:
         rows = " ".join(f"{kind} {count:,}" for kind, count in written.rows.items() if count) or "no changes"
         log.info(
-            "%s batch %d: %s | %d files, %.1f MB: %s rows, %s equality deletes, %s position deletes%s | write %d ms, commit %d ms | %s",
+            "%s batch %d: %s | %d files, %.1f MB: %s rows, %s equality deletes, %s position deletes%s | write %d ms, commit %d ms, peak %d MB | %s",
             self.table.name,
             batch_id,
             rows,
@@ -289,6 +302,7 @@ class TableSink:
             f", {written.bad:,} dead letters" if written.bad else "",
             write * 1000,
             commit * 1000,
+            written.peak_memory / 1e6,
             json.dumps(end),
         )
 
@@ -312,9 +326,17 @@ def routing_columns(plan: TablePlan, table: TableSpec, tasks: int, spark: SparkS
     key = [F.col(quoted(name)) for name in plan.section.key]
     for field in table.current_spec.fields:
         source = table.iceberg_schema.find_column_name(field.source_id)
-        if isinstance(field.transform, BucketTransform) and source in plan.section.key and field.transform.num_buckets >= tasks:
-            bucket = F.expr(f"{quoted(plan.section.catalog)}.system.bucket({field.transform.num_buckets}, {quoted(source)})")
-            numbers = spark.range(100 * tasks).select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(tasks)).alias("task"))
+        if (
+            isinstance(field.transform, BucketTransform)
+            and source in plan.section.key
+            and field.transform.num_buckets >= tasks
+        ):
+            bucket = F.expr(
+                f"{quoted(plan.section.catalog)}.system.bucket({field.transform.num_buckets}, {quoted(source)})"
+            )
+            numbers = spark.range(100 * tasks).select(
+                "id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(tasks)).alias("task")
+            )
             chosen = {row.task: row.id for row in numbers.groupBy("task").agg(F.min("id").alias("id")).collect()}
             if len(chosen) == tasks:
                 # key columns that are null belong to bad records; they go to the first task
@@ -344,12 +366,16 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
     if "PARQUET_COLUMN_DATA_TYPE_MISMATCH" in text or "SchemaColumnConvertNotSupportedException" in text:
         return DataError(f"{target}: a change file has a column of another type. {_first_lines(text)}")
     if "No space left on device" in text:
-        return TemporaryError(f"{target}: no space left on device while writing. Free space and run again; nothing was applied.")
+        return TemporaryError(
+            f"{target}: no space left on device while writing. Free space and run again; nothing was applied."
+        )
     return TemporaryError(f"{target}: the Spark job failed; nothing was applied. {_first_lines(text)}")
 
 
 def _first_lines(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "File "))]
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "File "))
+    ]
     return " ".join(lines[:3])[:800]
 
 
@@ -371,4 +397,5 @@ def _sum_up(results: list[dict[str, Any]]) -> Written:
         samples=[sample for result in results for sample in result["samples"]][:3],
         snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
         streamed_partitions={p for result in results for p in result["streamed_partitions"]},
+        peak_memory=max((result["peak_memory"] for result in results), default=0),
     )

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import ClassVar
 
-
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -66,8 +65,12 @@ class Pipeline:
 
     def _start(self, stream: Stream) -> StreamingQuery:
         trigger = self._config.sink.trigger
-        writer = stream.frame.writeStream.queryName(f"rowdelta {stream.name}").option("checkpointLocation", stream.checkpoint)
-        writer = writer.trigger(availableNow=True) if trigger == "available-now" else writer.trigger(processingTime=trigger)
+        writer = stream.frame.writeStream.queryName(f"rowdelta {stream.name}").option(
+            "checkpointLocation", stream.checkpoint
+        )
+        writer = (
+            writer.trigger(availableNow=True) if trigger == "available-now" else writer.trigger(processingTime=trigger)
+        )
         return writer.foreachBatch(self._apply(stream)).start()
 
     def _apply(self, stream: Stream) -> Callable[[DataFrame, int], None]:
@@ -95,17 +98,22 @@ class Pipeline:
     def _wait(self, queries: Sequence[StreamingQuery]) -> None:
         running = list(queries)
         while running and not self._stopping.is_set():
-            query = running[0]
             try:
-                if query.awaitTermination(_POLL_SECONDS):
-                    running.pop(0)
+                # each in turn: a failed query must not go unnoticed behind one that runs on
+                ended = [query for query in running if query.awaitTermination(_POLL_SECONDS / len(running))]  # type: ignore[arg-type]  # fractions work
             except PySparkException as error:
                 raise self._explain(error) from error
             except Py4JError as error:
-                raise TemporaryError(f"the JVM went away: {error}. Every table is as its last commit left it; run again.") from None
+                raise TemporaryError(
+                    f"the JVM went away: {error}. Every table is as its last commit left it; run again."
+                ) from None
+            running = [query for query in running if query not in ended]
         with self._between_batches:
             if self._failure is not None:
                 raise self._explain(self._failure)
+        if running:
+            # Spark reports the interruption of a batch that hasn't begun as an error; it isn't one
+            self._spark.sparkContext.setLogLevel("OFF")
 
     def _explain(self, error: BaseException) -> RowdeltaError:
         cause = self._failure or error
@@ -113,7 +121,9 @@ class Pipeline:
             return cause
         text = str(cause).strip()
         lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-        return TemporaryError(f"the stream failed: {' '.join(lines[:3])[:800]}. Every table is as its last commit left it; run again.")
+        return TemporaryError(
+            f"the stream failed: {' '.join(lines[:3])[:800]}. Every table is as its last commit left it; run again."
+        )
 
 
 class _Stopped(Exception):  # noqa: N818 - ends a micro-batch that hasn't begun
@@ -166,7 +176,7 @@ class _ShutdownHook:
 
         gateway = spark.sparkContext._gateway
         assert gateway is not None
-        ensure_callback_server_started(gateway)
+        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
         self._pipeline = pipeline
         self._finished = finished
         jvm = spark.sparkContext._jvm

@@ -46,7 +46,9 @@ def plan_table(spark: SparkSession, config: Config, index: int, table: IcebergTa
     wanted = wanted_columns(spark, section, path)
     if table is None:
         if wanted is None:
-            raise ConfigError(f"{path}: {section.target} does not exist and can't be created without columns. Add columns.")
+            raise ConfigError(
+                f"{path}: {section.target} does not exist and can't be created without columns. Add columns."
+            )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
     else:
@@ -55,7 +57,9 @@ def plan_table(spark: SparkSession, config: Config, index: int, table: IcebergTa
         _check_key(section, table)
         _check_partitioning(section, table)
         if table.spec.format_version < 2:
-            raise TableError(f"{section.target} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3.")
+            raise TableError(
+                f"{section.target} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3."
+            )
         sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
     return TablePlan(section, _changelog(config, section, path, columns, sources), table is not None)
 
@@ -106,7 +110,9 @@ def _changelog(
     known = debezium_json.OPTIONS if config.source.format == "debezium-json" else {}
     for name, value in config.source.format_options.items():
         if name not in known:
-            raise ConfigError(f"source.format_options: unknown key {name!r}. Known for {config.source.format}: {', '.join(known) or 'none'}.")
+            raise ConfigError(
+                f"source.format_options: unknown key {name!r}. Known for {config.source.format}: {', '.join(known) or 'none'}."
+            )
         if value not in known[name]:
             raise ConfigError(f"source.format_options.{name}: got {value!r}, expected one of {', '.join(known[name])}.")
     return ChangelogSpec(
@@ -129,7 +135,9 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
     if wanted is None:
         missing = [name for name in section.key if name not in {c.name for c in columns}]
         if missing:
-            raise TableError(f"{section.target} has no column {missing[0]!r}, which key names. It has: {_names(columns)}.")
+            raise TableError(
+                f"{section.target} has no column {missing[0]!r}, which key names. It has: {_names(columns)}."
+            )
         return
     actual = {column.name: column for column in columns}
     for field in wanted.fields:
@@ -146,7 +154,9 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
             )
     extra = [name for name in actual if name not in wanted.names]
     if extra:
-        raise TableError(f"{section.target} has a column {extra[0]!r} that columns doesn't name. Add it, or leave columns out.")
+        raise TableError(
+            f"{section.target} has a column {extra[0]!r} that columns doesn't name. Add it, or leave columns out."
+        )
 
 
 def _check_key(section: TableSection, table: IcebergTable) -> None:
@@ -158,7 +168,9 @@ def _check_key(section: TableSection, table: IcebergTable) -> None:
         )
     for name in section.key:
         if str(schema.find_type(name)) in ("float", "double"):
-            raise TableError(f"{section.target}: key column {name} is floating-point, which Iceberg doesn't allow in a key.")
+            raise TableError(
+                f"{section.target}: key column {name} is floating-point, which Iceberg doesn't allow in a key."
+            )
 
 
 def _check_partitioning(section: TableSection, table: IcebergTable) -> None:
@@ -167,7 +179,8 @@ def _check_partitioning(section: TableSection, table: IcebergTable) -> None:
     schema = table.spec.iceberg_schema
     actual = [(str(f.transform), schema.find_column_name(f.source_id)) for f in table.spec.current_spec.fields]
     wanted = [
-        (f.transform if f.parameter is None else f"{f.transform}[{f.parameter}]", f.column) for f in section.partition_fields
+        (f.transform if f.parameter is None else f"{f.transform}[{f.parameter}]", f.column)
+        for f in section.partition_fields
     ]
     if actual != wanted:
         shown = ", ".join(f"{transform} of {column}" for transform, column in actual) or "not partitioned"

@@ -48,7 +48,7 @@ class PathList(AccumulatorParam[list[str]]):
 
 
 def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write a task's changes. Yields one row: a JSON object with `files`, `dead_letters`, `rows`, `bad` and `samples`.
+    """Write a task's changes. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
 
     :raises CardinalityError: two changes contradict each other. Whatever is raised, the task's files are deleted first.
     """
@@ -93,7 +93,7 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
         "samples": samples,
         "snapshot_partitions": sorted(snapshot_partitions),
         "streamed_partitions": sorted(streamed_partitions),
-        "peak_rss_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     if plan.dead_letters:
         summary["dead_letters"] = [file.to_json(plan.dead_letters.iceberg_schema) for file in dead_files]
@@ -120,7 +120,9 @@ class DeadLetterWriter:
         fields["table"] = pa.repeat(self._target, len(bad))
         fields["time"] = pa.repeat(pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), len(bad))
         schema = self._table.arrow_schema
-        self._writer.write(pa.table([fields[name].cast(schema.field(name).type) for name in schema.names], schema=schema))
+        self._writer.write(
+            pa.table([fields[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+        )
 
     def close(self) -> list[ContentFile]:
         return self._writer.close()

@@ -21,7 +21,7 @@ class CheckpointFolder:
         assert jvm is not None
         self._jvm = jvm
         root = jvm.org.apache.hadoop.fs.Path(path)
-        self._fs: JavaObject = root.getFileSystem(spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+        self._fs: JavaObject = root.getFileSystem(spark._jsc.hadoopConfiguration())
 
     def generations(self) -> list[str]:
         """Names of the generations that exist."""

@@ -130,7 +130,7 @@ class FilesSource:
         """The number of rows of a Parquet file that has every column; Spark would read a missing one as nulls."""
         jvm = self._spark.sparkContext._jvm
         assert jvm is not None
-        conf = self._spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+        conf = self._spark._jsc.hadoopConfiguration()
         path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file.path))
         try:
             reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
@@ -153,7 +153,7 @@ class FilesSource:
         jvm = self._spark.sparkContext._jvm
         assert jvm is not None
         path = jvm.org.apache.hadoop.fs.Path(table.source)
-        fs = path.getFileSystem(self._spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+        fs = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
         if not fs.exists(path):
             raise ConfigError(f"tables[].source: there is no directory {table.source}. Create it, or correct the path.")
         statuses = [status for status in fs.listStatus(path) if status.isFile()]

@@ -61,10 +61,8 @@ class KafkaSource:
     ) -> TableBatch | None:
         topic = table.source
         end = self._folder.offsets(self._generation, batch_id).get(topic, {})
-        if batch_id:
-            begin = self._folder.offsets(self._generation, batch_id - 1).get(topic, {})
-        else:
-            begin = self._starts[topic]
+        before = self._folder.offsets(self._generation, batch_id - 1)
+        begin = self._starts[topic] if before is None else before.get(topic, {})
         had = {partition: int(offset) for partition, offset in (position or {}).items()}
         for partition, offset in begin.items():
             if offset > had.get(partition, offset):

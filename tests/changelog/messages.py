@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.decoding import RAW_COLUMNS, ChangelogSpec, ColumnSpec, Decoder
+from changelog.decoding import RAW_COLUMNS, ChangelogSpec, ColumnSpec, Decoder, quoted
 from changelog.rows import BAD, KIND, RowKind, order_column
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -49,8 +49,9 @@ def messages(*values: Any) -> list[Message]:
 
 
 def raw_records(spark: SparkSession, records: Sequence[Message]) -> DataFrame:
-    schema = ", ".join(f"`{name}` {dtype}" for name, dtype in RAW_COLUMNS.items())
-    return spark.createDataFrame([m.raw() for m in records], T.StructType.fromDDL(schema)).coalesce(1)
+    schema = T.StructType([T.StructField(name, T.DataType.fromDDL(dtype)) for name, dtype in RAW_COLUMNS.items()])
+    rows: list[tuple[Any, ...]] = [m.raw() for m in records]
+    return spark.createDataFrame(rows, schema).coalesce(1)
 
 
 def spec(columns: Mapping[str, str], key: Sequence[str] = ("id",), **options: Any) -> ChangelogSpec:
@@ -95,9 +96,10 @@ def decode(
     names = [column.name for column in table.columns]
     order = order_column(len(table.order_by) + 1)
     frame = decoder(table)(records)
-    columns = [(read or {}).get(name, lambda column: column)(F.col(f"`{name}`")).alias(name) for name in names]
+    columns = {name: F.col(quoted(name)) for name in names}
+    columns |= {name: function(columns[name]) for name, function in (read or {}).items()}
     place = [F.col(order).alias("place")] if table.source_order else [F.lit(None).cast("bigint").alias("place")]
-    found = frame.select(KIND, BAD, *place, *columns).toArrow().to_pylist()
+    found = frame.select(KIND, BAD, *place, *(c.alias(name) for name, c in columns.items())).toArrow().to_pylist()
     rows = [
         Decoded(
             kind=RowKind(r[KIND]).short,

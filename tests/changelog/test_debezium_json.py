@@ -173,7 +173,16 @@ def test_base64_decimals_are_exact(spark: SparkSession) -> None:
     assert fits(
         spark,
         "decimal(38,10)",
-        [texts(largest), texts(-largest), texts(0), texts(-1), texts(1, 16), texts(2**63), texts(-(2**63)), texts(2**64)],
+        [
+            texts(largest),
+            texts(-largest),
+            texts(0),
+            texts(-1),
+            texts(1, 16),
+            texts(2**63),
+            texts(-(2**63)),
+            texts(2**64),
+        ],
     ) == [Decimal(f"{n}e-10") for n in (largest, -largest, 0, -1, 1, 2**63, -(2**63), 2**64)]
     # 17 bytes, 39 digits, no base64, no bytes at all
     assert fits(spark, "decimal(38,0)", [texts(1, 17), texts(10**38), "***", ""]) == [MISFIT] * 4
@@ -249,6 +258,7 @@ def test_the_envelope_says_the_unit_of_a_timestamp(spark: SparkSession, sql_type
         with_envelope(MILLIS, "int64", "org.apache.kafka.connect.data.Timestamp"),
         with_envelope(MICROS, "int64", "io.debezium.time.MicroTimestamp"),
         with_envelope(MICROS * 1000, "int64", "io.debezium.time.NanoTimestamp"),
+        *(with_envelope((MICROS + n) * 1000, "int64", "io.debezium.time.NanoTimestamp") for n in range(8)),
         with_envelope(MICROS * 1000 + 1, "int64", "io.debezium.time.NanoTimestamp"),
         with_envelope(2**63 - 1, "int64", "io.debezium.time.Timestamp"),
         with_envelope(None, "int64", "io.debezium.time.Timestamp"),
@@ -260,6 +270,7 @@ def test_the_envelope_says_the_unit_of_a_timestamp(spark: SparkSession, sql_type
         TO_MILLIS.replace(tzinfo=zone),
         NOON.replace(tzinfo=zone),
         NOON.replace(tzinfo=zone),
+        *(NOON.replace(tzinfo=zone) + dt.timedelta(microseconds=n) for n in range(8)),
         MISFIT,
         MISFIT,
         None,
@@ -280,7 +291,7 @@ def test_iso_timestamps(spark: SparkSession) -> None:
     cases: dict[str, Any] = {
         "2026-01-02T12:00:00.123456Z": at,
         "2026-01-02T17:00:00.123456+05:00": at,
-        "2026-01-02 12:00:00.123456+00": MISFIT,
+        "2026-01-02 12:00:00.123456+00": at,
         "2026-01-02T12:00:00.123456000Z": at,
         "2026-01-02T12:00:00.123456001Z": MISFIT,
         "2026-01-02T12:00:00.1234567Z": MISFIT,
@@ -291,8 +302,10 @@ def test_iso_timestamps(spark: SparkSession) -> None:
     }
     assert dict(zip(cases, fits(spark, "timestamp", list(cases)), strict=True)) == cases
     # a zone has no place in a column without one
-    ntz = fits(spark, "timestamp_ntz", ["2026-01-02T12:00:00.123456Z", "2026-01-02T12:00:00.123456"])
-    assert ntz == [MISFIT, NOON]
+    wall = "2026-01-02T12:00:00.123456"
+    zones = ["Z", "+05:30", "+0530", "+05", "-5", " UTC", " Europe/Paris"]
+    assert fits(spark, "timestamp_ntz", [wall, *(wall + zone for zone in zones)]) == [NOON] + [MISFIT] * len(zones)
+    assert fits(spark, "timestamp_ntz", ["2026-01-02"]) == [dt.datetime(2026, 1, 2)]
 
 
 def test_dates(spark: SparkSession) -> None:
@@ -310,7 +323,14 @@ def test_dates(spark: SparkSession) -> None:
 
 
 def test_numbers_that_do_not_fit(spark: SparkSession) -> None:
-    assert fits(spark, "int", [2**31 - 1, 2**31, -(2**31), "7", 1.0, True]) == [2**31 - 1, MISFIT, -(2**31), 7, 1, MISFIT]
+    assert fits(spark, "int", [2**31 - 1, 2**31, -(2**31), "7", 1.0, True]) == [
+        2**31 - 1,
+        MISFIT,
+        -(2**31),
+        7,
+        1,
+        MISFIT,
+    ]
     assert fits(spark, "float", [1.5, 1e39, -1e39, "Infinity", "-Infinity", "x"]) == [
         1.5,
         MISFIT,
@@ -344,6 +364,32 @@ def test_objects_in_a_text_column_stay_json(spark: SparkSession) -> None:
 
 
 def test_nested_types(spark: SparkSession) -> None:
-    values = [{"a": 1, "b": ["x", None]}, {"a": "one", "b": []}, None]
-    found = fits(spark, "struct<a:int,b:array<string>>", values)
-    assert found == [{"a": 1, "b": ["x", None]}, MISFIT, None]
+    """Inside of arrays, maps and structs as everywhere: exact, or refused. A part that doesn't fit never becomes null."""
+    struct = "struct<a:int,b:array<string>,c:map<string,double>>"
+    values = [
+        {"a": 1, "b": ["x", None], "c": {"k": 1.5, "n": None}},
+        {"a": None, "b": None, "c": {}},
+        {"a": "one", "b": [], "c": {}},
+        {"a": 1, "b": [], "c": {"k": "x"}},
+        None,
+    ]
+    assert fits(spark, struct, values) == [
+        {"a": 1, "b": ["x", None], "c": [("k", 1.5), ("n", None)]},
+        {"a": None, "b": None, "c": []},
+        MISFIT,
+        MISFIT,
+        None,
+    ]
+    assert fits(spark, "array<int>", [[1, None], [], [1.5], [2**31], ["x"], {"a": 1}]) == [[1, None], [], *[MISFIT] * 4]
+    assert fits(spark, "array<timestamp_ntz>", [[MICROS], ["2026-01-02T12:00:00.123456"]]) == [[NOON], [NOON]]
+    objects = fits(spark, "array<struct<a:bigint>>", [[{"a": 2**53 + 1}, None], [{"a": 0.5}], [5]])
+    assert objects == [[{"a": 2**53 + 1}, None], MISFIT, MISFIT]
+    assert fits(spark, "array<array<int>>", [[[1], [], None], [[1], ["x"]], [1]]) == [[[1], [], None], MISFIT, MISFIT]
+
+
+def test_decimals_in_arrays(spark: SparkSession) -> None:
+    values = [["1.00", None], [1.5], [1.005], ["1234"]]
+    as_text = fits(spark, "array<decimal(10,2)>", values, **{"decimal.handling.mode": "string"})
+    assert as_text == [[Decimal("1.00"), None], [Decimal("1.50")], MISFIT, [Decimal("1234.00")]]
+    # in base64 "1234" is another number, and only decimals that are whole columns are decoded
+    assert fits(spark, "array<decimal(10,2)>", values) == [MISFIT] * 4

@@ -70,7 +70,13 @@ def utc(text: str) -> dt.datetime:
 
 
 def order(
-    number: int, customer: str, amount: str, status: str | None, created: str | None, updated: str | None = None, **more: Any
+    number: int,
+    customer: str,
+    amount: str,
+    status: str | None,
+    created: str | None,
+    updated: str | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     row = {"id": number, "customer": customer, "amount": Decimal(amount), "status": status}
     created_at = None if created is None else utc(created)
@@ -101,6 +107,7 @@ DDL = order(7, "after-ddl", "3.00", None, "2026-11-21 07:13:28.330231")
 DAN = order(8, "dan", "7.25", "new", "2026-11-21 07:19:45.336415")
 DAN_CHANGED = DAN | {"amount": Decimal("8.25")}
 NULLTS = order(9, "nullts", "1.00", None, "1970-01-01 00:00:00")
+
 
 def test_orders_without_envelope(spark: SparkSession) -> None:
     """REPLICA IDENTITY FULL, a key change as d + tombstone + c with one LSN, and columns dropped and altered in between."""

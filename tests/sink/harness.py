@@ -12,13 +12,14 @@ import base64
 import datetime as dt
 import itertools
 import json
+import math
 import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -30,9 +31,10 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
-from pyspark import cloudpickle  # type: ignore[attr-defined]
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from deltawriters import DeltaOptions
 from sink import microbatch, task
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config, PartitionField
@@ -90,10 +92,13 @@ class Job:
     tasks: int = 2
     namespace: str = field(default_factory=lambda: f"n{uuid4().hex[:12]}")
     sink_id: str = "shop"
+    checkpoint: Path = Path()
 
     def __post_init__(self) -> None:
         self._sequence = itertools.count()
         self._files = itertools.count()
+        if self.checkpoint == Path():
+            self.checkpoint = self.folder / "state"
         self.changes_folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -109,16 +114,16 @@ class Job:
         return self.folder / "changes"
 
     @property
-    def checkpoint(self) -> Path:
-        return self.folder / "state"
-
-    @property
     def warehouse(self) -> Path:
         return Path(str(self.spark.conf.get(f"spark.sql.catalog.{CATALOG}.warehouse")))
 
     @property
     def table_folder(self) -> Path:
         return self.warehouse / self.namespace / "orders"
+
+    def second_driver(self) -> "Job":
+        """The same job started by somebody else: a session and a checkpoint of its own."""
+        return replace(self, spark=self.spark.newSession(), checkpoint=self.folder / "second state")
 
     def config(self) -> Config:
         """The job's configuration as `sink.config.load` would return it."""
@@ -160,7 +165,7 @@ class Job:
         :param schema: of a Parquet file; by default the job's columns.
         """
         if self.file_format == "json":
-            return self.write_text("".join(json.dumps(r, default=_json_value, ensure_ascii=False) + "\n" for r in records))
+            return self.write_text("".join(_json_line(record) for record in records))
         if schema is None:
             fields = {name: arrow_type(sql_type) for name, sql_type in self.columns.items()}
             schema = pa.schema({"row_kind": pa.string(), "seq": pa.int64()} | fields)
@@ -175,7 +180,7 @@ class Job:
         return self._publish(path)
 
     def _hidden_file(self) -> Path:
-        return self.folder / "unfinished"
+        return self.folder / f"unfinished {uuid4().hex}"
 
     def _publish(self, path: Path) -> Path:
         """Move a finished file into the directory, with a modification time of its own."""
@@ -196,7 +201,7 @@ class Job:
     def rows(self, table: str | None = None) -> list[dict[str, Any]]:
         """The table's rows in the order of their keys, read by Iceberg."""
         rows: list[dict[str, Any]] = self.spark.table(table or self.target).toArrow().to_pylist()
-        return sorted(rows, key=lambda row: repr([row.get(name) for name in self.key]))
+        return sorted(rows, key=lambda row: [row[name] for name in self.key])
 
     def append(self, rows: Sequence[Row]) -> None:
         """What another writer would do: append through Spark."""
@@ -219,7 +224,9 @@ class Job:
 
     def snapshots(self) -> list[dict[str, Any]]:
         """Snapshots in the order of their commit: `snapshot_id`, `operation`, `summary`."""
-        frame = self.spark.sql(f"SELECT snapshot_id, operation, summary FROM {self.target}.snapshots ORDER BY committed_at")
+        frame = self.spark.sql(
+            f"SELECT snapshot_id, operation, summary FROM {self.target}.snapshots ORDER BY committed_at"
+        )
         return [row.asDict() for row in frame.collect()]
 
     def files(self) -> list[dict[str, Any]]:
@@ -249,7 +256,9 @@ class Job:
         iceberg = _jvm(self.spark).org.apache.iceberg
         ids = [f["id"] for f in fields if f["name"] in self.key]
         schema = {"type": "struct", "schema-id": 0, "identifier-field-ids": ids, "fields": list(fields)}
-        builder = java_catalog(self.spark).buildTable(self._identifier(), iceberg.SchemaParser.fromJson(json.dumps(schema)))
+        builder = java_catalog(self.spark).buildTable(
+            self._identifier(), iceberg.SchemaParser.fromJson(json.dumps(schema))
+        )
         for name, value in ({"format-version": "2"} | dict(self.properties)).items():
             builder = builder.withProperty(name, value)
         update = builder.create().updateSpec()
@@ -270,7 +279,7 @@ class Job:
 
 def java_catalog(spark: SparkSession) -> JavaObject:
     """The session's catalog `lake` as Iceberg's Java object."""
-    manager = spark._jsparkSession.sessionState().catalogManager()  # type: ignore[attr-defined]
+    manager = spark._jsparkSession.sessionState().catalogManager()
     return manager.catalog(CATALOG).icebergCatalog()
 
 
@@ -288,6 +297,15 @@ def _jvm(spark: SparkSession) -> Any:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     return jvm
+
+
+def _json_line(record: Row) -> str:
+    """NaN, infinity and -0.0 are texts: JSON has no numbers for them."""
+    fields = {
+        name: str(value) if isinstance(value, float) and (not math.isfinite(value) or str(value) == "-0.0") else value
+        for name, value in record.items()
+    }
+    return json.dumps(fields, default=_json_value, ensure_ascii=False) + "\n"
 
 
 def _json_value(value: Any) -> Any:
@@ -317,10 +335,10 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
         def commit(self: IcebergCommitter, request: RowDeltaCommit) -> None:
             number = next(commits) if self._table.name.endswith(f".{table}") else 0
             if fault == "before the commit" and number > after_commits:
-                raise Crash(fault)
+                raise Crash(f"crash {fault}")
             original(self, request)
             if fault == "after the commit" and number > after_commits:
-                raise Crash(fault)
+                raise Crash(f"crash {fault}")
             if fault == "in a task" and number >= after_commits:
                 patch.setattr(task, "run", die_in_task)
 
@@ -348,7 +366,7 @@ def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[Non
 
 def die_in_task(plan: task.TaskPlan, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
     """`sink.task.run`, but the first task fails with some of its rows written."""
-    yield from task.run(plan, written, _first_then(Crash("in a task"), batches))
+    yield from task.run(plan, written, _first_then(Crash("crash in a task"), batches))
 
 
 def fill_disk_in_task(plan: task.TaskPlan, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
@@ -370,15 +388,15 @@ def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
 @contextmanager
 def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession) -> Iterator[None]:
     """Writers that flush every few rows, so that a few dozen rows meet what millions would."""
-    original = microbatch.DeltaOptions
 
-    def options(**arguments: Any) -> Any:
-        return original(**arguments, flush_bytes=flush_bytes, position_delete_threshold=2)
+    def options(**arguments: Any) -> DeltaOptions:
+        return DeltaOptions(**arguments, flush_bytes=flush_bytes, position_delete_threshold=2)
 
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(microbatch, "DeltaOptions", options)
+        patch.setattr(microbatch, "SMALL_BATCH", -1)  # or one task would do it all
         spark.conf.set(name, str(batch_rows))
         try:
             yield
@@ -387,4 +405,4 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession) -> I
 
 
 # tasks can't import the tests
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]

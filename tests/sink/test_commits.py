@@ -3,8 +3,10 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
-from tests.sink.harness import Crash, Job, before_commit, crashing, java_error
+from tests.sink.harness import Job, before_commit, crashing, java_error
 
 pytestmark = pytest.mark.spark
 
@@ -30,6 +32,28 @@ def row(number: int, region: str = "eu") -> dict[str, Any]:
 
 def insert(*numbers: int, region: str = "eu") -> list[tuple[str, dict[str, Any]]]:
     return [("+I", row(number, region)) for number in numbers]
+
+
+def counted_attempts(attempts: list[int]) -> AbstractContextManager[None]:
+    """Note each attempt to commit in `attempts`."""
+    return before_commit(lambda: attempts.append(1), times=99)
+
+
+@contextmanager
+def after_first_commit(action: Callable[[], object]) -> Iterator[None]:
+    """Run `action` once, after the first commit inside."""
+    original = IcebergCommitter.commit
+    done: list[bool] = []
+
+    def commit(self: IcebergCommitter, request: RowDeltaCommit) -> None:
+        original(self, request)
+        if not done:
+            done.append(True)
+            action()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IcebergCommitter, "commit", commit)
+        yield
 
 
 def operations(job: Job) -> int:
@@ -113,7 +137,10 @@ def test_a_second_driver_is_refused_and_nothing_is_applied_twice(job: Job) -> No
     job.write(insert(1))
     job.run()
     job.write(insert(2))
-    with before_commit(job.run), pytest.raises(TableError, match="another run with the same sink id") as caught:
+    with (
+        before_commit(job.second_driver().run),
+        pytest.raises(TableError, match="another run with the same sink id") as caught,
+    ):
         job.run()
     assert caught.value.exit_code == 4
     assert job.rows() == [row(1), row(2)]
@@ -122,7 +149,7 @@ def test_a_second_driver_is_refused_and_nothing_is_applied_twice(job: Job) -> No
 
 def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
     job.write(insert(1))
-    with before_commit(job.run), pytest.raises(TableError, match="another run with the same sink id"):
+    with before_commit(job.second_driver().run), pytest.raises(TableError, match="another run with the same sink id"):
         job.run()
     assert job.rows() == [row(1)]
 
@@ -145,7 +172,7 @@ def test_a_driver_that_overslept_is_refused(job: Job) -> None:
 
 
 def test_two_sinks_with_their_own_ids_share_a_table(job: Job, tmp_path: Path) -> None:
-    other = Job(job.spark, tmp_path / "other", namespace=job.namespace, sink_id="other")
+    other = Job(job.spark.newSession(), tmp_path / "other", namespace=job.namespace, sink_id="other")
     job.write(insert(1))
     other.write(insert(100))
     job.run()
@@ -226,7 +253,7 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
     job.write(insert(1))
     job.run()
     pauses: list[float] = []
-    monkeypatch.setattr("sink.commit.time.sleep", pauses.append)
+    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=pauses.append))
     numbers = itertools.count(100)
     job.write(insert(2))
     with (
@@ -236,7 +263,7 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
         job.run()
     assert caught.value.exit_code == 75
     assert next(numbers) == 104, "one attempt and three retries"
-    assert all(later > earlier * 1.5 for earlier, later in itertools.pairwise(pauses[:3]))
+    assert all(later > earlier * 1.5 for earlier, later in itertools.pairwise(pauses))
     assert job.unreferenced_files() == []
     job.run()
     assert [r["id"] for r in job.rows()] == [1, 2, 100, 101, 102, 103]
@@ -246,10 +273,12 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_after_an_unknown_commit_state_the_table_is_asked(job: Job, monkeypatch: pytest.MonkeyPatch, committed: bool) -> None:
-    monkeypatch.setattr("sink.commit.time.sleep", lambda _: None)
+def test_after_an_unknown_commit_state_the_table_is_asked(
+    job: Job, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
     original = IcebergCommitter._try
-    failed = []
+    failed: list[str] = []
 
     def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
         if failed:
@@ -313,7 +342,10 @@ def test_a_rollback_while_the_sink_runs(job: Job) -> None:
     job.run()
     first = job.snapshots()[0]["snapshot_id"]
     job.write(insert(3))
-    with before_commit(lambda: job.call("rollback_to_snapshot", f"snapshot_id => {first}")), pytest.raises(RowdeltaError):
+    with (
+        before_commit(lambda: job.call("rollback_to_snapshot", f"snapshot_id => {first}")),
+        pytest.raises(RowdeltaError),
+    ):
         job.run()
     job.run()
     assert job.rows() == [row(1), row(2), row(3)]
@@ -398,12 +430,18 @@ def test_a_table_dropped_and_created_again_underneath(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("ADD COLUMN note STRING", "has a column 'note' that columns doesn't name"), ("DROP COLUMN region", "has no column 'region'")],
+    [
+        ("ADD COLUMN note STRING", "has a column 'note' that columns doesn't name"),
+        ("DROP COLUMN region", "has no column 'region'"),
+    ],
 )
 def test_columns_that_no_longer_fit_are_refused_before_anything_is_written(job: Job, change: str, message: str) -> None:
     job.write(insert(1))
     job.write(insert(2))
-    with after_first_commit(lambda: job.spark.sql(f"ALTER TABLE {job.target} {change}")), pytest.raises(TableError, match=message):
+    with (
+        after_first_commit(lambda: job.spark.sql(f"ALTER TABLE {job.target} {change}")),
+        pytest.raises(TableError, match=message),
+    ):
         job.run()
     assert operations(job) == 1
     with pytest.raises(TableError, match=message):
@@ -445,7 +483,7 @@ def test_a_failed_job_leaves_no_files(job: Job) -> None:
     job.write([("+U", row(n, "us")) for n in range(50)])
     with crashing("in a task"), pytest.raises(TemporaryError, match="nothing was applied") as caught:
         job.run()
-    assert "Crash" in str(caught.value)
+    assert "crash in a task" in str(caught.value)
     assert job.unreferenced_files() == []
     job.run()
     assert job.rows() == [row(n, "us") for n in range(50)]
@@ -458,33 +496,3 @@ def test_a_dead_process_leaves_files_and_no_harm(job: Job) -> None:
     assert len(job.unreferenced_files()) == 1
     job.run()
     assert job.rows() == [row(1)]
-
-
-# Helpers
-
-
-def counted_attempts(attempts: list[int]) -> pytest.MonkeyPatch | Any:
-    """Note each attempt to commit in `attempts`."""
-    return before_commit(lambda: attempts.append(1), times=99)
-
-
-def after_first_commit(action: Callable[[], object]) -> Any:
-    """Run `action` once, after the first commit inside."""
-    from contextlib import contextmanager
-
-    original = IcebergCommitter.commit
-    done: list[bool] = []
-
-    def commit(self: IcebergCommitter, request: RowDeltaCommit) -> None:
-        original(self, request)
-        if not done:
-            done.append(True)
-            action()
-
-    @contextmanager
-    def patched() -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(IcebergCommitter, "commit", commit)
-            yield
-
-    return patched()

@@ -66,25 +66,49 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ("  id: shop", "  idd: shop", r":2: sink\.idd: unknown key \(did you mean 'id'\?\)\. Known here: id, checkpoint, trigger"),
+        (
+            "  id: shop",
+            "  idd: shop",
+            r":2: sink\.idd: unknown key \(did you mean 'id'\?\)\. Known here: id, checkpoint, trigger",
+        ),
         ("  id: shop\n", "", r":1: sink\.id: missing\. Add it, for example `id: shop`"),
         ("  type: kafka", "  type: rabbit", r":5: source\.type: got 'rabbit', expected 'kafka' or 'files'"),
         ("    key: [id]", "    key: id", r":15: tables\[0\]\.key: got 'id'; .*list"),
         ("    key: [id]", "    key: []", r":15: tables\[0\]\.key: got a list of 0; .*at least 1"),
         ("    key: [id]", "    key: [id, id]", r":13: tables\[0\]: key names a column twice"),
-        ("    key: [id]", "    key: [idd]", r":13: tables\[0\]: key names 'idd', which is not in columns \(did you mean 'id'\?\)"),
+        (
+            "    key: [id]",
+            "    key: [idd]",
+            r":13: tables\[0\]: key names 'idd', which is not in columns \(did you mean 'id'\?\)",
+        ),
         ("bucket(8, id)", "bucket(id)", r":17: tables\[0\]\.partition_by: 'bucket\(id\)' is not a partition"),
-        ("bucket(8, id)", "bucket(0, id)", r"'bucket\(0, id\)' is not a partition field; write a column name, bucket\(N, column\)"),
+        (
+            "bucket(8, id)",
+            "bucket(0, id)",
+            r"'bucket\(0, id\)' is not a partition field; write a column name, bucket\(N, column\)",
+        ),
         ("bucket(8, id)", "region", r"partition_by names 'region', which is not in columns"),
         ("lake.shop.orders", "orders", r":14: tables\[0\]\.target: got 'orders'; write catalog\.namespace\.table"),
         ("lake.shop.orders", "lak.shop.orders", r"target lak\.shop\.orders is in catalog 'lak'.*did you mean 'lake'"),
         ("  id: shop", "  id: my shop", r":2: sink\.id: got 'my shop'; use letters, digits"),
-        ("  id: shop", "  id: shop\n  trigger: often", r":3: sink\.trigger: got 'often'; write \"available-now\", or an interval"),
-        ("    subscribe: shop.public.orders\n", "    subscribe: other\n", r"'shop\.public\.orders' is not in source\.options\.subscribe"),
+        (
+            "  id: shop",
+            "  id: shop\n  trigger: often",
+            r":3: sink\.trigger: got 'often'; write \"available-now\", or an interval",
+        ),
+        (
+            "    subscribe: shop.public.orders\n",
+            "    subscribe: other\n",
+            r"'shop\.public\.orders' is not in source\.options\.subscribe",
+        ),
         ("    subscribe: shop.public.orders", "    assign: x", r"name topics with source\.options\.subscribe"),
         ("    kafka.bootstrap.servers: localhost:9092\n", "", r"source\.options needs kafka\.bootstrap\.servers"),
         ("catalogs:", "catalogs:\n  spare: nothing", r":11: catalogs\.spare: got 'nothing'; .*dictionary"),
-        ("  - source", "  - mode: merge\n    source", r":13: tables\[0\]\.mode: got 'merge', expected 'upsert' or 'changelog'"),
+        (
+            "  - source",
+            "  - mode: merge\n    source",
+            r":13: tables\[0\]\.mode: got 'merge', expected 'upsert' or 'changelog'",
+        ),
         ("{id: bigint", "{_rowdelta_x: int, id: bigint", r"names beginning with _rowdelta_ are taken"),
     ],
 )
@@ -152,7 +176,9 @@ def test_the_environment_is_substituted(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_value_from_the_environment_is_not_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD", "x: {y}\n- ${HOME} # z")
-    config = load_text(tmp_path, KAFKA.replace("    subscribe:", "    kafka.ssl.key.password: ${PASSWORD}\n    subscribe:"))
+    config = load_text(
+        tmp_path, KAFKA.replace("    subscribe:", "    kafka.ssl.key.password: ${PASSWORD}\n    subscribe:")
+    )
     assert config.source.options["kafka.ssl.key.password"] == "x: {y}\n- ${HOME} # z"
 
 
@@ -173,7 +199,11 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_uris_and_absolute_paths_stay(tmp_path: Path) -> None:
-    text = FILES.replace("./state", "s3a://bucket/state").replace("./warehouse", "hdfs://nn/w").replace("./changes", "/changes")
+    text = (
+        FILES.replace("./state", "s3a://bucket/state")
+        .replace("./warehouse", "hdfs://nn/w")
+        .replace("./changes", "/changes")
+    )
     config = load_text(tmp_path, text)
     assert config.sink.checkpoint == "s3a://bucket/state"
     assert config.catalogs["lake"]["warehouse"] == "hdfs://nn/w"
@@ -185,7 +215,10 @@ def test_topics_are_not_paths(tmp_path: Path) -> None:
 
 
 def test_numbers_and_booleans_are_texts_where_spark_wants_texts(tmp_path: Path) -> None:
-    config = load_text(tmp_path, KAFKA.replace("    subscribe:", "    maxOffsetsPerTrigger: 1000\n    failOnDataLoss: false\n    subscribe:"))
+    config = load_text(
+        tmp_path,
+        KAFKA.replace("    subscribe:", "    maxOffsetsPerTrigger: 1000\n    failOnDataLoss: false\n    subscribe:"),
+    )
     assert config.source.options["maxOffsetsPerTrigger"] == "1000"
     assert config.source.options["failOnDataLoss"] == "false"
 
@@ -208,7 +241,9 @@ def test_secrets_are_never_in_messages(tmp_path: Path, before: str, after: str) 
     assert "hunter2" not in refusal(tmp_path, KAFKA.replace(before, after, 1))
 
 
-@pytest.mark.parametrize("text", ["- {token: hunter2}", "sink:\n  token: 'hunter2", "sink: {token: hunter2", "token: hunter2\n\tx: y"])
+@pytest.mark.parametrize(
+    "text", ["- {token: hunter2}", "sink:\n  token: 'hunter2", "sink: {token: hunter2", "token: hunter2\n\tx: y"]
+)
 def test_secrets_are_never_in_messages_about_the_file(tmp_path: Path, text: str) -> None:
     assert "hunter2" not in refusal(tmp_path, text)
 
@@ -237,7 +272,9 @@ def test_partition_fields(text: str, expected: tuple[str, int | None, str]) -> N
     assert (parsed.transform, parsed.parameter, parsed.column) == expected
 
 
-@pytest.mark.parametrize("text", ["", "bucket(id)", "bucket(-1, id)", "bucket(x, id)", "void(id)", "day(at, x)", "a b", "day at"])
+@pytest.mark.parametrize(
+    "text", ["", "bucket(id)", "bucket(-1, id)", "bucket(x, id)", "void(id)", "day(at, x)", "a b", "day at"]
+)
 def test_no_partition_fields(text: str) -> None:
     with pytest.raises(ValueError, match="is not a partition field; write a column name"):
         PartitionField.parse(text)

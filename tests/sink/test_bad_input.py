@@ -1,0 +1,286 @@
+"""Records that can't be applied are kept with their reason, exactly once, or stop the job. None is dropped silently."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from sink import task
+from sink.errors import DataError, TemporaryError
+from tests.sink.harness import Job, crashing, fill_disk_in_task
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = {"id": "bigint", "region": "string", "amount": "decimal(12,2)", "created_at": "timestamp"}
+GOOD = '{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu", "amount": "1.50", "created_at": "2026-01-02T03:04:05Z"}'
+
+BAD_RECORDS = [
+    # a line of a JSON change file, its error class, and a part of the reason
+    ("this is not JSON", "unparseable", "not a JSON object"),
+    ("[1, 2]", "unparseable", "not a JSON object"),
+    ("null", "unparseable", "not a JSON object"),
+    ('{"row_kind": "+I", "seq": 2, "id": 2', "unparseable", "not a JSON object"),
+    (GOOD.replace('"+I"', '"+X"'), "unknown_operation", "row_kind is '+X'; expected one of +I, -U, +U, -D"),
+    (GOOD.replace('"row_kind": "+I", ', ""), "unknown_operation", "row_kind is missing"),
+    (GOOD.replace('"id": 1', '"id": null'), "null_key", "key column id is null"),
+    (GOOD.replace('"id": 1, ', ""), "null_key", "key column id is missing"),
+    (GOOD.replace('"seq": 1, ', ""), "missing_order", "order column seq is null or missing"),
+    (GOOD.replace('"seq": 1', '"seq": "x"'), "missing_order", "order column seq"),
+    (GOOD.replace('"id": 1', '"id": "one"'), "type_mismatch", "column id: 'one' does not fit bigint"),
+    (GOOD.replace('"id": 1', '"id": 9223372036854775808'), "type_mismatch", "does not fit bigint"),
+    (GOOD.replace('"1.50"', '"1.505"'), "type_mismatch", "column amount: '1.505' does not fit decimal(12,2)"),
+    (GOOD.replace('"1.50"', '"99999999999.00"'), "type_mismatch", "does not fit decimal(12,2)"),
+    (
+        GOOD.replace("2026-01-02T03:04:05Z", "2026-13-02"),
+        "type_mismatch",
+        "column created_at: '2026-13-02' does not fit timestamp",
+    ),
+    (GOOD.replace(', "amount": "1.50"', ""), "missing_column", "column amount is missing"),
+]
+
+
+def good(number: int, kind: str = "+I", region: str = "eu") -> tuple[str, dict[str, Any]]:
+    return kind, {"id": number, "region": region, "amount": None, "created_at": None}
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path, columns=COLUMNS)
+
+
+@pytest.fixture
+def json_job(job: Job) -> Job:
+    job.file_format = "json"
+    return job
+
+
+def failing(job: Job) -> Job:
+    job.sections = {"sink": {"on_bad_record": "fail"}}
+    return job
+
+
+def dead_letters(job: Job) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = job.spark.table(job.dead_letters).toArrow().to_pylist()
+    return rows
+
+
+def ids(job: Job) -> list[int]:
+    return [row["id"] for row in job.rows()]
+
+
+def test_each_bad_record_goes_to_the_dead_letters_with_its_reason(json_job: Job) -> None:
+    path = json_job.write_text("\n".join([GOOD, *(line for line, _, _ in BAD_RECORDS)]) + "\n")
+    json_job.write([good(7)])
+    json_job.run()
+    assert ids(json_job) == [1, 7], "the good records around them are applied"
+    letters = {letter["value"].decode(): letter for letter in dead_letters(json_job)}
+    assert len(letters) == len(dead_letters(json_job)) == len(BAD_RECORDS)
+    for line, error_class, reason in BAD_RECORDS:
+        letter = letters[line]
+        assert (letter["error_class"], letter["table"]) == (error_class, json_job.target), line
+        assert reason in letter["reason"]
+        assert letter["source"].endswith("%20%C3%A4.json")
+        assert letter["time"] is not None
+    assert path.name.endswith(" ä.json")
+
+
+def test_only_key_and_partition_of_a_delete_must_fit(json_job: Job) -> None:
+    """The other columns of a -D are not needed, and many sources don't send them."""
+    json_job.write_text(GOOD + '\n{"row_kind": "-D", "seq": 2, "id": 1, "amount": "not a number"}\n')
+    json_job.run()
+    assert ids(json_job) == []
+    assert dead_letters(json_job) == []
+
+
+def test_numbers_of_a_whole_file_of_garbage(json_job: Job) -> None:
+    json_job.write_text("x\n" * 1000)
+    json_job.run()
+    assert ids(json_job) == []
+    assert len(dead_letters(json_job)) == 1000
+
+
+@pytest.mark.parametrize("line", [BAD_RECORDS[0], BAD_RECORDS[6], BAD_RECORDS[12]])
+def test_a_bad_record_stops_the_job_if_so_configured(json_job: Job, line: tuple[str, str, str]) -> None:
+    job = failing(json_job)
+    job.write([good(1)])
+    job.write_text(f"{GOOD.replace(': 1', ': 2')}\n{line[0]}\n")
+    with pytest.raises(DataError, match="1 bad records, and on_bad_record is fail") as caught:
+        job.run()
+    assert caught.value.exit_code == 3
+    assert line[2] in str(caught.value)
+    assert ids(job) == [1], "nothing of the bad micro-batch is applied"
+    assert job.unreferenced_files() == []
+    with pytest.raises(DataError):
+        job.run()  # and not skipped by the next run either
+    assert not job.spark.catalog.tableExists(job.dead_letters)
+
+
+def test_bad_rows_of_parquet_files(job: Job) -> None:
+    job.write_records(
+        [
+            {"row_kind": "+I", "seq": 1, "id": 1},
+            {"row_kind": "+I", "seq": 2, "id": None, "region": "lost"},
+            {"row_kind": None, "seq": 3, "id": 3},
+            {"row_kind": "upsert", "seq": 4, "id": 4},
+            {"row_kind": "+I", "seq": None, "id": 5},
+        ]
+    )
+    job.run()
+    assert ids(job) == [1]
+    letters = dead_letters(job)
+    assert sorted(letter["error_class"] for letter in letters) == [
+        "missing_order",
+        "null_key",
+        "unknown_operation",
+        "unknown_operation",
+    ]
+    (null_key,) = [letter for letter in letters if letter["error_class"] == "null_key"]
+    assert b'"region":"lost"' in null_key["value"]
+
+
+def test_a_parquet_file_without_a_column_is_refused(job: Job) -> None:
+    job.write([good(1)])
+    schema = pa.schema({"row_kind": pa.string(), "seq": pa.int64(), "id": pa.int64(), "region": pa.string()})
+    job.write_records([{"row_kind": "+I", "seq": 2, "id": 2}], schema)
+    with pytest.raises(
+        DataError, match=r"has no column 'amount'\. Its columns must be: row_kind, id, region, amount, created_at, seq"
+    ):
+        job.run()
+    assert ids(job) == [1]
+
+
+def test_a_parquet_file_with_a_column_of_another_type_is_refused(job: Job) -> None:
+    job.write([good(1)])
+    fields = {"row_kind": pa.string(), "seq": pa.int64(), "id": pa.string(), "region": pa.string()}
+    schema = pa.schema(fields | {"amount": pa.decimal128(12, 2), "created_at": pa.timestamp("us", "UTC")})
+    job.write_records([{"row_kind": "+I", "seq": 2, "id": "two"}], schema)
+    with pytest.raises(DataError, match="a change file has a column of another type") as caught:
+        job.run()
+    assert "id" in str(caught.value)
+    assert ids(job) == [1]
+
+
+def test_a_decimal_of_another_scale_is_not_rounded(job: Job) -> None:
+    job.write([good(1)])
+    fields = {"row_kind": pa.string(), "seq": pa.int64(), "id": pa.int64(), "region": pa.string()}
+    schema = pa.schema(fields | {"amount": pa.decimal128(12, 4), "created_at": pa.timestamp("us", "UTC")})
+    job.write_records(
+        [{"row_kind": "+I", "seq": 2, "id": 2, "amount": pa.scalar("1.2345").cast(pa.decimal128(12, 4)).as_py()}],
+        schema,
+    )
+    with pytest.raises(DataError):
+        job.run()
+    assert ids(job) == [1]
+
+
+def test_what_is_not_a_parquet_file_is_refused(job: Job) -> None:
+    job.write([good(1)])
+    job.write_text("garbage")
+    with pytest.raises(DataError, match="can't be read as Parquet"):
+        job.run()
+    assert ids(job) == [1]
+
+
+def test_a_truncated_parquet_file_is_refused_and_can_be_repaired(job: Job) -> None:
+    job.write([good(1)])
+    path = job.write([good(2)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    with pytest.raises(DataError):
+        job.run()
+    assert ids(job) == [1]
+    path.write_bytes(whole)
+    job.run()
+    assert ids(job) == [1, 2]
+
+
+def test_dead_letters_are_kept_exactly_once_through_a_crash(json_job: Job) -> None:
+    """The dead letters' table and the target can't be committed together; a crash in between must repeat neither."""
+    json_job.mode = "changelog"
+    json_job.write([good(1)])
+    json_job.write_text(f"bad one\n{GOOD.replace(': 1', ': 2')}\n")
+    with crashing("before the commit", after_commits=1), pytest.raises(TemporaryError):
+        json_job.run()
+    assert ids(json_job) == [1]
+    assert [letter["value"] for letter in dead_letters(json_job)] == [b"bad one"]
+    json_job.run()
+    json_job.lose_checkpoint()
+    json_job.write_text("bad two\n")
+    json_job.run()
+    json_job.run()
+    assert ids(json_job) == [1, 2]
+    assert sorted(letter["value"] for letter in dead_letters(json_job)) == [b"bad one", b"bad two"]
+
+
+@pytest.mark.parametrize("table", ["dead_letters", "orders"])
+@pytest.mark.parametrize("fault", ["before the commit", "after the commit"])
+@pytest.mark.parametrize("lose_checkpoint", [False, True])
+def test_dead_letters_and_rows_survive_a_crash_around_each_commit(
+    json_job: Job, table: str, fault: Any, lose_checkpoint: bool
+) -> None:
+    json_job.mode = "changelog"
+    json_job.write_text(f"bad one\n{GOOD}\n")
+    with crashing(fault, table=table), pytest.raises(TemporaryError):
+        json_job.run()
+    if lose_checkpoint:
+        json_job.lose_checkpoint()
+    json_job.run()
+    assert ids(json_job) == [1]
+    assert [letter["value"] for letter in dead_letters(json_job)] == [b"bad one"]
+
+
+def test_a_full_disk_is_temporary_and_leaves_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.write([good(n) for n in range(20)])
+    job.run()
+    job.write([good(n, "+U", "us") for n in range(20)])
+    with monkeypatch.context() as patch:
+        patch.setattr(task, "run", fill_disk_in_task)
+        with pytest.raises(
+            TemporaryError, match=r"no space left on device while writing\. Free space and run again"
+        ) as caught:
+            job.run()
+    assert caught.value.exit_code == 75
+    assert {row["region"] for row in job.rows()} == {"eu"}
+    assert job.unreferenced_files() == []
+    job.run()
+    assert {row["region"] for row in job.rows()} == {"us"}
+
+
+def test_contradicting_changes_are_refused_in_changelog_mode(job: Job) -> None:
+    job.mode = "changelog"
+    job.write([good(1)])
+    job.write_records([{"row_kind": "+I", "seq": 9, "id": 2, "region": region} for region in ("eu", "us")])
+    with pytest.raises(
+        DataError, match=r"contradict another change of the same key.*'id': 2.*at order \(9,\)"
+    ) as caught:
+        job.run()
+    assert caught.value.exit_code == 3
+    assert ids(job) == [1]
+    assert job.unreferenced_files() == []
+
+
+def test_contradicting_changes_are_settled_alike_on_every_replay_in_upsert_mode(job: Job) -> None:
+    outcomes = set()
+    for regions in (("eu", "us"), ("us", "eu")):
+        job.write_records([{"row_kind": "+U", "seq": 9, "id": 2, "region": region} for region in regions])
+        job.run()
+        outcomes |= {row["region"] for row in job.rows()}
+    assert len(outcomes) == 1
+
+
+def test_a_file_that_vanished_is_no_silent_loss(job: Job) -> None:
+    job.write([good(1)])
+    path = job.write([good(2)])
+    with crashing("before the commit", after_commits=1), pytest.raises(TemporaryError):
+        job.run()
+    content = pq.read_table(path)
+    path.unlink()  # though the micro-batch that has it was planned
+    with pytest.raises((DataError, TemporaryError)):
+        job.run()
+    assert ids(job) == [1]
+    pq.write_table(content, path)
+    job.run()
+    assert ids(job) == [1, 2]

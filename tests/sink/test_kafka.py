@@ -1,0 +1,473 @@
+"""The whole path from a real broker to a table that Iceberg's Spark reader sees."""
+
+import base64
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+from pyspark.sql import SparkSession
+
+from sink import inspection
+from sink.config import Config
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.pipeline import Pipeline
+from tests.changelog.messages import sample
+from tests.services.kafka import Kafka, running_kafka
+from tests.services.process import free_ports, wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+ORDERS = {"id": "bigint", "customer": "string", "amount": "decimal(12,2)"}
+Event = dict[str, Any]
+Row = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    with running_kafka() as broker:
+        yield broker
+
+
+@dataclass
+class KafkaJob:
+    """One sink on topics of its own. `tables` is topic -> columns; each topic's table has its name in a namespace of its own."""
+
+    spark: SparkSession
+    folder: Path
+    servers: str
+    tables: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {"orders": ORDERS})
+    key: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    format: str = "debezium-json"
+    sink: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    table: Mapping[str, Any] = field(default_factory=dict)
+    name: str = field(default_factory=lambda: f"n{uuid4().hex[:12]}")
+
+    def topic(self, table: str = "orders") -> str:
+        return f"{self.name}.{table}"
+
+    def target(self, table: str = "orders") -> str:
+        return f"lake.{self.name}.{table}"
+
+    def config(self) -> Config:
+        warehouse = str(self.spark.conf.get("spark.sql.catalog.lake.warehouse"))
+        tables = [
+            {
+                "source": self.topic(name),
+                "target": self.target(name),
+                "key": list(self.key.get(name, ["id"])),
+                "columns": dict(columns),
+                **self.table,
+            }
+            for name, columns in self.tables.items()
+        ]
+        return Config.model_validate(
+            {
+                "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), **self.sink},
+                "source": {
+                    "type": "kafka",
+                    "format": self.format,
+                    "options": {"kafka.bootstrap.servers": self.servers, **self.options},
+                },
+                "catalogs": {"lake": {"type": "hadoop", "warehouse": warehouse}},
+                "tables": tables,
+            }
+        )
+
+    def pipeline(self) -> Pipeline:
+        return Pipeline(self.spark, self.config())
+
+    def run(self) -> None:
+        self.pipeline().run()
+
+    def lose_checkpoint(self) -> None:
+        shutil.rmtree(self.folder / "state", ignore_errors=True)
+
+    def produce(self, messages: Sequence[tuple[Any, Any]], partition: int = 0, table: str = "orders") -> None:
+        """Keys and values: None, bytes as they are, anything else as JSON."""
+        producer = Producer({"bootstrap.servers": self.servers})
+        for key, value in messages:
+            producer.produce(self.topic(table), value=_bytes(value), key=_bytes(key), partition=partition)
+        assert producer.flush(60) == 0
+
+    def rows(self, table: str = "orders") -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.spark.table(self.target(table)).toArrow().to_pylist()
+        return sorted(rows, key=repr)
+
+    def snapshots(self, table: str = "orders") -> int:
+        return self.spark.sql(f"SELECT * FROM {self.target(table)}.snapshots").count()
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else json.dumps(value, ensure_ascii=False).encode()
+
+
+def order(number: int, customer: str, amount: str = "1.00") -> dict[str, Any]:
+    return {"id": number, "customer": customer, "amount": Decimal(amount)}
+
+
+def encoded(row: Row | None) -> dict[str, Any] | None:
+    """A row as Debezium spells it: decimals are base64 of the unscaled integer."""
+    if row is None:
+        return None
+    unscaled = int(row["amount"].scaleb(2))
+    return {**row, "amount": base64.b64encode(unscaled.to_bytes(9, "big", signed=True)).decode()}
+
+
+def event(op: str, before: Row | None, after: Row | None) -> tuple[Any, Any]:
+    """Key and value of a change event."""
+    row = after or before
+    assert row is not None
+    return {"id": row["id"]}, {"before": encoded(before), "after": encoded(after), "op": op}
+
+
+def insert(row: Row, op: str = "c") -> tuple[Any, Any]:
+    return event(op, None, row)
+
+
+class Shop:
+    """A source database that changes at random, and the messages which Debezium would send. `rows` is its content."""
+
+    def __init__(self, partitions: int, seed: int) -> None:
+        self.rows: dict[int, dict[str, Any]] = {}
+        self._partitions = partitions
+        self._random = Random(seed)
+        self._next = 0
+
+    def change(self, job: KafkaJob, count: int) -> None:
+        messages: list[list[tuple[Any, Any]]] = [[] for _ in range(self._partitions)]
+        for _ in range(count):
+            for key, value in self._change():
+                messages[key["id"] % self._partitions].append((key, value))
+        for partition, batch in enumerate(messages):
+            job.produce(batch, partition)
+
+    def expected(self) -> list[dict[str, Any]]:
+        return sorted(self.rows.values(), key=repr)
+
+    def _change(self) -> list[tuple[Any, Any]]:
+        what = self._random.choices(["insert", "update", "delete", "move"], [4, 6, 2, 1])[0] if self.rows else "insert"
+        amount = str(Decimal(self._random.randint(-(10**12) + 1, 10**12 - 1)).scaleb(-2))
+        if what == "insert":
+            number = self._new_key()
+            self.rows[number] = order(number, f"c{number}", amount)
+            return [insert(self.rows[number])]
+        number = self._random.choice(sorted(self.rows))
+        before = self.rows[number]
+        if what == "update":
+            self.rows[number] = before | {"amount": Decimal(amount)}
+            return [event("u", before, self.rows[number])]
+        del self.rows[number]
+        gone = [event("d", before, None), ({"id": number}, None)]
+        if what == "delete":
+            return gone
+        moved = self._new_key()
+        self.rows[moved] = before | {"id": moved}
+        return [*gone, insert(self.rows[moved])]
+
+    def _new_key(self) -> int:
+        # a key that was used before comes back now and then
+        unused = sorted(set(range(self._next)) - set(self.rows))
+        if unused and self._random.random() < 0.3:
+            return self._random.choice(unused)
+        self._next += 1
+        return self._next - 1
+
+
+@pytest.mark.parametrize("mode", ["upsert", "changelog"])
+def test_table_equals_source_over_restarts(spark: SparkSession, tmp_path: Path, kafka: Kafka, mode: str) -> None:
+    """Three partitions, several micro-batches, restarts with the checkpoint, without it, and with nothing to do."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"maxOffsetsPerTrigger": 60}, table={"mode": mode})
+    kafka.create_topic(job.topic(), 3)
+    shop = Shop(3, seed=7)
+    shop.change(job, 150)
+    job.run()
+    assert job.rows() == shop.expected()
+    assert job.snapshots() > 2
+    shop.change(job, 80)
+    job.run()
+    assert job.rows() == shop.expected()
+    job.lose_checkpoint()
+    shop.change(job, 80)
+    job.run()
+    assert job.rows() == shop.expected()
+    snapshots = job.snapshots()
+    job.lose_checkpoint()
+    job.run()
+    assert job.snapshots() == snapshots
+    assert any("lag: 0 messages behind" in line for line in inspection.status(spark, job.config()))
+
+
+def test_real_messages_into_two_tables(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """Debezium's own messages of two tables, of which one is partitioned; one job, one stream, one position each."""
+    tables = {
+        "orders": ORDERS | {"status": "string", "created_at": "timestamp", "updated_at": "timestamp_ntz"},
+        "comp": {"tenant": "int", "id": "string", "v": "string"},
+    }
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, tables, key={"comp": ["tenant", "id"]})
+    for table in tables:
+        kafka.create_topic(job.topic(table))
+        job.produce([(m.key, m.value) for m in sample("pgj", table)], table=table)
+    job.run()
+    rows = [{name: row[name] for name in ORDERS} | {"status": row["status"]} for row in job.rows()]
+    assert rows == [
+        order(1, "ann", "11.00") | {"status": "paid"},
+        order(100, "bob", "99999999.99") | {"status": "new"},
+        order(4, "cat", "5.00") | {"status": "new"},
+        order(5, "tx1", "1.00") | {"status": None},
+        order(6, "tx2", "2.00") | {"status": None},
+        order(7, "after-ddl", "3.00") | {"status": "ddl2"},
+        order(9, "nullts", "1.00") | {"status": None},
+    ]
+    assert job.rows("comp") == [{"tenant": 1, "id": "11111111-1111-1111-1111-111111111111", "v": "z"}]
+    # only one of the two has something new
+    job.produce([({}, {"op": "c", "before": None, "after": {"tenant": 2, "id": "x", "v": None}})], table="comp")
+    before = job.snapshots()
+    job.run()
+    assert len(job.rows("comp")) == 2
+    assert job.snapshots() == before
+
+
+def test_row_kind_messages(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, format="row-kind", table={"partition_by": ["customer"]})
+    kafka.create_topic(job.topic())
+
+    def change(kind: str, number: int, customer: str) -> tuple[None, Row]:
+        return None, {"row_kind": kind, "id": number, "customer": customer, "amount": 12.5}
+
+    job.produce([change("+I", 1, "a"), change("+I", 2, "a"), change("-U", 1, "a"), change("+U", 1, "b")])
+    job.run()
+    job.produce([change("-U", 1, "b"), change("+U", 1, "c"), change("-D", 2, "a"), change("+I", 3, "a")])
+    job.run()
+    assert job.rows() == [order(1, "c", "12.50"), order(3, "a", "12.50")]
+
+
+def test_latest_means_the_first_start(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """What arrives between a first start that found nothing and the second is not skipped: the first remembers where it began."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"startingOffsets": "latest"})
+    kafka.create_topic(job.topic(), 2)
+    job.produce([insert(order(1, "before"))])
+    job.run()
+    assert job.rows() == []
+    job.produce([insert(order(2, "after"))])
+    job.produce([insert(order(3, "after"))], partition=1)
+    job.lose_checkpoint()
+    job.run()
+    assert job.rows() == [order(2, "after"), order(3, "after")]
+
+
+def test_starting_offsets_by_partition(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic(), 3)
+    for partition in range(3):
+        job.produce([insert(order(10 * partition + n, "x")) for n in range(3)], partition)
+    job.options = {"startingOffsets": json.dumps({job.topic(): {"0": 2, "1": -1}})}
+    job.run()
+    assert [row["id"] for row in job.rows()] == [2, 20, 21, 22]
+    job.options = {"startingOffsets": "soon"}
+    job.name += "x"
+    kafka.create_topic(job.topic())
+    with pytest.raises(ConfigError, match=r"startingOffsets: got 'soon', expected earliest, latest, or JSON"):
+        job.run()
+
+
+def test_new_partitions_are_read_from_their_start(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"))])
+    job.run()
+    admin(kafka).create_partitions([NewPartitions(job.topic(), 2)])[job.topic()].result(30)
+    job.produce([insert(order(2, "b"))], partition=1)
+    job.run()
+    assert job.rows() == [order(1, "a"), order(2, "b")]
+
+
+def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(n, "a")) for n in range(3)])
+    job.run()
+    admin(kafka).delete_topics([job.topic()])[job.topic()].result(30)
+    assert wait_until(lambda: job.topic() not in admin(kafka).list_topics(timeout=5).topics)
+    with pytest.raises(ConfigError, match=r"has no topic .*Create it, or correct"):
+        job.run()
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(7, "b"))])
+    with pytest.raises(
+        TableError, match=r"up to offset 3, but the topic ends at 1\. Was it deleted and created again\?"
+    ):
+        job.run()
+    assert [row["id"] for row in job.rows()] == [0, 1, 2]
+
+
+def test_messages_that_are_gone_are_not_skipped_silently(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """Retention has removed what the table hasn't had yet."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"))])
+    job.run()
+    job.produce([insert(order(n, "b")) for n in range(2, 6)])
+    admin(kafka).delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
+    with pytest.raises(RowdeltaError):
+        job.run()
+    assert job.rows() == [order(1, "a")]
+
+
+DEAD_COLUMNS = ["table", "source", "partition", "offset", "key", "value", "error_class", "reason"]
+
+
+def test_dead_letters(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """Each bad message once, with where it was and what it was; the good ones around it are applied."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic(), 2)
+    truncate = json.dumps({"op": "t", "before": None, "after": None}).encode()
+    job.produce([insert(order(1, "a")), (b"k", b"no JSON \xff"), insert(order(2, "b"))])
+    job.produce([(None, truncate), insert(order(3, "c")), ({"id": 9}, b'{"op":"d","before":{"id":null}}')], partition=1)
+    job.run()
+
+    def dead_letters() -> list[dict[str, Any]]:
+        found = spark.table(f"lake.{job.name}.dead_letters").select(*DEAD_COLUMNS).toArrow().to_pylist()
+        return sorted(found, key=lambda row: (row["partition"], row["offset"]))
+
+    place = {"table": job.target(), "source": job.topic()}
+    expected = [
+        (0, 1, b"k", b"no JSON \xff", "unparseable", "the value is not JSON"),
+        (1, 0, None, truncate, "unsupported_event", dead_letters()[1]["reason"]),
+        (1, 2, b'{"id": 9}', b'{"op":"d","before":{"id":null}}', "null_key", "key column id is null"),
+    ]
+    assert dead_letters() == [place | dict(zip(DEAD_COLUMNS[2:], values, strict=True)) for values in expected]
+    assert [row["id"] for row in job.rows()] == [1, 2, 3]
+    job.lose_checkpoint()
+    job.produce([insert(order(4, "d"))])
+    job.run()
+    assert len(dead_letters()) == 3
+    job.produce([(None, b"again")])
+    job.run()
+    assert dead_letters()[1]["value"] == b"again"
+
+
+def test_a_bad_message_can_stop_the_job(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, sink={"on_bad_record": "fail"})
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a")), (None, b"no JSON")])
+    with pytest.raises(DataError, match=rf"1 bad records.*{job.topic()}-0 offset 1: the value is not JSON"):
+        job.run()
+    assert job.rows() == []
+
+
+def test_a_new_snapshot_of_the_source_needs_upsert(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, table={"mode": "changelog"})
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"), "r"), insert(order(2, "b"), "r"), event("u", order(1, "a"), order(1, "c"))])
+    job.run()
+    expected = [order(1, "c"), order(2, "b")]
+    assert job.rows() == expected
+    job.produce([insert(row, "r") for row in expected])
+    with pytest.raises(DataError, match=r"the source was snapshot again .*Use mode: upsert"):
+        job.run()
+    job.table = {"mode": "upsert"}
+    job.run()
+    assert job.rows() == expected
+
+
+def test_unreachable_broker(spark: SparkSession, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    job = KafkaJob(spark, tmp_path, f"127.0.0.1:{port}")
+    started = time.monotonic()
+    with pytest.raises(TemporaryError, match=rf"Kafka at 127\.0\.0\.1:{port} did not answer"):
+        job.run()
+    with pytest.raises(TemporaryError, match=rf"Kafka at 127\.0\.0\.1:{port} did not answer"):
+        list(inspection.check(spark, job.config()))
+    assert time.monotonic() - started < 80
+
+
+def test_unknown_topic(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    with pytest.raises(ConfigError, match=rf"has no topic '{job.topic()}'"):
+        job.run()
+    with pytest.raises(ConfigError, match=rf"has no topic '{job.topic()}'"):
+        list(inspection.check(spark, job.config()))
+
+
+class Running:
+    """A pipeline in a thread, as a process that runs for long."""
+
+    def __init__(self, job: KafkaJob) -> None:
+        self.error: BaseException | None = None
+        self._pipeline = job.pipeline()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._pipeline.run()
+        except RowdeltaError as error:
+            self.error = error
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._pipeline.stop()
+        self._thread.join(120)
+        assert not self.alive
+
+
+def test_broker_gone_and_back(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """The job survives, or ends with an error that says to run again; either way each change is applied once."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, sink={"trigger": "1 second"})
+    kafka.create_topic(job.topic(), 2)
+    shop = Shop(2, seed=3)
+    shop.change(job, 40)
+    running = Running(job)
+    assert wait_until(lambda: not running.alive or job.rows() == shop.expected(), 60)
+    kafka.stop()
+    time.sleep(4)
+    kafka.start()
+    shop.change(job, 40)
+    wait_until(lambda: not running.alive or job.rows() == shop.expected(), 90)
+    running.stop()
+    assert running.error is None or isinstance(running.error, TemporaryError)
+    shop.change(job, 20)
+    job.sink = {}
+    job.run()
+    assert job.rows() == shop.expected()
+
+
+def test_stop_finishes_the_micro_batch(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(
+        spark,
+        tmp_path,
+        kafka.bootstrap_servers,
+        sink={"trigger": "1 second"},
+        options={"maxOffsetsPerTrigger": 25},
+    )
+    kafka.create_topic(job.topic())
+    shop = Shop(1, seed=5)
+    shop.change(job, 300)
+    running = Running(job)
+    assert wait_until(lambda: bool(job.rows()), 60)
+    running.stop()
+    assert running.error is None
+    assert job.rows() != shop.expected()
+    job.sink = {}
+    job.options = {}
+    job.run()
+    assert job.rows() == shop.expected()
+
+
+def admin(kafka: Kafka) -> AdminClient:
+    return AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

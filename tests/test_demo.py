@@ -1,0 +1,76 @@
+"""The demo: a faithful changelog, a folder that only a demo may clear, and a run from an empty folder to exit code 0."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sink import demo
+from sink.errors import ConfigError
+
+
+@pytest.mark.parametrize("entity", [demo.CUSTOMERS, demo.ORDERS], ids=lambda entity: entity.name)
+def test_the_changelog_leads_to_the_expected_rows(entity: demo.Entity, tmp_path: Path) -> None:
+    """By a model of its own: a dict from key to row, change by change."""
+    demo.generate(entity, np.random.default_rng(demo.SEED), tmp_path)
+    expected = pq.read_table(tmp_path / "expected" / f"{entity.name}.parquet")
+    key, kinds = expected.column_names[0], set()
+    rows: dict[object, dict[str, object]] = {}
+    for file in sorted((tmp_path / "changes" / entity.name).iterdir(), key=lambda file: file.stat().st_mtime):
+        for change in pq.read_table(file).to_pylist():
+            kind, _ = change.pop("row_kind"), change.pop("seq")
+            kinds.add(kind)
+            if kind in ("-U", "-D"):
+                assert rows.pop(change[key]) == change
+            else:
+                assert change[key] not in rows
+                rows[change[key]] = change
+    assert kinds == {"+I", "-U", "+U", "-D"}
+    assert pa.Table.from_pylist(list(rows.values()), expected.schema).sort_by(key).equals(expected.sort_by(key))
+
+
+def test_files_have_strictly_rising_modification_times(tmp_path: Path) -> None:
+    demo.generate(demo.CUSTOMERS, np.random.default_rng(demo.SEED), tmp_path)
+    times = [file.stat().st_mtime_ns for file in sorted((tmp_path / "changes" / "customers").iterdir())]
+    assert len(times) == demo.BATCHES
+    assert times == sorted(set(times))
+
+
+def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "warehouse").mkdir()
+    (tmp_path / "warehouse" / "precious").touch()
+    with pytest.raises(ConfigError, match="no demo made it"):
+        demo.run(tmp_path)
+    assert (tmp_path / "warehouse" / "precious").exists()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "demo").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        demo.run(tmp_path / "demo")
+
+
+@pytest.mark.spark
+def test_the_demo_proves_its_tables_and_can_be_run_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sink", "demo", "--folder", "shop"]
+    # `-m` from another folder: the package is the installed one
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / demo.MARKER).touch()
+    (tmp_path / "shop" / "spark.log").write_text("of the last time")
+    (tmp_path / "shop" / "notes.txt").write_text("mine")
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "removed the last demo's spark.log" in done.stdout
+    assert done.stdout.count(": EQUAL") == 2
+    for table in ("customers", "orders"):
+        assert done.stdout.count(f"lake.shop.{table} batch ") == demo.BATCHES
+    assert (tmp_path / "shop" / "notes.txt").read_text() == "mine"
+    assert "Exception" not in done.stderr

@@ -1,0 +1,166 @@
+"""What the documents promise: every configuration key, exit code, command and target is in them, and their examples load."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from sink import cli, config, demo, errors
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
+COMMANDS = ("run", "check", "status", "packages", "demo")
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "sink": config.SinkSection,
+    "source": config.SourceSection,
+    "tables[]": config.TableSection,
+}
+
+
+def _configuration_keys() -> dict[str, Any]:
+    """Every key of the configuration models, dotted, with its pydantic field."""
+    keys: dict[str, Any] = {}
+    for name, field in config.Config.model_fields.items():
+        section = next((key for key in _SECTIONS if key.removesuffix("[]") == name), None)
+        if section != name:
+            keys[name] = field
+        if section is not None:
+            keys |= {f"{section}.{inner}": info for inner, info in _SECTIONS[section].model_fields.items()}
+    return keys
+
+
+def _reference_table() -> dict[str, tuple[str, str]]:
+    """Key -> (type, default) in the README's configuration table."""
+    section = README.split("\n## Configuration\n")[1].split("\n## ")[0]
+    table = section.split("| key | type | default | meaning |")[1].split("\n\n")[0]
+    rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in table.splitlines() if line.startswith("| `")]
+    return {key.strip("`"): (kind, default) for key, kind, default, _ in rows}
+
+
+def test_the_readme_has_every_configuration_key_and_no_other() -> None:
+    assert list(_reference_table()) == list(_configuration_keys())
+
+
+@pytest.mark.parametrize("key", _configuration_keys())
+def test_the_readme_gives_each_keys_default(key: str) -> None:
+    field = _configuration_keys()[key]
+    _, shown = _reference_table()[key]
+    if field.is_required():
+        assert shown == "required"
+    else:
+        assert shown != "required"
+        if isinstance(field.default, str):
+            assert shown == f"`{field.default}`"
+
+
+@pytest.mark.parametrize(
+    "key", ["source.type", "source.format", "sink.on_bad_record", "tables[].mode", "tables[].deletes"]
+)
+def test_the_readme_gives_each_choice(key: str) -> None:
+    kind, _ = _reference_table()[key]
+    assert kind == ", ".join(f"`{value}`" for value in _configuration_keys()[key].annotation.__args__)
+
+
+def _blocks(document: Path, language: str) -> list[str]:
+    """Fenced blocks of a language, unindented by their fence's indentation."""
+    pattern = re.compile(rf"^( *)```{language}\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+    found = pattern.findall(document.read_text(encoding="utf-8"))
+    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+
+
+def _yaml_examples() -> list[Any]:
+    examples = []
+    for document in DOCUMENTS:
+        for number, block in enumerate(_blocks(document, "yaml"), 1):
+            examples.append(pytest.param(block, id=f"{document.name}-{number}"))
+    examples += [pytest.param(file.read_text(encoding="utf-8"), id=str(file.relative_to(ROOT))) for file in EXAMPLES]
+    return [*examples, pytest.param(demo.CONFIG, id="demo")]
+
+
+@pytest.mark.parametrize("text", _yaml_examples())
+def test_examples_are_valid_configurations(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in re.findall(r"\$\{(\w+)\}", text):
+        monkeypatch.setenv(name, f"value-of-{name}")
+    file = tmp_path / "sink.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert config.load(file).tables
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
+    assert len(_blocks(ROOT / "README.md", "yaml")) >= 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_readme_and_the_help_text_name_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(rf"^\| `rowdelta {command}\b", README, re.MULTILINE)
+    assert re.search(rf"^ +{command} ", _help(capsys), re.MULTILINE)
+
+
+def test_documents_use_only_commands_and_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    for document in DOCUMENTS:
+        text = "\n".join([*_blocks(document, "bash"), *re.findall(r"`(rowdelta [^`]+)`", document.read_text("utf-8"))])
+        for command, rest in re.findall(r"^(?:.*\()?rowdelta (\w[\w-]*)([^\n#)]*)", text, re.MULTILINE):
+            assert command in COMMANDS, f"{document.name}: rowdelta {command}"
+            known = _help(capsys, command)
+            for option in re.findall(r"--[\w-]+", rest):
+                assert option in known, f"{document.name}: rowdelta {command} {option}"
+
+
+def test_the_help_text_lists_each_exit_code_and_so_does_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    classes = [errors.ConfigError, errors.DataError, errors.TableError, errors.TemporaryError, errors.RowdeltaError]
+    known = _help(capsys)
+    for code in [0, *(error.exit_code for error in classes)]:
+        assert re.search(rf"^  {code} ", known, re.MULTILINE)
+        assert re.search(rf"^\| {code} \|", README, re.MULTILINE)
+
+
+def test_documents_name_only_make_targets_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
+        assert named <= targets, document.name
+    assert {"setup", "demo", "test", "bench", "lint", "clean", "help"} <= targets
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        anchors = {
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)
+        }
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            if target.startswith("#"):
+                assert target[1:] in anchors, f"{document.name}: {target}"
+            elif "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_architecture_names_only_files_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:changelog|deltawriters|sink)/[\w/]*(?:\.py)?)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_compose_file_runs_the_tested_example() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    mounts = [str(mount).split(":")[0] for mount in compose["services"]["sink"]["volumes"]]
+    assert any((ROOT / mount).resolve() in EXAMPLES for mount in mounts)
+    topics = compose["services"]["topics"]["command"]
+    example = config.load(ROOT / "docs" / "examples" / "kafka" / "sink.yaml")
+    assert all(table.source in topics for table in example.tables)
+
+
+def _help(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
