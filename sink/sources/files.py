@@ -97,7 +97,8 @@ class FilesSource:
             if other is None or (other["generation"] == generation and other["batch"] < batch_id):
                 return F.lit(True)
             had = fresh if other["generation"] == generation else [f for f in fresh if not _is_beyond(f, other)]
-            return ~F.col(BAD)["source"].isin([file.path for file in had])
+            # by name: Spark writes the URI's scheme as file:/ here and as file:/// in its log
+            return ~F.substring_index(F.col(BAD)["source"], "/", -1).isin([file.path.rsplit("/", 1)[-1] for file in had])
 
         return TableBatch(records, _mark(fresh, position, generation, batch_id), beyond, rows)
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from testcontainers.core.container import DockerContainer
 
-from tests.services.maven import HERE, jars
+from tests.services.jars import HERE, jars
 from tests.services.process import (
     LOG_TAIL_CHARACTERS,
     START_SECONDS,
@@ -104,7 +104,7 @@ class LocalKafka(Kafka):
     def __init__(self, folder: Path) -> None:
         port, controller_port = free_ports(2)
         super().__init__(port)
-        self._classpath = jars(HERE / "kafka-pom.xml")
+        self._classpath = jars(HERE / "ivy-kafka.xml")
         self._folder = folder
         self._settings = folder / "server.properties"
         settings = broker_settings("127.0.0.1", port, controller_port, str(folder / "data"))

@@ -36,11 +36,16 @@ def wait_until(condition: Callable[[], bool], seconds: float = START_SECONDS) ->
     return True
 
 
+def java_command() -> str:
+    """The `java` to run."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else "java"
+
+
 def java(classpath: Sequence[Path], main_class: str, *arguments: str) -> list[str]:
     """The command line of a small JVM that starts fast rather than runs fast."""
-    home = os.environ.get("JAVA_HOME")
     return [
-        str(Path(home, "bin", "java")) if home else "java",
+        java_command(),
         "-Xmx512m",
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",

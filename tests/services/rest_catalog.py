@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.services.maven import HERE, jars
+from tests.services.jars import HERE, jars
 from tests.services.process import Process, free_ports, java
 
 
@@ -22,7 +22,7 @@ class RestCatalog:
         self.uri = f"http://127.0.0.1:{port}"
         self.warehouse = folder / "warehouse"
         command = java(
-            jars(HERE / "rest-catalog-pom.xml"),
+            jars(HERE / "ivy-rest-catalog.xml"),
             "org.eclipse.jetty.xml.XmlConfiguration",
             f"port={port}",
             f"database={folder / 'catalog.db'}",

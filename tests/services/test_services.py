@@ -7,8 +7,8 @@ from urllib.request import Request, urlopen
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from tests.services.jars import sqlite_jdbc_jar
 from tests.services.kafka import Kafka, running_kafka
-from tests.services.maven import sqlite_jdbc_jar
 from tests.services.rest_catalog import RestCatalog, running_rest_catalog
 
 

@@ -3,10 +3,11 @@
 One example is a whole story: a table of some shape, runs of the job over some files, a fault in each, other people's commits and
 accidents in between. Spark makes a run cost seconds, so few examples with much in each find more than many small ones.
 
-A failing story is printed as `Story(…)`. Pin it with `@example(Story(…))` above the test.
+`ROWDELTA_STORIES=500 pytest …` goes hunting. A failing story is printed as `Story(…)`. Pin it with `@example(Story(…))` above the test.
 """
 
 import datetime as dt
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -219,7 +220,7 @@ def _in_utc(value: Any) -> Any:
 
 
 @settings(
-    max_examples=25,
+    max_examples=int(os.environ.get("ROWDELTA_STORIES", "25")),
     deadline=None,
     print_blob=True,
     # stories are printed as they are: shrinking one takes minutes. Add Phase.shrink to hunt.
