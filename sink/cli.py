@@ -4,11 +4,15 @@ import argparse
 import logging
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sink import config as configuration
 from sink.errors import ConfigError, RowdeltaError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _EPILOG = """\
 exit codes:
@@ -95,28 +99,25 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    config = configuration.load(args.config)
-    _require_java()
-    from sink import inspection, session
+    from sink import inspection
 
-    spark = session.start(config)
-    try:
-        for line in inspection.check(spark, config):
-            print(line)
-        print("ok")
-    finally:
-        spark.stop()
-    return 0
+    return _inspect(args, inspection.check)
 
 
 def _status(args: argparse.Namespace) -> int:
+    from sink import inspection
+
+    return _inspect(args, inspection.status)
+
+
+def _inspect(args: argparse.Namespace, look: "Callable[[SparkSession, configuration.Config], Iterator[str]]") -> int:
     config = configuration.load(args.config)
     _require_java()
-    from sink import inspection, session
+    from sink import session
 
     spark = session.start(config)
     try:
-        for line in inspection.status(spark, config):
+        for line in look(spark, config):
             print(line)
     finally:
         spark.stop()

@@ -21,7 +21,6 @@ from sink.config import PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.sources.source import Position
 
-
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
 """What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw them."""
 

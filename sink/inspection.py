@@ -1,5 +1,6 @@
 """`rowdelta check` and `rowdelta status`: look, and change nothing."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +40,7 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
         yield f"bad records go to {config.dead_letter_table}"
     else:
         yield "a bad record stops the job"
+    yield "ok"
 
 
 def status(spark: SparkSession, config: Config) -> Iterator[str]:
@@ -65,5 +67,5 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
                 f"{summary.get('total-data-files')} data files, {summary.get('total-delete-files')} delete files, "
                 f"{int(summary.get('total-equality-deletes') or 0):,} equality deletes"
             )
-        yield f"  position: {dict(position) if position else 'none; nothing applied yet'}"
+        yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {source.lag(section, position)}"

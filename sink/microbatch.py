@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from changelog import debezium_json, row_kind
 from changelog.decoding import Decoder, quoted
-from changelog.rows import BAD, order_column
+from changelog.rows import order_column
 from deltawriters import DeltaOptions, TableSpec
 from sink import task
 from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit, TableNoLongerEmpty
@@ -175,8 +175,6 @@ class TableSink:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         changes = self._decode(frame)
         dead_position = self._dead_letter_position()
-        if dead_position is not None:
-            changes = changes.where(F.col(BAD).isNull() | batch.beyond(dead_position))
         options = DeltaOptions(
             key=tuple(section.key),
             mode=section.mode,
@@ -192,6 +190,7 @@ class TableSink:
             section.target,
             self._dead_letters.spec if self._dead_letters else None,
             source_partition,
+            batch.beyond(dead_position) if dead_position is not None else None,
         )
         self._written_paths.value = []
         function = functools.partial(task.run, plan, self._written_paths)

@@ -102,6 +102,8 @@ class Pipeline:
                 # each in turn: a failed query must not go unnoticed behind one that runs on
                 ended = [query for query in running if query.awaitTermination(_POLL_SECONDS / len(running))]  # type: ignore[arg-type]  # fractions work
             except PySparkException as error:
+                if self._stopping.is_set() and self._failure is None:
+                    break  # `_Stopped`, thrown while we waited
                 raise self._explain(error) from error
             except Py4JError as error:
                 raise TemporaryError(

@@ -2,7 +2,7 @@
 
 import json
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -27,6 +27,7 @@ class TaskPlan:
 
     :param dead_letters: the dead-letter table, or None if a bad record stops the job.
     :param source_partition: the order column with the Kafka partition, to say which partitions had snapshot rows.
+    :param new_bad_records: which bad records the dead-letter table doesn't have yet, as a mask; None if it has none.
     """
 
     table: TableSpec
@@ -35,6 +36,7 @@ class TaskPlan:
     target: str
     dead_letters: TableSpec | None
     source_partition: str | None
+    new_bad_records: Callable[[pa.StructArray], pa.BooleanArray] | None = None
 
 
 class PathList(AccumulatorParam[list[str]]):
@@ -62,6 +64,8 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
     try:
         for batch in batches:
             good, rejected = _split(batch)
+            if rejected is not None and plan.new_bad_records is not None:
+                rejected = rejected.filter(plan.new_bad_records(rejected))
             if rejected is not None:
                 bad += len(rejected)
                 samples += [_sample(row) for row in rejected.slice(0, _SAMPLES - len(samples)).to_pylist()]

@@ -25,6 +25,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "tables": [{"source": "none", "target": "lake.tests.none", "key": ["id"], "columns": {"id": "bigint"}}],
             "spark": {
                 "spark.master": "local[2]",
+                # for the JDBC catalog; drivers must be on the class path from the start
+                "spark.jars.packages": "org.xerial:sqlite-jdbc:3.50.3.0",
                 "spark.driver.memory": "1g",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",

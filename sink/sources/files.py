@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog import row_kind
 from changelog.decoding import ChangelogSpec
-from changelog.rows import BAD
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError
 from sink.sources.checkpoint import CheckpointFolder
-from sink.sources.source import Position, Stream, TableBatch
+from sink.sources.source import BadRecords, Position, Stream, TableBatch
 
 _OWN_OPTIONS = {"path_format"}
 
@@ -93,12 +94,11 @@ class FilesSource:
             )
             records = frame.where(~applied).drop("_modified", "_name")
 
-        def beyond(other: Position | None) -> Column:
-            if other is None or (other["generation"] == generation and other["batch"] < batch_id):
-                return F.lit(True)
+        def beyond(other: Position) -> BadRecords:
+            if other["generation"] == generation and other["batch"] < batch_id:
+                return _from_files_other_than([])
             had = fresh if other["generation"] == generation else [f for f in fresh if not _is_beyond(f, other)]
-            # by name: Spark writes the URI's scheme as file:/ here and as file:/// in its log
-            return ~F.substring_index(F.col(BAD)["source"], "/", -1).isin([file.path.rsplit("/", 1)[-1] for file in had])
+            return _from_files_other_than([file.path.rsplit("/", 1)[-1] for file in had])
 
         return TableBatch(records, _mark(fresh, position, generation, batch_id), beyond, rows)
 
@@ -178,6 +178,16 @@ def _file_order() -> list[Column]:
         F.expr("unix_millis(_metadata.file_modification_time)").alias("_modified"),
         F.col("_metadata.file_name").alias("_name"),
     ]
+
+
+def _from_files_other_than(names: list[str]) -> BadRecords:
+    """By name: Spark writes the URI's scheme as file:/ in a row and as file:/// in its log."""
+
+    def beyond(bad: pa.StructArray) -> pa.BooleanArray:
+        own = pc.replace_substring_regex(bad.field("source"), ".*/", "")
+        return pc.invert(pc.is_in(own, value_set=pa.array(names, pa.string())))
+
+    return beyond
 
 
 def _is_beyond(file: _ChangeFile, position: Position) -> bool:

@@ -4,16 +4,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog.decoding import any_of
-from changelog.rows import BAD
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
-from sink.sources.source import Position, Stream, TableBatch
+from sink.sources.source import BadRecords, Position, Stream, TableBatch
 
 _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
@@ -100,12 +101,17 @@ class KafkaSource:
         return _Admin(self._spark, self._options)
 
 
-def _beyond(position: Position | None) -> Column:
-    record = F.col(BAD)
-    applied = [
-        (record["partition"] == int(p)) & (record["offset"] < int(offset)) for p, offset in (position or {}).items()
-    ]
-    return ~any_of(applied)
+def _beyond(position: Position) -> BadRecords:
+    offsets = {int(partition): int(offset) for partition, offset in position.items()}
+
+    def beyond(bad: pa.StructArray) -> pa.BooleanArray:
+        partition, offset = bad.field("partition"), bad.field("offset")
+        mask = pa.repeat(True, len(bad))
+        for number, end in offsets.items():
+            mask = pc.and_(mask, pc.or_(pc.not_equal(partition, number), pc.greater_equal(offset, end)))
+        return mask
+
+    return beyond
 
 
 class _Admin:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from sink.config import TableSection
 
 Position = Mapping[str, Any]
+BadRecords = Callable[[pa.StructArray], pa.BooleanArray]
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,15 @@ class TableBatch:
 
     :param records: raw records (or typed rows of Parquet files) beyond the table's position.
     :param end: the position once they are applied.
-    :param beyond: the condition that the record of a `_rowdelta_bad` lies beyond a position (the dead-letter table's).
+    :param beyond: which records of `_rowdelta_bad` (`changelog.rows.BAD_FIELDS`) lie beyond a position (the dead-letter
+        table's), as a mask. For the tasks: as a Spark filter, Catalyst would push it below the decoder and there repeat the
+        decoder's expressions until the driver's memory is full.
     :param estimated_rows: how many records there are, if the source can tell without reading them.
     """
 
     records: DataFrame
     end: Position
-    beyond: Callable[[Position | None], Column]
+    beyond: Callable[[Position], BadRecords]
     estimated_rows: int | None
 
 

@@ -4,7 +4,8 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +146,20 @@ def test_a_second_driver_is_refused_and_nothing_is_applied_twice(job: Job) -> No
     assert caught.value.exit_code == 4
     assert job.rows() == [row(1), row(2)]
     assert job.unreferenced_files() == []
+
+
+def test_a_second_driver_on_the_same_checkpoint_does_no_harm(job: Job) -> None:
+    """Each takes the other's checkpoint away; whatever either reports, the next run makes it whole."""
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.run()
+    job.write(insert(2))
+    second = replace(job.second_driver(), checkpoint=job.checkpoint)
+    with before_commit(second.run), pytest.raises(RowdeltaError):
+        job.run()
+    job.write(insert(3))
+    job.run()
+    assert job.rows() == [row(1), row(2), row(3)]
 
 
 def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
@@ -456,6 +471,28 @@ def test_a_column_added_underneath_fills_when_the_table_rules(job: Job) -> None:
     job.spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note STRING")
     job.columns = {**job.columns, "note": "string"}
     job.write([("+I", row(2) | {"note": "new"})])
+    job.run()
+    assert job.rows() == [row(1) | {"note": None}, row(2) | {"note": "new"}]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json"])
+def test_a_column_added_while_the_sink_runs(job: Job, file_format: Any) -> None:
+    """The table rules here. The running job may need a restart to see the column, but never drops the column's values."""
+    job.create_table(
+        [
+            {"id": 1, "name": "id", "required": True, "type": "long"},
+            {"id": 2, "name": "region", "required": False, "type": "string"},
+        ]
+    )
+    job.configure_columns, job.file_format = False, file_format
+    job.columns = {**job.columns, "note": "string"}
+    job.write([("+I", row(1) | {"note": "not in the table yet"})])
+    job.write([("+I", row(2) | {"note": "new"})])
+    with (
+        after_first_commit(lambda: job.spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note STRING")),
+        suppress(RowdeltaError),
+    ):
+        job.run()
     job.run()
     assert job.rows() == [row(1) | {"note": None}, row(2) | {"note": "new"}]
 

@@ -40,6 +40,11 @@ def kafka() -> Iterator[Kafka]:
         yield broker
 
 
+@pytest.fixture(scope="module")
+def admin(kafka: Kafka) -> AdminClient:
+    return AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+
+
 @dataclass
 class KafkaJob:
     """One sink on topics of its own. `tables` is topic -> columns; each topic's table has its name in a namespace of its own."""
@@ -283,24 +288,26 @@ def test_starting_offsets_by_partition(spark: SparkSession, tmp_path: Path, kafk
         job.run()
 
 
-def test_new_partitions_are_read_from_their_start(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+def test_new_partitions_are_read_from_their_start(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic())
     job.produce([insert(order(1, "a"))])
     job.run()
-    admin(kafka).create_partitions([NewPartitions(job.topic(), 2)])[job.topic()].result(30)
+    admin.create_partitions([NewPartitions(job.topic(), 2)])[job.topic()].result(30)
     job.produce([insert(order(2, "b"))], partition=1)
     job.run()
     assert job.rows() == [order(1, "a"), order(2, "b")]
 
 
-def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient) -> None:
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic())
     job.produce([insert(order(n, "a")) for n in range(3)])
     job.run()
-    admin(kafka).delete_topics([job.topic()])[job.topic()].result(30)
-    assert wait_until(lambda: job.topic() not in admin(kafka).list_topics(timeout=5).topics)
+    admin.delete_topics([job.topic()])[job.topic()].result(30)
+    assert wait_until(lambda: job.topic() not in admin.list_topics(timeout=5).topics)
     with pytest.raises(ConfigError, match=r"has no topic .*Create it, or correct"):
         job.run()
     kafka.create_topic(job.topic())
@@ -312,14 +319,16 @@ def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, ka
     assert [row["id"] for row in job.rows()] == [0, 1, 2]
 
 
-def test_messages_that_are_gone_are_not_skipped_silently(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+def test_messages_that_are_gone_are_not_skipped_silently(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
     """Retention has removed what the table hasn't had yet."""
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic())
     job.produce([insert(order(1, "a"))])
     job.run()
     job.produce([insert(order(n, "b")) for n in range(2, 6)])
-    admin(kafka).delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
+    admin.delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
     with pytest.raises(RowdeltaError):
         job.run()
     assert job.rows() == [order(1, "a")]
@@ -467,7 +476,3 @@ def test_stop_finishes_the_micro_batch(spark: SparkSession, tmp_path: Path, kafk
     job.options = {}
     job.run()
     assert job.rows() == shop.expected()
-
-
-def admin(kafka: Kafka) -> AdminClient:
-    return AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

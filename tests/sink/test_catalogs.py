@@ -1,0 +1,166 @@
+"""The same small job on every kind of catalog and in both table formats, read back by Iceberg's own Spark reader."""
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from deltawriters import DeltaOptions
+from sink import inspection, microbatch
+from sink.config import Config
+from sink.errors import TemporaryError
+from sink.pipeline import Pipeline
+from tests.services.process import free_ports
+from tests.services.rest_catalog import RestCatalog, running_rest_catalog
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def rest_catalog() -> Iterator[RestCatalog]:
+    with running_rest_catalog() as catalog:
+        yield catalog
+
+
+@pytest.fixture(scope="module", params=["hadoop", "rest", "jdbc"])
+def catalog(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, str]]:
+    """Name and properties of a catalog that the session has."""
+    folder = tmp_path_factory.mktemp(f"{request.param}-catalog")
+    properties = {"type": request.param, "warehouse": str(folder / "warehouse")}
+    if request.param == "rest":
+        rest = request.getfixturevalue("rest_catalog")
+        properties = {"type": "rest", "uri": rest.uri}
+    if request.param == "jdbc":
+        properties["uri"] = f"jdbc:sqlite:{folder / 'catalog.db'}"
+    name = f"{request.param}_catalog"
+    add_catalog(spark, name, properties)
+    return name, properties
+
+
+def add_catalog(spark: SparkSession, name: str, properties: dict[str, str]) -> None:
+    prefix = f"spark.sql.catalog.{name}"
+    for key, value in properties.items():
+        spark.conf.set(f"{prefix}.{key}", value)
+    spark.conf.set(f"{prefix}.cache-enabled", "false")
+    spark.conf.set(prefix, "org.apache.iceberg.spark.SparkCatalog")
+
+
+def configuration(folder: Path, name: str, properties: dict[str, str], /, **table: Any) -> Config:
+    return Config.model_validate(
+        {
+            "sink": {"id": "shop", "checkpoint": str(folder / "state")},
+            "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
+            "catalogs": {name: properties},
+            "tables": [
+                {
+                    "source": str(folder / "changes"),
+                    "target": f"{name}.shop.orders",
+                    "key": ["id"],
+                    "columns": {"id": "bigint", "region": "string", "amount": "decimal(12,2)"},
+                    "order_by": ["seq bigint"],
+                    **table,
+                }
+            ],
+        }
+    )
+
+
+def write(folder: Path, name: str, changes: list[tuple[str, int, str | None]], start: int) -> None:
+    """A change file: kind, id, region of rows whose amount is the id."""
+    records = [
+        {"row_kind": kind, "id": number, "region": region, "amount": number, "seq": start + n}
+        for n, (kind, number, region) in enumerate(changes)
+    ]
+    (folder / "changes").mkdir(exist_ok=True)
+    (folder / "changes" / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def content(spark: SparkSession, table: str) -> dict[int, str | None]:
+    rows = spark.sql(f"SELECT id, region, amount FROM {table}").collect()
+    assert len({row.id for row in rows}) == len(rows)
+    assert all(row.amount == row.id for row in rows)
+    return {row.id: row.region for row in rows}
+
+
+def delete_files(spark: SparkSession, table: str) -> list[tuple[int, str]]:
+    found = spark.sql(f"SELECT content, file_format FROM {table}.delete_files").collect()
+    return sorted({(row.content, row.file_format) for row in found})
+
+
+@pytest.mark.parametrize("version", ["2", "3"])
+@pytest.mark.parametrize("partition_by", [[], ["bucket(4, id)"], ["region"]], ids=["unpartitioned", "bucket", "region"])
+def test_table_equals_source(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    catalog: tuple[str, dict[str, str]],
+    version: str,
+    partition_by: list[str],
+) -> None:
+    """Keys changed again after their row was written need deletes within the commit: positions in v2, vectors in v3."""
+    name, properties = catalog
+    namespace = f"n{version}{len(partition_by)}{'r' if 'region' in partition_by else ''}"
+    target = f"{name}.{namespace}.orders"
+    config = configuration(
+        tmp_path,
+        name,
+        properties,
+        target=target,
+        partition_by=partition_by,
+        properties={"format-version": version},
+    )
+    # every batch of two rows is written at once, so that the commit meets its own rows again
+    monkeypatch.setattr(microbatch, "DeltaOptions", functools.partial(DeltaOptions, flush_bytes=1))
+    before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")
+    try:
+        first: list[tuple[str, int, str | None]] = [("+I", n, "eu") for n in range(8)]
+        write(tmp_path, "1.json", [*first, ("+U", 0, "us"), ("-D", 1, "eu"), ("+U", 2, None)], 0)
+        Pipeline(spark, config).run()
+        assert content(spark, target) == {0: "us", 2: None, 3: "eu", 4: "eu", 5: "eu", 6: "eu", 7: "eu"}
+        position_deletes = (1, "PUFFIN" if version == "3" else "PARQUET")
+        assert delete_files(spark, target) == [position_deletes]
+        second: list[tuple[str, int, str | None]] = [("-U", 3, "eu"), ("+U", 3, "us"), ("-D", 4, "eu"), ("+I", 9, "eu")]
+        write(tmp_path, "2.json", [*second, ("+U", 9, "us"), ("+U", 3, "ap"), ("+U", 9, "ap")], 100)
+        Pipeline(spark, config).run()
+    finally:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(before))
+    assert content(spark, target) == {0: "us", 2: None, 3: "ap", 5: "eu", 6: "eu", 7: "eu", 9: "ap"}
+    assert delete_files(spark, target) == [position_deletes, (2, "PARQUET")]
+    assert spark.sql(f"SELECT * FROM {target}.snapshots").count() == 2
+    status = list(inspection.status(spark, config))
+    assert any("lag: 0 files behind" in line for line in status)
+    assert f"{target}: exists" in "\n".join(inspection.check(spark, config)).replace(f"{tmp_path}/changes -> ", "")
+
+
+def test_rest_catalog_gone_and_back(spark: SparkSession, tmp_path: Path, rest_catalog: RestCatalog) -> None:
+    """While it is gone the job says so and may be run again; then it goes on."""
+    properties = {"type": "rest", "uri": rest_catalog.uri}
+    add_catalog(spark, "flaky", properties)
+    config = configuration(tmp_path, "flaky", properties, target="flaky.gone.orders")
+    write(tmp_path, "1.json", [("+I", 1, "eu")], 0)
+    Pipeline(spark, config).run()
+    write(tmp_path, "2.json", [("+I", 2, "eu")], 10)
+    rest_catalog.stop()
+    try:
+        with pytest.raises(TemporaryError):
+            Pipeline(spark, config).run()
+    finally:
+        rest_catalog.start()
+    Pipeline(spark, config).run()
+    assert content(spark, "flaky.gone.orders") == {1: "eu", 2: "eu"}
+
+
+def test_unreachable_catalog(spark: SparkSession, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    properties = {"type": "rest", "uri": f"http://127.0.0.1:{port}"}
+    add_catalog(spark, "nowhere", properties)
+    (tmp_path / "changes").mkdir()
+    with pytest.raises(TemporaryError, match="nowhere"):
+        Pipeline(spark, configuration(tmp_path, "nowhere", properties))
