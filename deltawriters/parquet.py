@@ -14,7 +14,7 @@ from pyiceberg.io.pyarrow import (
     parquet_path_to_id_mapping,
 )
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, FloatType
+from pyiceberg.types import DoubleType, FloatType, UUIDType
 
 from deltawriters.content import Metrics
 from deltawriters.table import TableSpec
@@ -97,8 +97,12 @@ class ParquetFileWriter:
         plan = _metrics_plan(self._schema, self._table.properties_by_name)
         stats = data_file_statistics_from_parquet_metadata(footer, plan, parquet_path_to_id_mapping(self._schema))
         kept = {i for i, column in plan.items() if column.mode.type is not MetricModeTypes.NONE}
-        lower = {i: bound for i, agg in stats.column_aggregates.items() if (bound := agg.min_as_bytes()) is not None}
-        upper = {i: bound for i, agg in stats.column_aggregates.items() if (bound := agg.max_as_bytes()) is not None}
+        # Parquet orders UUIDs as unsigned bytes, Iceberg's Java up to 1.11 as signed longs: with bounds of the one and the
+        # comparison of the other, an equality delete is skipped where it applies
+        unordered = {f.field_id for f in self._schema.fields if isinstance(f.field_type, UUIDType)}
+        bounded = {i: agg for i, agg in stats.column_aggregates.items() if i not in unordered}
+        lower = {i: bound for i, agg in bounded.items() if (bound := agg.min_as_bytes()) is not None}
+        upper = {i: bound for i, agg in bounded.items() if (bound := agg.max_as_bytes()) is not None}
         return Metrics(
             column_sizes=stats.column_sizes,
             value_counts=stats.value_counts,

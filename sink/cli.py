@@ -1,6 +1,7 @@
 """The `rowdelta` command."""
 
 import argparse
+import contextlib
 import logging
 import shutil
 import sys
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    # it logs our own exceptions with their tracebacks on their way through the JVM; we report them ourselves
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         return int(args.command(args))
     except RowdeltaError as error:
@@ -94,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
         with stops_on_signals(spark, pipeline):
             pipeline.run()
     finally:
-        spark.stop()
+        _stop(spark)
     return 0
 
 
@@ -120,8 +122,16 @@ def _inspect(args: argparse.Namespace, look: "Callable[[SparkSession, configurat
         for line in look(spark, config):
             print(line)
     finally:
-        spark.stop()
+        _stop(spark)
     return 0
+
+
+def _stop(spark: "SparkSession") -> None:
+    """A signal to the whole process group, as systemd sends it, ends the JVM too; it may be gone before us."""
+    from py4j.protocol import Py4JError
+
+    with contextlib.suppress(Py4JError, OSError):
+        spark.stop()
 
 
 def _packages(args: argparse.Namespace) -> int:

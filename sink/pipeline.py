@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import ClassVar
 
@@ -56,8 +56,10 @@ class Pipeline:
         try:
             self._wait(queries)
         finally:
-            for query in queries:
-                query.stop()
+            # the JVM may have gone; what ended the run matters more
+            with suppress(Py4JError, OSError):
+                for query in queries:
+                    query.stop()
 
     def stop(self) -> None:
         """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
@@ -105,7 +107,7 @@ class Pipeline:
                 if self._stopping.is_set() and self._failure is None:
                     break  # `_Stopped`, thrown while we waited
                 raise self._explain(error) from error
-            except Py4JError as error:
+            except (Py4JError, OSError) as error:
                 raise TemporaryError(
                     f"the JVM went away: {error}. Every table is as its last commit left it; run again."
                 ) from None
@@ -158,8 +160,8 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
     try:
         yield
     finally:
-        finished.set()
         hook.remove()
+        finished.set()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
@@ -195,5 +197,7 @@ class _ShutdownHook:
         self._finished.wait(self._WAIT_SECONDS)
 
     def remove(self) -> None:
-        if not self._manager.isShutdownInProgress():
-            self._manager.removeShutdownHook(self._hook)
+        # a JVM that ends just now refuses, and one that has ended doesn't answer
+        with suppress(Py4JError, OSError):
+            if not self._manager.isShutdownInProgress():
+                self._manager.removeShutdownHook(self._hook)

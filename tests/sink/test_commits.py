@@ -475,6 +475,14 @@ def test_a_column_added_underneath_fills_when_the_table_rules(job: Job) -> None:
     assert job.rows() == [row(1) | {"note": None}, row(2) | {"note": "new"}]
 
 
+def test_a_fixed_key_is_refused(job: Job) -> None:
+    """Iceberg 1.11 would apply only the last of a file's equality deletes."""
+    job.columns, job.configure_columns = {"id": "fixed[3]"}, False
+    job.create_table([{"id": 1, "name": "id", "required": True, "type": "fixed[3]"}])
+    with pytest.raises(TableError, match=r"key column id is fixed\[3\]"):
+        job.run()
+
+
 @pytest.mark.parametrize("file_format", ["parquet", "json"])
 def test_a_column_added_while_the_sink_runs(job: Job, file_format: Any) -> None:
     """The table rules here. The running job may need a restart to see the column, but never drops the column's values."""

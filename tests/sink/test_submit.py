@@ -1,0 +1,438 @@
+"""The job as users start it: `rowdelta run` and `spark-submit`, in processes of their own, stopped by signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pyspark
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+
+import sink
+from sink import cli
+from tests.services.process import Process, free_ports, wait_until
+
+pytestmark = pytest.mark.spark
+
+SPARK_HOME = Path(pyspark.__file__).parent
+LOCAL = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "512m",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+def write_config(folder: Path, trigger: str = "available-now", **sections: object) -> Path:
+    """A configuration for `changes/` with one file a micro-batch; relative paths, which mean the file's folder."""
+    values: dict[str, object] = {
+        "sink": {"id": "shop", "checkpoint": "./state", "trigger": trigger, "on_bad_record": "fail"},
+        "source": {
+            "type": "files",
+            "format": "row-kind",
+            "options": {"path_format": "json", "maxFilesPerTrigger": 1},
+        },
+        "catalogs": {"lake": {"type": "hadoop", "warehouse": "./warehouse"}},
+        "tables": [
+            {
+                "source": "./changes",
+                "target": "lake.shop.orders",
+                "key": ["id"],
+                "columns": {"id": "bigint", "v": "bigint"},
+                "partition_by": ["bucket(2, id)"],
+                "order_by": ["seq bigint"],
+            }
+        ],
+        "spark": LOCAL,
+    }
+    path = folder / "sink.yaml"
+    path.write_text(yaml.safe_dump(values | sections))
+    return path
+
+
+def write_changes(folder: Path, files: int, rows: int = 30) -> dict[int, int]:
+    """Change files, each of which updates keys of those before it, and the table's content after all of them."""
+    (folder / "changes").mkdir(exist_ok=True)
+    content: dict[int, int] = {}
+    for number in range(files):
+        records = []
+        for n in range(rows):
+            seq = number * rows + n
+            key = seq * 7 % (rows * 2)
+            kind = "-D" if seq % 11 == 0 else "+U"
+            records.append({"row_kind": kind, "id": key, "v": seq, "seq": seq})
+            content.pop(key, None)
+            if kind == "+U":
+                content[key] = seq
+        path = folder / "changes" / f"{number:03d}.json"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+    return content
+
+
+def table_content(spark: SparkSession, folder: Path) -> dict[int, int]:
+    rows = spark.read.format("iceberg").load(str(folder / "warehouse/shop/orders")).collect()
+    assert len({row.id for row in rows}) == len(rows)
+    return {row.id: row.v for row in rows}
+
+
+def commits(spark: SparkSession, folder: Path) -> int:
+    """Micro-batches that were committed."""
+    return spark.read.format("iceberg").load(f"{folder / 'warehouse/shop/orders'}#snapshots").count()
+
+
+def environment() -> dict[str, str]:
+    # what the session of this process set must not leak into the next
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
+    return inherited | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def command(*arguments: object) -> list[str]:
+    return [str(Path(sys.executable).with_name("rowdelta")), *map(str, arguments)]
+
+
+def finish(arguments: Sequence[str], seconds: int = 180) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, env=environment(), capture_output=True, text=True, timeout=seconds, check=False, cwd="/"
+    )
+
+
+class Running:
+    """A job in a process group of its own, as a terminal or a service manager would have it."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self._child = subprocess.Popen(
+                arguments, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd="/"
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait_for_batches(self, count: int) -> None:
+        wait_until(lambda: self.batches() >= count or self._child.poll() is not None, 120)
+        assert self.batches() >= count, self.log
+
+    def batches(self) -> int:
+        return self.log.count("lake.shop.orders batch ")
+
+    def signal(self, number: signal.Signals, *, group: bool) -> None:
+        if group:
+            os.killpg(self._child.pid, number)
+        else:
+            self._child.send_signal(number)
+
+    def kill_jvm(self) -> None:
+        children = Path(f"/proc/{self._child.pid}/task/{self._child.pid}/children").read_text().split()
+        (jvm,) = [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
+        os.kill(int(jvm), signal.SIGKILL)
+
+    def wait(self) -> int:
+        return self._child.wait(120)
+
+    def end(self) -> None:
+        """Whatever happened, leave nothing behind."""
+        if self._child.poll() is None:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait(30)
+
+
+@contextmanager
+def running(arguments: Sequence[str], log: Path) -> Iterator[Running]:
+    job = Running(arguments, log)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+# rowdelta run ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "group"),
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)],
+    ids=["SIGTERM", "SIGTERM to the group", "Ctrl-C"],
+)
+def test_a_signal_finishes_the_micro_batch(
+    spark: SparkSession, tmp_path: Path, number: signal.Signals, group: bool
+) -> None:
+    """Exit code 0 with whole micro-batches applied, and the next run does the rest, once."""
+    expected = write_changes(tmp_path, 12)
+    path = write_config(tmp_path, trigger="1 second")
+    with running(command("run", path), tmp_path / "log") as job:
+        job.wait_for_batches(2)
+        job.signal(number, group=group)
+        code = job.wait()
+        # a signal to the group may hit a helper process of the file system in a commit: then the run says "run again"
+        assert code == 0 or (code == 75 and group and number == signal.SIGTERM), job.log
+        assert group or "Traceback" not in job.log, job.log
+        done = job.batches()
+    assert commits(spark, tmp_path) == done < 12
+    result = finish(command("run", write_config(tmp_path)))
+    assert result.returncode == 0, result.stderr
+    assert table_content(spark, tmp_path) == expected
+    assert commits(spark, tmp_path) == 12
+
+
+def test_killed_at_once_and_started_again(spark: SparkSession, tmp_path: Path) -> None:
+    """SIGKILL asks nobody; the table is as its last commit left it, and the next run does the rest, once."""
+    expected = write_changes(tmp_path, 10)
+    path = write_config(tmp_path)
+    with running(command("run", path), tmp_path / "log") as job:
+        job.wait_for_batches(2)
+        job.signal(signal.SIGKILL, group=True)
+        assert job.wait() == -signal.SIGKILL
+    result = finish(command("run", path))
+    assert result.returncode == 0, result.stderr
+    assert table_content(spark, tmp_path) == expected
+    assert commits(spark, tmp_path) == 10
+
+
+def test_the_jvm_dies(spark: SparkSession, tmp_path: Path) -> None:
+    """Out of memory, for example: the run says that running again is right, and it is."""
+    expected = write_changes(tmp_path, 10)
+    path = write_config(tmp_path)
+    with running(command("run", path), tmp_path / "log") as job:
+        job.wait_for_batches(2)
+        job.kill_jvm()
+        assert job.wait() == 75, job.log
+        assert "rowdelta: " in job.log.splitlines()[-1], job.log
+    result = finish(command("run", path))
+    assert result.returncode == 0, result.stderr
+    assert table_content(spark, tmp_path) == expected
+    assert commits(spark, tmp_path) == 10
+
+
+# rowdelta check, status, help, exit codes ------------------------------------------------------------------------------
+
+
+def test_check_run_status(spark: SparkSession, tmp_path: Path) -> None:
+    expected = write_changes(tmp_path, 2)
+    path = write_config(tmp_path)
+    check = finish(command("check", path))
+    assert check.returncode == 0, check.stderr
+    assert f"{tmp_path}/changes -> lake.shop.orders: will be created" in check.stdout
+    assert f"source: directory {tmp_path}/changes: 2 files" in check.stdout
+    assert "columns: id bigint (key), v bigint" in check.stdout
+    assert not (tmp_path / "warehouse").exists()
+    run = finish(command("run", path))
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("lake.shop.orders batch ") == 2
+    assert table_content(spark, tmp_path) == expected
+    write_changes(tmp_path, 3)
+    status = finish(command("status", path))
+    assert status.returncode == 0, status.stderr
+    assert "lake.shop.orders: snapshot " in status.stdout
+    assert "lag: 1 files behind" in status.stdout
+    assert "001.json" in status.stdout
+
+
+def refuse(folder: Path, change: Callable[[Path], Path]) -> subprocess.CompletedProcess[str]:
+    write_changes(folder, 1)
+    result = finish(command("run", change(folder)))
+    # whatever Spark logs, the last thing to read is what went wrong
+    assert result.stderr.splitlines()[-1].startswith("rowdelta: "), result.stderr
+    return result
+
+
+def test_exit_code_of_bad_data(tmp_path: Path) -> None:
+    def change(folder: Path) -> Path:
+        (folder / "changes" / "bad.json").write_text("no JSON\n")
+        return write_config(folder)
+
+    result = refuse(tmp_path, change)
+    assert result.returncode == 3
+    assert "rowdelta: lake.shop.orders: 1 bad records" in result.stderr
+
+
+def test_exit_code_of_a_table_that_does_not_fit(spark: SparkSession, tmp_path: Path) -> None:
+    def change(folder: Path) -> Path:
+        tables = spark.sparkContext._jvm.org.apache.iceberg.hadoop.HadoopTables  # type: ignore[union-attr]
+        iceberg = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
+        fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
+        schema = iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "schema-id": 0, "fields": fields}))
+        tables(spark._jsc.hadoopConfiguration()).create(schema, str(folder / "warehouse/shop/orders"))  # type: ignore[attr-defined]
+        return write_config(folder)
+
+    result = refuse(tmp_path, change)
+    assert result.returncode == 4, result.stderr
+    assert "lake.shop.orders has no column 'v'" in result.stderr
+
+
+def test_exit_code_of_a_service_that_is_away(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+
+    def change(folder: Path) -> Path:
+        return write_config(folder, catalogs={"lake": {"type": "rest", "uri": f"http://127.0.0.1:{port}"}})
+
+    result = refuse(tmp_path, change)
+    assert result.returncode == 75, result.stderr
+    assert "rowdelta: " in result.stderr
+
+
+def test_exit_code_of_a_wrong_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run", "check", "status", "packages"):
+        assert cli.main([name, str(tmp_path / "absent.yaml")]) == 2
+        assert "absent.yaml: can't be read" in capsys.readouterr().err
+    path = write_config(tmp_path, snik={})
+    assert cli.main(["run", str(path)]) == 2
+    assert "unknown key (did you mean 'sink'?)" in capsys.readouterr().err
+
+
+def test_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["go"], ["run"], ["run", "a.yaml", "b.yaml"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 2
+        assert "usage: rowdelta" in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["--help"], ["run", "check", "status", "demo", "exit codes:", "75"]),
+        (["run", "--help"], ["sink.yaml", "Ctrl-C and SIGTERM"]),
+        (["status", "--help"], ["Changes nothing."]),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 0
+        output = capsys.readouterr().out
+        assert [word for word in words if word not in output] == []
+
+
+# spark-submit ---------------------------------------------------------------------------------------------------------
+
+
+def submit(path: Path, master: str, *more: str) -> list[str]:
+    packages = finish(command("packages", path)).stdout.strip()
+    assert packages.startswith("org.apache.iceberg:iceberg-spark-runtime-")
+    settings = [f"--conf={name}={value}" for name, value in LOCAL.items() if name.startswith("spark.driver.")]
+    program = str(Path(sink.__file__).with_name("__main__.py"))
+    return [
+        str(SPARK_HOME / "bin" / "spark-submit"),
+        f"--master={master}",
+        f"--packages={packages}",
+        *settings,
+        "--conf=spark.ui.enabled=false",
+        *more,
+        program,
+        "run",
+        str(path),
+    ]
+
+
+def test_spark_submit_local(spark: SparkSession, tmp_path: Path) -> None:
+    expected = write_changes(tmp_path, 4)
+    result = finish(submit(write_config(tmp_path), "local[2]"))
+    assert result.returncode == 0, result.stderr
+    assert table_content(spark, tmp_path) == expected
+    assert commits(spark, tmp_path) == 4
+
+
+def test_spark_submit_passes_exit_codes_on(tmp_path: Path) -> None:
+    write_changes(tmp_path, 1)
+    (tmp_path / "changes" / "bad.json").write_text("no JSON\n")
+    result = finish(submit(write_config(tmp_path), "local[2]"))
+    assert result.returncode == 3, result.stderr
+
+
+def test_spark_submit_stops_on_sigterm(spark: SparkSession, tmp_path: Path) -> None:
+    """Here the JVM is the parent and gets the signal; it waits for the micro-batch."""
+    expected = write_changes(tmp_path, 12)
+    with running(submit(write_config(tmp_path, trigger="1 second"), "local[2]"), tmp_path / "log") as job:
+        job.wait_for_batches(2)
+        job.signal(signal.SIGTERM, group=False)
+        assert job.wait() in (0, 128 + signal.SIGTERM), job.log
+        assert "Traceback" not in job.log, job.log
+        done = job.batches()
+    assert commits(spark, tmp_path) == done < 12
+    result = finish(command("run", write_config(tmp_path)))
+    assert result.returncode == 0, result.stderr
+    assert table_content(spark, tmp_path) == expected
+    assert commits(spark, tmp_path) == 12
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    """The address of a Spark master with two workers of one core each, processes of their own."""
+    port, ui, *worker_uis = free_ports(4)
+    spark_class = str(SPARK_HOME / "bin" / "spark-class")
+    deploy = "org.apache.spark.deploy"
+    master = [
+        spark_class,
+        f"{deploy}.master.Master",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--webui-port",
+        str(ui),
+    ]
+    address = f"spark://127.0.0.1:{port}"
+    with ExitStack() as stack:
+        stack.enter_context(environment_of_services())
+        processes = [Process(master, tmp_path / "master.log", lambda: answers(port))]
+        for number, worker_ui in enumerate(worker_uis):
+            worker = [spark_class, f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
+            worker += ["--webui-port", str(worker_ui), "--work-dir", str(tmp_path / f"worker{number}"), address]
+            processes.append(Process(worker, tmp_path / f"worker{number}.log", lambda: True))
+        for process in processes:
+            stack.callback(process.stop)
+            process.start()
+        assert wait_until(lambda: alive_workers(ui) == 2)
+        yield address
+
+
+@contextmanager
+def environment_of_services() -> Iterator[None]:
+    """Small JVMs that listen on 127.0.0.1 only."""
+    values = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setenv(name, value)
+        yield
+
+
+def answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def alive_workers(ui: int) -> int:
+    try:
+        with urlopen(f"http://127.0.0.1:{ui}/json/", timeout=5) as response:
+            return int(json.load(response)["aliveworkers"])
+    except OSError:
+        return 0
+
+
+def test_spark_submit_to_a_cluster_of_two_workers(spark: SparkSession, tmp_path: Path, standalone: str) -> None:
+    """Driver and executors are different processes: nothing but the configuration and pickled plans reaches the tasks."""
+    # enough rows in a file for a shuffle, so that both executors write
+    expected = write_changes(tmp_path, 2, rows=12_000)
+    settings = ["--executor-memory=512m", "--executor-cores=1", "--total-executor-cores=2"]
+    config = write_config(tmp_path, spark={"spark.sql.shuffle.partitions": "2"})
+    started = time.monotonic()
+    result = finish(submit(config, standalone, *settings))
+    assert result.returncode == 0, result.stderr
+    assert time.monotonic() - started < 170
+    assert table_content(spark, tmp_path) == expected
+    assert commits(spark, tmp_path) == 2
+    assert [len(list((tmp_path / f"worker{n}").glob("app-*"))) for n in range(2)] == [1, 1]
