@@ -117,15 +117,15 @@ def extend(*columns: Column) -> Select:
 
 
 def finish(
-    spec: ChangelogSpec, errors: list[Column], has_snapshot: bool = False, value: Column | None = None
+    spec: ChangelogSpec, errors: list[Column], has_snapshot: bool = False, record: dict[str, Column] | None = None
 ) -> list[Select | Where]:
     """The last steps of every format: check keys, order and required columns, and shape the changelog row.
 
-    They expect `_rowdelta_raw` (the record), `_rowdelta_kind` (null if unknown), the order values, the table's columns typed,
+    They expect `_rowdelta_raw` (`RAW_COLUMNS` as a struct), `_rowdelta_kind` (null if unknown), the order values, the table's columns typed,
     and `_rowdelta_snapshot` if the format has it.
 
     :param errors: what the format itself found wrong; comes before the common checks.
-    :param value: the record's value as text, if `_rowdelta_raw` has it in another shape.
+    :param record: the record's parts by name, for a format without `_rowdelta_raw`; parts not named are null.
     """
     kind = F.col(KIND)
     checks = list(errors)
@@ -147,10 +147,10 @@ def finish(
         for column in spec.columns
         if column.required and column.name not in spec.key
     ]
-    record = {name: F.col(f"{PREFIX}raw.{name}") for name in RAW_COLUMNS}
-    record["value"] = record["value"] if value is None else value
+    if record is None:
+        record = {name: F.col(f"{PREFIX}raw.{name}") for name in RAW_COLUMNS}
     record |= {name: F.col(f"{ERROR}.{name}") for name in ("reason", "error_class")}
-    fields = [record[name].cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
+    fields = [record.get(name, F.lit(None)).cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
     bad = F.when(F.col(ERROR).isNotNull(), F.struct(*fields))
     rows = [
         F.col(quoted(column.name))

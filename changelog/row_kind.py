@@ -19,6 +19,7 @@ DELETES_CARRY_ROW = True
 """A -D has the old row's values, also of columns that aren't in the key."""
 
 _OP = f"{PREFIX}op"
+_UUID_TEXT = f"{PREFIX}uuid_"
 
 
 def columns_to_read(spec: ChangelogSpec) -> T.StructType:
@@ -34,33 +35,30 @@ def columns_to_read(spec: ChangelogSpec) -> T.StructType:
 
 def columns_decoder(spec: ChangelogSpec) -> Decoder:
     """Decodes typed records: the columns of `columns_to_read`, and `source` with the file's path."""
-    record = [quoted(name) for name in columns_to_read(spec).fieldNames()]
-    raw = F.struct(
-        F.col("source"),
-        F.lit(None).cast("int").alias("partition"),
-        F.lit(None).cast("bigint").alias("offset"),
-        F.lit(None).cast("binary").alias("key"),
-        F.struct(*record).alias("value"),
-    )
+    uuids = [c for c in spec.columns if c.is_uuid]
     images = Select(
         [
-            raw.alias(f"{PREFIX}raw"),
+            F.col("source"),
             F.col(COLUMN).alias(_OP),
             _kind(F.col(COLUMN)).alias(KIND),
             *(F.col(quoted(name)).cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
+            *(F.col(quoted(c.name)).alias(_UUID_TEXT + c.name) for c in uuids),
             *(_binary_uuid(c.name) if c.is_uuid else F.col(quoted(c.name)) for c in spec.columns),
         ]
     )
     misfits = [
         F.when(
-            F.col(f"{PREFIX}raw.value.{quoted(c.name)}").isNotNull() & F.col(quoted(c.name)).isNull(),
+            F.col(quoted(_UUID_TEXT + c.name)).isNotNull() & F.col(quoted(c.name)).isNull(),
             error(BadRecord.TYPE_MISMATCH, f"column {c.name} is not a UUID"),
         )
-        for c in spec.columns
-        if c.is_uuid
+        for c in uuids
     ]
-    record_as_json = F.to_json(F.col(f"{PREFIX}raw.value"))
-    return Decoder((images, *finish(spec, [_unknown_kind(F.col(_OP)), *misfits], value=record_as_json)))
+    fields = {COLUMN: F.col(_OP)}
+    fields |= {name: F.col(order_value(i)) for i, (name, _) in enumerate(spec.order_by)}
+    fields |= {c.name: F.col(quoted(_UUID_TEXT + c.name if c.is_uuid else c.name)) for c in spec.columns}
+    value = F.to_json(F.struct(*(column.alias(name) for name, column in fields.items())))
+    record = {"source": F.col("source"), "value": value}
+    return Decoder((images, *finish(spec, [_unknown_kind(F.col(_OP)), *misfits], record=record)))
 
 
 def json_decoder(spec: ChangelogSpec) -> Decoder:

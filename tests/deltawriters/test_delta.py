@@ -48,7 +48,9 @@ def batch(changes: list[tuple[RowKind, int, dict[str, Any]]], ties: list[int] | 
     return pa.RecordBatch.from_pydict(columns)
 
 
-def write(table: TableSpec, options: DeltaOptions, *batches: pa.RecordBatch, operation: str = "op") -> list[ContentFile]:
+def write(
+    table: TableSpec, options: DeltaOptions, *batches: pa.RecordBatch, operation: str = "op"
+) -> list[ContentFile]:
     writer = DeltaWriter(table, options, TaskId(0, 1, operation))
     for changes in batches:
         writer.write(changes)
@@ -57,7 +59,11 @@ def write(table: TableSpec, options: DeltaOptions, *batches: pa.RecordBatch, ope
 
 def contents(files: list[ContentFile]) -> dict[FileContent, int]:
     """Rows by file content."""
-    return {c: sum(f.record_count for f in files if f.content is c) for c in FileContent if any(f.content is c for f in files)}
+    return {
+        c: sum(f.record_count for f in files if f.content is c)
+        for c in FileContent
+        if any(f.content is c for f in files)
+    }
 
 
 KEY = ("id", "shop")
@@ -136,7 +142,9 @@ def test_an_update_moves_the_row_to_its_new_partition(tmp_path: Path) -> None:
     table = table_at(tmp_path, BY_REGION)
     lake = Lake(table)
     lake.commit(write(table, DeltaOptions(KEY), batch([(RowKind.INSERT, 1, {"id": 1, "region": "eu"})]), operation="a"))
-    moved = batch([(RowKind.UPDATE_BEFORE, 2, {"id": 1, "region": "eu"}), (RowKind.UPDATE_AFTER, 3, {"id": 1, "region": "us"})])
+    moved = batch(
+        [(RowKind.UPDATE_BEFORE, 2, {"id": 1, "region": "eu"}), (RowKind.UPDATE_AFTER, 3, {"id": 1, "region": "us"})]
+    )
     lake.commit(write(table, DeltaOptions(KEY, mode="changelog"), moved, operation="b"))
     assert [row["region"] for row in lake.rows()] == ["us"]
 
@@ -197,12 +205,19 @@ def test_ties_are_settled_by_content_whatever_the_arrival(tmp_path: Path) -> Non
 
 
 def test_a_delete_that_carries_its_rows_order_value_removes_it(tmp_path: Path) -> None:
-    changes = [(RowKind.DELETE, 7, {"id": 1}), (RowKind.UPDATE_AFTER, 7, {"id": 1}), (RowKind.UPDATE_BEFORE, 7, {"id": 1})]
+    changes: list[tuple[RowKind, int, dict[str, Any]]] = [
+        (RowKind.DELETE, 7, {"id": 1}),
+        (RowKind.UPDATE_AFTER, 7, {"id": 1}),
+        (RowKind.UPDATE_BEFORE, 7, {"id": 1}),
+    ]
     assert not write(table_at(tmp_path), DeltaOptions(KEY, table_is_empty=True), batch(changes, [5, 9, 1]))
 
 
 def test_an_update_may_share_one_order_value(tmp_path: Path) -> None:
-    changes = [(RowKind.UPDATE_AFTER, 7, {"id": 1, "region": "new"}), (RowKind.UPDATE_BEFORE, 7, {"id": 1})]
+    changes: list[tuple[RowKind, int, dict[str, Any]]] = [
+        (RowKind.UPDATE_AFTER, 7, {"id": 1, "region": "new"}),
+        (RowKind.UPDATE_BEFORE, 7, {"id": 1}),
+    ]
     files = write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(changes, [5, 9]))
     assert [row["region"] for row in Lake(table_at(tmp_path), [files]).rows()] == ["new"]
 
@@ -211,7 +226,7 @@ def test_contradicting_ties_are_refused_in_changelog_mode(tmp_path: Path) -> Non
     changes = [(RowKind.INSERT, 7, {"id": 1, "region": "a"}), (RowKind.INSERT, 7, {"id": 1, "region": "b"})]
     with pytest.raises(CardinalityError, match=r"'id': 1.*at order \(7,\)"):
         write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(changes, [1, 2]))
-    same = [(RowKind.INSERT, 7, {"id": 1, "region": "a"})] * 2
+    same: list[tuple[RowKind, int, dict[str, Any]]] = [(RowKind.INSERT, 7, {"id": 1, "region": "a"})] * 2
     write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(same, [1, 1]))
 
 
@@ -240,9 +255,7 @@ class Source:
 
 
 OPERATIONS = st.lists(
-    st.tuples(
-        st.integers(0, 5), st.sampled_from(["a", "b"]), st.sampled_from([None, "eu", "us", "ap"]), st.booleans()
-    ),
+    st.tuples(st.integers(0, 5), st.sampled_from(["a", "b"]), st.sampled_from([None, "eu", "us", "ap"]), st.booleans()),
     max_size=60,
 )
 

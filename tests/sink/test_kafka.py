@@ -329,8 +329,9 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     job.run()
     job.produce([insert(order(n, "b")) for n in range(2, 6)])
     admin.delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
-    with pytest.raises(RowdeltaError):
+    with pytest.raises(RowdeltaError) as refused:
         job.run()
+    print(refused.value)
     assert job.rows() == [order(1, "a")]
 
 

@@ -265,7 +265,7 @@ def test_exit_code_of_a_table_that_does_not_fit(spark: SparkSession, tmp_path: P
         iceberg = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
         fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
         schema = iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "schema-id": 0, "fields": fields}))
-        tables(spark._jsc.hadoopConfiguration()).create(schema, str(folder / "warehouse/shop/orders"))  # type: ignore[attr-defined]
+        tables(spark._jsc.hadoopConfiguration()).create(schema, str(folder / "warehouse/shop/orders"))
         return write_config(folder)
 
     result = refuse(tmp_path, change)

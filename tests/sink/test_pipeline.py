@@ -1,0 +1,47 @@
+"""Several tables in one job."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink.config import Config
+from sink.errors import DataError
+from sink.pipeline import Pipeline
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("broken", ["first", "second"])
+def test_a_failure_of_one_table_ends_the_job(spark: SparkSession, tmp_path: Path, broken: str) -> None:
+    """Files are one query a table. The job must not run on with one of them dead, whichever it is."""
+    names = ("first", "second")
+    for name in names:
+        (tmp_path / name).mkdir()
+        record = {"row_kind": "+I", "id": 1, "seq": 1} if name != broken else {"row_kind": "?"}
+        path = tmp_path / name / "1.json"
+        path.write_text(json.dumps(record) + "\n")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    namespace = f"lake.pipeline_{broken}"
+    config = Config.model_validate(
+        {
+            "sink": {"id": "s", "checkpoint": str(tmp_path / "s"), "trigger": "1 second", "on_bad_record": "fail"},
+            "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": "unused"}},
+            "tables": [
+                {
+                    "source": str(tmp_path / name),
+                    "target": f"{namespace}.{name}",
+                    "key": ["id"],
+                    "columns": {"id": "bigint"},
+                    "order_by": ["seq bigint"],
+                }
+                for name in names
+            ],
+        }
+    )
+    with pytest.raises(DataError, match=rf"{namespace}\.{broken}: 1 bad records"):
+        Pipeline(spark, config).run()
