@@ -93,7 +93,8 @@ class RowdeltaCase:
 
     def __init__(self, spark: SparkSession, folder: Path, warehouse: Path, buckets: int | None) -> None:
         suffix = f"bucket{buckets}" if buckets else "plain"
-        self.case = Case(f"rowdelta equality, {_partitioning(buckets)}", f"{CATALOG}.db.rowdelta_{suffix}", buckets)
+        table = f"{CATALOG}.{folder.name}.rowdelta_{suffix}"
+        self.case = Case(f"rowdelta equality, {_partitioning(buckets)}", table, buckets)
         self._spark = spark
         self._folder = folder / f"rowdelta_{suffix}"
         self._warehouse = warehouse
@@ -143,7 +144,7 @@ class MergeCase:
 
     def __init__(self, spark: SparkSession, folder: Path, buckets: int | None) -> None:
         suffix = f"bucket{buckets}" if buckets else "plain"
-        self.case = Case(f"MERGE INTO, {_partitioning(buckets)}", f"{CATALOG}.db.merge_{suffix}", buckets)
+        self.case = Case(f"MERGE INTO, {_partitioning(buckets)}", f"{CATALOG}.{folder.name}.merge_{suffix}", buckets)
         self._spark = spark
         self._folder = folder / f"merge_{suffix}"
 
@@ -169,12 +170,8 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
     warehouse = folder / "warehouse"
     spark = build_session(warehouse)
     spark.sparkContext.setLogLevel("ERROR")
-    sinks: list[RowdeltaCase | MergeCase] = [
-        RowdeltaCase(spark, folder, warehouse, None),
-        MergeCase(spark, folder, None),
-        RowdeltaCase(spark, folder, warehouse, 8),
-        MergeCase(spark, folder, 8),
-    ]
+    _warm_up(spark, folder / "warm_up", warehouse, seed)
+    sinks = _sinks(spark, folder / "measured", warehouse)
     for sink in sinks:
         sink.case.load_seconds = sink.load(dataset)
         _check(spark, sink.case, dataset, 0)
@@ -209,6 +206,23 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
 def table_columns() -> dict[str, str]:
     """The workload's columns as `columns:` in a configuration has them."""
     return dict(re.findall(r"(\w+) (\w+(?:\([^)]*\))?)", SPARK_TABLE_SCHEMA))
+
+
+def _sinks(spark: SparkSession, folder: Path, warehouse: Path) -> list[RowdeltaCase | MergeCase]:
+    return [
+        RowdeltaCase(spark, folder, warehouse, None),
+        MergeCase(spark, folder, None),
+        RowdeltaCase(spark, folder, warehouse, 8),
+        MergeCase(spark, folder, 8),
+    ]
+
+
+def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int) -> None:
+    """A small run of every sink, so that none pays for the JVM's first compilations and the workers' first imports."""
+    dataset = write_dataset(Workload(100_000, seed), folder / "data", 4, 50_000, FILES_PER_BATCH)
+    for sink in _sinks(spark, folder, warehouse):
+        sink.load(dataset)
+        sink.apply(dataset, 1, dataset.batches)
 
 
 def _check(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> None:

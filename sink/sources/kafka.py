@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from changelog.decoding import any_of
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, TableError, TemporaryError
+from sink.errors import ConfigError, DataError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import BadRecords, Position, Stream, TableBatch
 
@@ -154,13 +154,25 @@ class _Admin:
         """Next offset of every partition: the stored one, else what `startingOffsets` asks for.
 
         :raises TableError: the topic ends before the stored position.
+        :raises DataError: the topic begins after it.
         """
         topic = table.source
         latest = self.offsets(topic, self.latest())
         if position is None:
             return self._configured(topic, options, latest)
+        earliest = self.offsets(topic, self.earliest())
         # partitions that were added since begin at their first message
-        start = self.offsets(topic, self.earliest()) | {p: int(offset) for p, offset in position.items()}
+        start = earliest | {p: int(offset) for p, offset in position.items()}
+        may_lose = {name.lower(): value for name, value in options.items()}.get(
+            "failondataloss", "true"
+        ).lower() == "false"
+        for partition, first in earliest.items():
+            if start[partition] < first and not may_lose:
+                raise DataError(
+                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but Kafka has removed "
+                    f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: upsert), "
+                    "with source.options.failOnDataLoss: false to go on from what is there."
+                )
         for partition, end in latest.items():
             if start[partition] > end:
                 raise TableError(

@@ -261,11 +261,14 @@ def test_exit_code_of_bad_data(tmp_path: Path) -> None:
 
 def test_exit_code_of_a_table_that_does_not_fit(spark: SparkSession, tmp_path: Path) -> None:
     def change(folder: Path) -> Path:
-        tables = spark.sparkContext._jvm.org.apache.iceberg.hadoop.HadoopTables  # type: ignore[union-attr]
-        iceberg = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        iceberg = jvm.org.apache.iceberg
         fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
         schema = iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "schema-id": 0, "fields": fields}))
-        tables(spark._jsc.hadoopConfiguration()).create(schema, str(folder / "warehouse/shop/orders"))
+        iceberg.hadoop.HadoopTables(spark._jsc.hadoopConfiguration()).create(
+            schema, str(folder / "warehouse/shop/orders")
+        )
         return write_config(folder)
 
     result = refuse(tmp_path, change)
