@@ -294,7 +294,7 @@ def table_error(name: str, error: Exception) -> TableError | TemporaryError:
     return TemporaryError(f"{name}: the catalog failed: {kind}: {message}")
 
 
-def column_specs(spark: SparkSession, table: IcebergTable) -> tuple[ColumnSpec, ...]:
+def column_specs(table: IcebergTable) -> tuple[ColumnSpec, ...]:
     """The table's columns as Spark types.
 
     :raises TableError: a column has a type that Spark can't represent.
@@ -311,7 +311,7 @@ def column_specs(spark: SparkSession, table: IcebergTable) -> tuple[ColumnSpec, 
     )
 
 
-def wanted_columns(spark: SparkSession, table: TableSection, path: str) -> T.StructType | None:
+def wanted_columns(table: TableSection, path: str) -> T.StructType | None:
     """The configured `columns` as a Spark schema, key columns not null; None if the configuration names none.
 
     :raises ConfigError: a type is not one.

@@ -23,7 +23,7 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     for name, properties in config.catalogs.items():
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
     catalogs = Catalogs(spark)
-    plans = [plan_table(spark, config, i, catalogs.load(table.target)) for i, table in enumerate(config.tables)]
+    plans = [plan_table(config, i, catalogs.load(table.target)) for i, table in enumerate(config.tables)]
     source = open_source(spark, config, {plan.section.target: plan.changelog for plan in plans})
     for plan in plans:
         section = plan.section

@@ -140,7 +140,7 @@ class TableSink:
             self._spec = spec
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
-        self.plan = plan_table(self.table.spark, self._config, self._index, self.table)
+        self.plan = plan_table(self._config, self._index, self.table)
         self._global_deletes = self.table.has_data_under_other_specs()
         if needs_global_deletes(self.plan) or self._global_deletes:
             self.table.ensure_unpartitioned_spec()

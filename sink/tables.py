@@ -36,14 +36,14 @@ class TablePlan:
     exists: bool
 
 
-def plan_table(spark: SparkSession, config: Config, index: int, table: IcebergTable | None) -> TablePlan:
+def plan_table(config: Config, index: int, table: IcebergTable | None) -> TablePlan:
     """Check the configuration's `index`-th table against the target, if it exists.
 
     :raises ConfigError: the configuration is at fault. :raises TableError: configuration and table contradict each other.
     """
     section = config.tables[index]
     path = f"tables[{index}]"
-    wanted = wanted_columns(spark, section, path)
+    wanted = wanted_columns(section, path)
     if table is None:
         if wanted is None:
             raise ConfigError(
@@ -52,7 +52,7 @@ def plan_table(spark: SparkSession, config: Config, index: int, table: IcebergTa
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
     else:
-        columns = column_specs(spark, table)
+        columns = column_specs(table)
         _check_columns(section, wanted, columns)
         _check_key(section, table)
         _check_partitioning(section, table)
@@ -72,9 +72,9 @@ def open_table(spark: SparkSession, config: Config, index: int) -> tuple[Iceberg
     catalogs = Catalogs(spark)
     section = config.tables[index]
     table = catalogs.load(section.target)
-    plan = plan_table(spark, config, index, table)
+    plan = plan_table(config, index, table)
     if table is None:
-        wanted = wanted_columns(spark, section, f"tables[{index}]")
+        wanted = wanted_columns(section, f"tables[{index}]")
         assert wanted is not None
         properties = {"format-version": "2"} | section.properties
         table = catalogs.create(section.target, wanted, section.key, section.partition_fields, properties)
