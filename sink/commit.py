@@ -12,8 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from py4j.java_gateway import JavaObject
-
 from sink.errors import TableError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, IcebergTable, java_class, java_message, table_error
 from sink.sources.source import Position
@@ -53,6 +51,7 @@ class IcebergCommitter:
 
     def __init__(self, table: IcebergTable) -> None:
         self._table = table
+        self._everything = table.iceberg.expressions.Expressions.alwaysTrue()
 
     def commit(self, request: RowDeltaCommit) -> None:
         """Commit, or find out why not. Retries with the table's own `commit.retry.*` settings.
@@ -89,7 +88,7 @@ class IcebergCommitter:
         )
 
     def _try(self, request: RowDeltaCommit, base: int | None) -> None:
-        iceberg, table = self._table.iceberg, self._table.java
+        table, parser, mapper = self._table.java, self._table.content_file_parser, self._table.json_mapper
         specs = table.specs()
         stored = {"position": request.position, "operation": request.operation}
         transaction = table.newTransaction()
@@ -97,13 +96,12 @@ class IcebergCommitter:
         for name, value in request.summary.items():
             delta = delta.set(name, value)
         delta = delta.set(f"{request.prefix}.position", json.dumps(stored))
-        mapper = iceberg.util.JsonUtil.mapper()
         for file in request.files:
-            content = iceberg.ContentFileParser.fromJson(mapper.readTree(file), specs)
-            delta = delta.addRows(content) if _is_data(content) else delta.addDeletes(content)
+            content = parser.fromJson(mapper.readTree(file), specs)
+            delta = delta.addRows(content) if json.loads(file)["content"] == "DATA" else delta.addDeletes(content)
         if base is not None:
             delta = delta.validateFromSnapshot(base)
-        delta = delta.conflictDetectionFilter(iceberg.expressions.Expressions.alwaysTrue())
+        delta = delta.conflictDetectionFilter(self._everything)
         delta.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles().commit()
         snapshot = int(transaction.table().currentSnapshot().snapshotId())
         properties = json.dumps(stored | {"snapshot-id": snapshot})
@@ -152,10 +150,6 @@ class IcebergCommitter:
 
 class CommitUnknown(TemporaryError):  # noqa: N818 - named after CommitStateUnknownException
     """Neither success nor failure: files of the attempt must not be deleted."""
-
-
-def _is_data(content: JavaObject) -> bool:
-    return str(content.content().toString()) == "DATA"
 
 
 def _base_is_gone(error: Exception) -> bool:

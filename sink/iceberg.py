@@ -58,6 +58,12 @@ class IcebergTable:
         self.iceberg = jvm.org.apache.iceberg
         self.name = name
         self.java = table
+        # classes used for every micro-batch: to find one by its name takes a round trip for each of the name's parts
+        self._schema_parser = self.iceberg.SchemaParser
+        self._spec_parser = self.iceberg.PartitionSpecParser
+        self.content_file_parser = self.iceberg.ContentFileParser
+        self.json_mapper = self.iceberg.util.JsonUtil.mapper()
+        self._format_version = self.iceberg.TableUtil.formatVersion
 
     def refresh(self) -> None:
         """Read the table's metadata again.
@@ -73,24 +79,21 @@ class IcebergTable:
     @cached_property
     def spec(self) -> TableSpec:
         """What the delta writers need, as plain values."""
-        specs = {int(i): self._spec_json(s) for i, s in dict(self.java.specs()).items()}
+        by_id = self.java.specs()
+        ids = sorted(self._as_json(by_id.keySet()))
         return TableSpec(
             location=str(self.java.location()),
-            format_version=int(self.iceberg.TableUtil.formatVersion(self.java)),
-            schema=str(self.iceberg.SchemaParser.toJson(self.java.schema())),
-            specs=tuple(specs[i] for i in sorted(specs)),
+            format_version=int(self._format_version(self.java)),
+            schema=str(self._schema_parser.toJson(self.java.schema())),
+            specs=tuple(str(self._spec_parser.toJson(by_id.get(i))) for i in ids),
             current_spec_id=int(self.java.spec().specId()),
-            properties=self._entries(self.java.properties()),
-            io_properties=self._entries(self.java.io().properties()),
+            properties=tuple(self._as_json(self.java.properties()).items()),
+            io_properties=tuple(self._as_json(self.java.io().properties()).items()),
         )
 
-    def _entries(self, properties: JavaObject) -> tuple[tuple[str, str], ...]:
-        """A Java map in one call across the bridge."""
-        entries: dict[str, str] = json.loads(self.iceberg.util.JsonUtil.mapper().writeValueAsString(properties))
-        return tuple(entries.items())
-
-    def _spec_json(self, spec: JavaObject) -> str:
-        return str(self.iceberg.PartitionSpecParser.toJson(spec))
+    def _as_json(self, collection: JavaObject) -> Any:
+        """A Java map or set in one call across the bridge; Python's iteration takes several for each entry."""
+        return json.loads(self.json_mapper.writeValueAsString(collection))
 
     def snapshot_id(self) -> int | None:
         snapshot = self.java.currentSnapshot()

@@ -1,6 +1,7 @@
 """The Spark session: packages that match the installed Spark, catalogs from the configuration, settings the sink relies on."""
 
 import os
+import re
 import sys
 
 import pyspark
@@ -10,6 +11,7 @@ from sink.config import Config
 from sink.errors import ConfigError
 
 ICEBERG_VERSION = "1.11.0"
+_LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 
 
@@ -29,13 +31,18 @@ def settings(config: Config) -> dict[str, str]:
         "spark.master": "local[*]",
         "spark.app.name": f"rowdelta {config.sink.id}",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+        # below 2^31-1 Spark 4 adds up the size of all columns after every row, which takes longer than to write the row
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.python.worker.reuse": "true",
     }
     needed = {
         "spark.sql.session.timeZone": "UTC",
         "spark.jars.packages": ",".join(packages(config)),
     }
+    if re.match("file:|(?![a-z0-9+.-]+:)", config.sink.checkpoint):
+        # on a local disk, Hadoop's other file API, which is Spark's first choice, forks a `readlink` 16 times a micro-batch
+        defaults["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
     catalogs = {}
     for name, properties in config.catalogs.items():
         prefix = f"spark.sql.catalog.{name}"

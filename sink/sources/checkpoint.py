@@ -19,13 +19,14 @@ class CheckpointFolder:
         self._path = path
         jvm = spark.sparkContext._jvm
         assert jvm is not None
-        self._jvm = jvm
-        root = jvm.org.apache.hadoop.fs.Path(path)
+        self._hadoop_path = jvm.org.apache.hadoop.fs.Path
+        self._io_utils = jvm.org.apache.commons.io.IOUtils
+        root = self._hadoop_path(path)
         self._fs: JavaObject = root.getFileSystem(spark._jsc.hadoopConfiguration())
 
     def generations(self) -> list[str]:
         """Names of the generations that exist."""
-        root = self._jvm.org.apache.hadoop.fs.Path(self._path)
+        root = self._hadoop_path(self._path)
         if not self._fs.exists(root):
             return []
         return [status.getPath().getName() for status in self._fs.listStatus(root) if status.isDirectory()]
@@ -33,7 +34,7 @@ class CheckpointFolder:
     def new_generation(self) -> str:
         """Start a new generation and remove all older ones. Returns its name."""
         for name in self.generations():
-            self._fs.delete(self._jvm.org.apache.hadoop.fs.Path(self.location(name)), True)
+            self._fs.delete(self._hadoop_path(self.location(name)), True)
         return uuid4().hex[:12]
 
     def location(self, generation: str) -> str:
@@ -48,7 +49,7 @@ class CheckpointFolder:
         return self._last(generation, "commits")
 
     def _last(self, generation: str, log: str) -> int:
-        folder = self._jvm.org.apache.hadoop.fs.Path(f"{self.location(generation)}/{log}")
+        folder = self._hadoop_path(f"{self.location(generation)}/{log}")
         if not self._fs.exists(folder):
             return -1
         names = [status.getPath().getName() for status in self._fs.listStatus(folder)]
@@ -62,13 +63,13 @@ class CheckpointFolder:
         return json.loads(self.read_lines(f"{self.location(generation)}/offsets/{batch_id}")[2])
 
     def exists(self, path: str) -> bool:
-        return bool(self._fs.exists(self._jvm.org.apache.hadoop.fs.Path(path)))
+        return bool(self._fs.exists(self._hadoop_path(path)))
 
     def read_lines(self, path: str) -> list[str]:
         """The lines of a small text file."""
-        stream = self._fs.open(self._jvm.org.apache.hadoop.fs.Path(path))
+        stream = self._fs.open(self._hadoop_path(path))
         try:
-            text: str = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+            text: str = self._io_utils.toString(stream, "UTF-8")
         finally:
             stream.close()
         return text.splitlines()

@@ -46,6 +46,14 @@ class FilesSource:
         self._specs = specs
         self._folders: dict[str, CheckpointFolder] = {}
         self._generations: dict[str, str] = {}
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        # looked up once: to find a class by its name takes a round trip for each of the name's parts
+        self._hadoop_path = jvm.org.apache.hadoop.fs.Path
+        self._uri = jvm.java.net.URI
+        self._parquet_reader = jvm.org.apache.parquet.hadoop.ParquetFileReader
+        self._parquet_input = jvm.org.apache.parquet.hadoop.util.HadoopInputFile
+        self._hadoop_conf = spark._jsc.hadoopConfiguration()
 
     def streams(self, positions: Mapping[str, Position | None]) -> Sequence[Stream]:
         return [self._stream(table, positions[table.target]) for table in self._config.tables]
@@ -129,14 +137,9 @@ class FilesSource:
 
     def _checked_rows(self, table: TableSection, file: _ChangeFile) -> int:
         """The number of rows of a Parquet file that has every column; Spark would read a missing one as nulls."""
-        jvm = self._spark.sparkContext._jvm
-        assert jvm is not None
-        conf = self._spark._jsc.hadoopConfiguration()
-        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file.path))
+        path = self._hadoop_path(self._uri(file.path))
         try:
-            reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
-                jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
-            )
+            reader = self._parquet_reader.open(self._parquet_input.fromPath(path, self._hadoop_conf))
         except Py4JJavaError as error:
             raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
         schema, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
@@ -151,10 +154,8 @@ class FilesSource:
         return rows
 
     def _list(self, table: TableSection) -> list[tuple[str, int]]:
-        jvm = self._spark.sparkContext._jvm
-        assert jvm is not None
-        path = jvm.org.apache.hadoop.fs.Path(table.source)
-        fs = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
+        path = self._hadoop_path(table.source)
+        fs = path.getFileSystem(self._hadoop_conf)
         if not fs.exists(path):
             raise ConfigError(f"tables[].source: there is no directory {table.source}. Create it, or correct the path.")
         statuses = [status for status in fs.listStatus(path) if status.isFile()]
