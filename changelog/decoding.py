@@ -193,3 +193,8 @@ def quoted(name: str) -> str:
 def any_of(conditions: list[Column]) -> Column:
     """Disjunction; false for none."""
     return reduce(lambda a, b: a | b, conditions, F.lit(False))
+
+
+def binary_uuid(name: str) -> Column:
+    """The 16 bytes of the UUID in the text column `name`; null if it is none."""
+    return F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')").alias(name)

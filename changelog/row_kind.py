@@ -10,7 +10,18 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.decoding import ChangelogSpec, Decoder, Select, Where, error, extend, finish, order_value, quoted
+from changelog.decoding import (
+    ChangelogSpec,
+    Decoder,
+    Select,
+    Where,
+    binary_uuid,
+    error,
+    extend,
+    finish,
+    order_value,
+    quoted,
+)
 from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, typed_columns
 from changelog.rows import KIND, PREFIX, BadRecord, RowKind
 
@@ -43,7 +54,7 @@ def columns_decoder(spec: ChangelogSpec) -> Decoder:
             _kind(F.col(COLUMN)).alias(KIND),
             *(F.col(quoted(name)).cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
             *(F.col(quoted(c.name)).alias(_UUID_TEXT + c.name) for c in uuids),
-            *(_binary_uuid(c.name) if c.is_uuid else F.col(quoted(c.name)) for c in spec.columns),
+            *(binary_uuid(c.name) if c.is_uuid else F.col(quoted(c.name)) for c in spec.columns),
         ]
     )
     misfits = [
@@ -104,7 +115,3 @@ def _unknown_kind(text: Column) -> Column:
         _kind(text).isNull(),
         error(BadRecord.UNKNOWN_OPERATION, f"{COLUMN} is ", shown, "; expected one of +I, -U, +U, -D"),
     )
-
-
-def _binary_uuid(name: str) -> Column:
-    return F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')").alias(name)

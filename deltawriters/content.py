@@ -1,5 +1,6 @@
 """Descriptors of written files, in the JSON that Iceberg's `ContentFileParser` reads."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -46,6 +47,10 @@ class Partition:
     spec: PartitionSpec
     values: tuple[Any, ...]
 
+    @property
+    def spec_id(self) -> int:
+        return self.spec.spec_id
+
     def json(self, schema: Schema) -> dict[str, Any]:
         """Partition field id -> JSON single value (spec, "JSON single-value serialization")."""
         result: dict[str, Any] = {}
@@ -59,12 +64,27 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class StoredPartition:
+    """A partition value as the key index keeps it: its JSON, passed on without being understood.
+
+    Specs that lost a source column stay usable so.
+    """
+
+    spec_id: int
+    text: str
+
+    def json(self, schema: Schema) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(self.text)
+        return result
+
+
+@dataclass(frozen=True)
 class ContentFile:
     """One written data or delete file: everything a commit needs, nothing that needs the file itself."""
 
     content: FileContent
     path: str
-    partition: Partition
+    partition: Partition | StoredPartition
     record_count: int
     size_in_bytes: int
     metrics: Metrics = NO_METRICS
@@ -77,7 +97,7 @@ class ContentFile:
     def to_json(self, schema: Schema) -> dict[str, Any]:
         """The object that `ContentFileParser.fromJson` reads."""
         result: dict[str, Any] = {
-            "spec-id": self.partition.spec.spec_id,
+            "spec-id": self.partition.spec_id,
             "content": self.content.value,
             "file-path": self.path,
             "file-format": self.file_format,

@@ -17,17 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import KIND, ORDER, TIE, RowKind
+from changelog.rows import HASH, KIND, ORDER, TIE, RowKind
 from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, tied_rows
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.equality import EqualityDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.partitioning import PartitionedWriter, source_columns, storage
 from deltawriters.positions import FLUSH_THRESHOLD, PositionDeletes
+from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, register, resolve
 from deltawriters.table import TableSpec, TaskId
-
-NOWHERE = -1
-"""In the key map's `file`: the key has no live row in this commit."""
 
 
 class CardinalityError(ValueError):
@@ -62,10 +60,15 @@ class DeltaOptions:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What a task wrote. `rows` counts the changes it was given, by `RowKind.short`."""
+    """What a task wrote. `rows` counts the changes it was given, by `RowKind.short`.
+
+    `index` is there if the table has a key index. Its `old_rows` are then still to be deleted if the format is v3: a data file has
+    one deletion vector, to which several tasks contribute. In v2 they are in `files`.
+    """
 
     files: list[ContentFile]
     rows: dict[str, int] = field(default_factory=dict)
+    index: IndexResult | None = None
 
     def records(self, content: FileContent) -> int:
         """Rows in files of `content`."""
@@ -78,8 +81,9 @@ class DeltaWriter:
     `write` takes record batches of changelog rows (`changelog.rows`), in any order, without `_rowdelta_bad` rows.
     """
 
-    def __init__(self, table: TableSpec, options: DeltaOptions, task: TaskId) -> None:
+    def __init__(self, table: TableSpec, options: DeltaOptions, task: TaskId, index: IndexTask | None = None) -> None:
         self._table = table
+        self._index = index
         self._options = options
         self._factory = FileFactory(table, task)
         self._files = DataFiles()
@@ -114,10 +118,14 @@ class DeltaWriter:
         :raises CardinalityError: two changes contradict each other (`changelog` mode).
         """
         self._flush(last=True)
-        files = self._data.close() + self._positions.close()
+        data_files = self._data.close()
+        rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
+        if self._index is not None:
+            resolved = self._resolve(self._index) if len(self._map) else None
+            return WriteResult(data_files + self._positions.close(), rows, resolved)
+        files = data_files + self._positions.close()
         if not self._options.table_is_empty and len(self._map):
             files += self._equality_deletes()
-        rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
         return WriteResult(files, rows)
 
     def abort(self) -> None:
@@ -158,8 +166,12 @@ class DeltaWriter:
         file[sets], pos[sets] = located.file, located.pos
 
         new_keys = _take(changes.select(self._options.key), outcome.last[m:] - m)
+        hashes = known.hash
+        if self._index is not None:
+            new_hashes = storage(changes.column(HASH)).to_numpy()[outcome.last[m:] - m]
+            hashes = new_hashes if hashes is None else np.concatenate([hashes, new_hashes])
         first = None
-        if self._options.mode == "changelog":
+        if self._options.mode == "changelog" and self._index is None:
             first = self._first_changes(changes, keys, order_names)
         self._map = _KeyMap(
             keys=_concat(known.keys, new_keys),
@@ -169,7 +181,20 @@ class DeltaWriter:
             file=file,
             pos=pos,
             first=first,
+            hash=hashes,
         )
+
+    def _resolve(self, index: IndexTask) -> IndexResult:
+        """Find the keys' rows of earlier snapshots. In v2 they are deleted here, each task by files of its own."""
+        known = self._map
+        assert known.keys is not None
+        assert known.hash is not None
+        result = resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
+        if self._table.format_version < 3:
+            for rows in result.old_rows:
+                number = register(rows, self._files)
+                self._positions.delete(np.full(len(rows.positions), number, np.int64), rows.positions)
+        return result
 
     def _collapse(self, keys: pa.Table, orders: pa.Table, kinds: npt.NDArray[np.int8]) -> Collapsed:
         """Collapse, and settle ties by the rows' content hash so that every replay settles them the same way."""
@@ -255,6 +280,7 @@ class _KeyMap:
     :param keys: key columns.
     :param last_order: order columns of the key's last change, with kind in `last_kinds`.
     :param file: number of the data file with the key's live row, or `NOWHERE`; `pos`: the row's position there.
+    :param hash: high half of the keys' hashes, if the table has a key index.
     :param first: order, kind and partition source columns of the key's first change; `changelog` mode only.
     """
 
@@ -264,6 +290,7 @@ class _KeyMap:
     file: Ints
     pos: Ints
     first: pa.Table | None
+    hash: Ints | None = None
 
     @classmethod
     def empty(cls) -> "_KeyMap":

@@ -8,7 +8,7 @@ from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
 from pyiceberg.typedef import Record
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.content import ContentFile, FileContent, Partition, StoredPartition
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.table import TableSpec, TaskId
 
@@ -24,10 +24,11 @@ class FileFactory:
         self._task = task
         self.created: list[str] = []
 
-    def new_path(self, partition: Partition, extension: str = "parquet") -> str:
+    def new_path(self, partition: Partition | StoredPartition, extension: str = "parquet") -> str:
         """A path no other attempt uses, laid out by the table's location provider."""
         name = self._task.file_name(len(self.created) + 1, extension)
-        path = self._table.locations.new_data_location(name, _partition_key(self._table, partition))
+        key = _partition_key(self._table, partition) if isinstance(partition, Partition) else None
+        path = self._table.locations.new_data_location(name, key)
         self.created.append(path)
         return path
 
@@ -49,13 +50,16 @@ class Locations:
 
 
 class DataFiles:
-    """The data files of one task, by number: what the key map points at."""
+    """Data files by number: those of one task, which the key map points at, and earlier ones that the key index found."""
 
     def __init__(self) -> None:
         self._paths: list[str] = []
-        self._partitions: list[Partition] = []
+        self._partitions: list[Partition | StoredPartition] = []
 
-    def add(self, path: str, partition: Partition) -> int:
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def add(self, path: str, partition: Partition | StoredPartition) -> int:
         self._paths.append(path)
         self._partitions.append(partition)
         return len(self._paths) - 1
@@ -63,7 +67,7 @@ class DataFiles:
     def path(self, file: int) -> str:
         return self._paths[file]
 
-    def partition(self, file: int) -> Partition:
+    def partition(self, file: int) -> Partition | StoredPartition:
         return self._partitions[file]
 
 

@@ -8,17 +8,18 @@ Format v3: deletion vectors, one per data file, all of a task in one Puffin file
 import json
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
-from pyroaring import BitMap
+from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.content import ContentFile, FileContent, Partition, StoredPartition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.table import TableSpec
@@ -89,7 +90,7 @@ class PositionDeletes:
         row_rank = path_rank[np.searchsorted(numbers, file)]
         order = np.lexsort((pos, row_rank))
         file, pos = file[order], pos[order]
-        by_partition: dict[Partition, list[int]] = {}
+        by_partition: dict[Partition | StoredPartition, list[int]] = {}
         for number in numbers:
             by_partition.setdefault(self._files.partition(int(number)), []).append(int(number))
         for partition, members in by_partition.items():
@@ -120,33 +121,64 @@ class PositionDeletes:
         order = np.lexsort((pos, file))
         file, pos = file[order], pos[order]
         numbers, starts = np.unique(file, return_index=True)
-        first = self._files.partition(int(numbers[0]))
-        puffin = PuffinWriter(self._table, self._factory.new_path(first, "puffin"))
-        blobs = []
-        for number, start, stop in zip(numbers, starts, [*starts[1:], len(pos)], strict=True):
-            path = self._files.path(int(number))
-            offset, length = puffin.add_deletion_vector(path, pos[start:stop])
-            blobs.append((int(number), path, offset, length, int(stop - start)))
-        size = puffin.close()
-        for number, path, offset, length, cardinality in blobs:
-            yield ContentFile(
-                FileContent.POSITION_DELETES,
-                puffin.path,
-                self._files.partition(number),
-                cardinality,
-                size,
-                file_format="PUFFIN",
-                referenced_data_file=path,
-                content_offset=offset,
-                content_size_in_bytes=length,
-            )
+        vectors = [
+            (self._files.path(int(number)), self._files.partition(int(number)), bitmap(pos[start:stop]))
+            for number, start, stop in zip(numbers, starts, [*starts[1:], len(pos)], strict=True)
+        ]
+        path = self._factory.new_path(self._files.partition(int(numbers[0])), "puffin")
+        yield from write_deletion_vectors(self._table, path, vectors)
+
+
+def bitmap(positions: Ints) -> BitMap64:
+    """The set of `positions`."""
+    return BitMap64(array("Q", positions.astype(np.uint64).tobytes()))
+
+
+def write_deletion_vectors(
+    table: TableSpec, path: str, vectors: Sequence[tuple[str, Partition | StoredPartition, BitMap64]]
+) -> list[ContentFile]:
+    """Write one Puffin file at `path`.
+
+    :param vectors: (data file, its partition, deleted positions), each data file once.
+    """
+    puffin = PuffinWriter(table, path)
+    places = [puffin.add_deletion_vector(data_file, positions) for data_file, _, positions in vectors]
+    size = puffin.close()
+    return [
+        ContentFile(
+            FileContent.POSITION_DELETES,
+            path,
+            partition,
+            len(positions),
+            size,
+            file_format="PUFFIN",
+            referenced_data_file=data_file,
+            content_offset=offset,
+            content_size_in_bytes=length,
+        )
+        for (data_file, partition, positions), (offset, length) in zip(vectors, places, strict=True)
+    ]
+
+
+def read_deletion_vector(io: FileIO, path: str, offset: int, length: int) -> BitMap64:
+    """The positions of the vector that a manifest entry's `content_offset` and `content_size_in_bytes` point at.
+
+    :raises ValueError: there is no intact vector.
+    """
+    with io.new_input(path).open() as stream:
+        stream.seek(offset)
+        blob = stream.read(length)
+    vector, checksum = blob[4:-4], blob[-4:]
+    if vector[:4] != PuffinWriter.DV_MAGIC or zlib.crc32(vector).to_bytes(4, "big") != checksum:
+        raise ValueError(f"{path} has no intact deletion vector at {offset}")
+    return BitMap64.deserialize(vector[4:])
 
 
 class PuffinWriter:
     """A Puffin file of deletion vectors (Puffin spec: magic, blobs, footer of JSON blob metadata)."""
 
     _MAGIC = b"PFA1"
-    _DV_MAGIC = b"\xd1\xd3\x39\x64"
+    DV_MAGIC = b"\xd1\xd3\x39\x64"
 
     def __init__(self, table: TableSpec, path: str) -> None:
         self.path = path
@@ -154,9 +186,10 @@ class PuffinWriter:
         self._content = bytearray(self._MAGIC)
         self._blobs: list[dict[str, object]] = []
 
-    def add_deletion_vector(self, data_file: str, positions: Ints) -> tuple[int, int]:
-        """Add the vector of `data_file`; `positions` are distinct and ascending. Returns the blob's offset and length."""
-        vector = self._DV_MAGIC + _roaring64(positions)
+    def add_deletion_vector(self, data_file: str, positions: BitMap64) -> tuple[int, int]:
+        """Add the vector of `data_file`. Returns the blob's offset and length."""
+        positions.run_optimize()
+        vector = self.DV_MAGIC + positions.serialize()  # the portable 64-bit Roaring format, as Iceberg's
         blob = len(vector).to_bytes(4, "big") + vector + zlib.crc32(vector).to_bytes(4, "big")
         offset = len(self._content)
         self._content += blob
@@ -180,16 +213,3 @@ class PuffinWriter:
         with self._table.io.new_output(self.path).create(overwrite=True) as stream:
             stream.write(bytes(self._content))
         return len(self._content)
-
-
-def _roaring64(positions: Ints) -> bytes:
-    """The portable 64-bit Roaring format: bitmap count, then (high 32 bits, 32-bit bitmap), all little-endian."""
-    high = positions >> 32
-    keys, starts = np.unique(high, return_index=True)
-    parts = [len(keys).to_bytes(8, "little")]
-    for key, start, stop in zip(keys, starts, [*starts[1:], len(positions)], strict=True):
-        low = (positions[start:stop] & 0xFFFFFFFF).astype(np.uint32)
-        bitmap = BitMap(array("I", low.tobytes()))
-        bitmap.run_optimize()
-        parts += [int(key).to_bytes(4, "little"), bitmap.serialize()]
-    return b"".join(parts)

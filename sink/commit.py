@@ -11,9 +11,11 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sink.errors import TableError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, IcebergTable, java_class, java_message, table_error
+from sink.keyindex import IndexCommit
 from sink.sources.source import Position
 
 _LOOKS_AFTER_UNKNOWN_STATE = 5
@@ -21,6 +23,10 @@ _LOOKS_AFTER_UNKNOWN_STATE = 5
 
 class TableNoLongerEmpty(Exception):  # noqa: N818 - a signal to write again, not an error for people
     """The files were written for an empty table, without deletes, and somebody else has added rows since."""
+
+
+class TableChanged(Exception):  # noqa: N818 - likewise
+    """The rows to delete were looked up in a snapshot that is no longer the current one."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class RowDeltaCommit:
     :param files: `ContentFileParser` JSON of data and delete files.
     :param base_snapshot: the snapshot whose position this batch continues; None if the table had none.
     :param properties: further table properties to set in the same transaction.
+    :param index: the key index's part: rows were looked up in `base_snapshot`, so no other will do.
     :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
     """
 
@@ -44,6 +51,7 @@ class RowDeltaCommit:
     written_for_empty_table: bool = False
     summary: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    index: IndexCommit | None = None
 
 
 class IcebergCommitter:
@@ -56,13 +64,13 @@ class IcebergCommitter:
     def commit(self, request: RowDeltaCommit) -> None:
         """Commit, or find out why not. Retries with the table's own `commit.retry.*` settings.
 
-        :raises TableNoLongerEmpty: write the batch again, with deletes.
+        :raises TableNoLongerEmpty: write the batch again, with deletes. :raises TableChanged: look its keys up and write it again.
         :raises TableError: another sink commits under the same id, or the table is gone.
         :raises TemporaryError: the outcome is unknown or retries are used up. Files must be kept after an unknown outcome;
             it is a `CommitUnknown` then.
         """
         base = request.base_snapshot
-        for pause in self._pauses():
+        for pause in self.pauses():
             try:
                 self._try(request, base)
                 return
@@ -80,6 +88,8 @@ class IcebergCommitter:
             self._check_not_fenced(request)
             if request.written_for_empty_table and not self._table.is_empty():
                 raise TableNoLongerEmpty
+            if request.index is not None and self._table.snapshot_id() != request.base_snapshot:
+                raise TableChanged(reason)
             base = self._table.snapshot_id()
             time.sleep(pause)
         raise TemporaryError(
@@ -90,7 +100,9 @@ class IcebergCommitter:
     def _try(self, request: RowDeltaCommit, base: int | None) -> None:
         table, parser, mapper = self._table.java, self._table.content_file_parser, self._table.json_mapper
         specs = table.specs()
-        stored = {"position": request.position, "operation": request.operation}
+        stored: dict[str, Any] = {"position": request.position, "operation": request.operation}
+        if request.index is not None:
+            stored["index"] = request.index.stored
         transaction = table.newTransaction()
         delta = transaction.newRowDelta()
         for name, value in request.summary.items():
@@ -99,6 +111,13 @@ class IcebergCommitter:
         for file in request.files:
             content = parser.fromJson(mapper.readTree(file), specs)
             delta = delta.addRows(content) if json.loads(file)["content"] == "DATA" else delta.addDeletes(content)
+        if request.index is not None:
+            for file in request.index.files:
+                delta = delta.addDeletes(parser.fromJson(mapper.readTree(file), specs))
+            for file in request.index.removed:
+                delta = delta.removeDeletes(parser.fromJson(mapper.readTree(file), specs))
+            # also compactions remove the files that hold the rows to delete
+            delta = delta.validateDataFilesExist(list(request.index.referenced)).validateDeletedFiles()
         if base is not None:
             delta = delta.validateFromSnapshot(base)
         delta = delta.conflictDetectionFilter(self._everything)
@@ -139,7 +158,7 @@ class IcebergCommitter:
         stored = self._table.position(request.prefix)
         return stored is not None and stored.operation == request.operation
 
-    def _pauses(self) -> list[float]:
+    def pauses(self) -> list[float]:
         """Seconds to wait after each refused attempt: Iceberg's `commit.retry.*` back-off, with jitter."""
         properties = self._table.spec.properties_by_name
         retries = int(properties.get("commit.retry.num-retries", 4))

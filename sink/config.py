@@ -126,7 +126,7 @@ class TableSection(_Section):
     partition_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog"] = "upsert"
-    deletes: Literal["equality"] = "equality"
+    deletes: Literal["position", "equality"] = "position"
     properties: dict[str, Text] = Field(default_factory=dict)
 
     @field_validator("target")
@@ -179,6 +179,12 @@ class TableSection(_Section):
         return self
 
 
+class IndexSection(_Section):
+    """`index:` where the key indexes of tables with `deletes: position` are kept."""
+
+    location: str
+
+
 class Config(_Section):
     """A whole configuration file. Paths in it are relative to the file's folder and made absolute here."""
 
@@ -186,6 +192,7 @@ class Config(_Section):
     source: SourceSection
     catalogs: dict[str, dict[str, Text]]
     tables: Annotated[list[TableSection], Field(min_length=1)]
+    index: IndexSection | None = None
     spark: dict[str, Text] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -237,6 +244,11 @@ class Config(_Section):
             raise ValueError(f"source.options.path_format is {self.source.file_format!r}; write parquet or json")
         if self.source.format == "debezium-json" and self.source.file_format != "json":
             raise ValueError("source.format: debezium-json reads path_format: json")
+
+    @property
+    def index_location(self) -> str:
+        """Where the key indexes are: as configured, else beside the checkpoint."""
+        return self.index.location if self.index else f"{self.sink.checkpoint.rstrip('/')}/index"
 
     @property
     def dead_letter_table(self) -> str:
@@ -331,6 +343,8 @@ def _path_entries(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]
     sink, source, catalogs = values.get("sink"), values.get("source"), values.get("catalogs")
     if isinstance(sink, dict) and "checkpoint" in sink:
         yield sink, "checkpoint"
+    if isinstance(values.get("index"), dict) and "location" in values["index"]:
+        yield values["index"], "location"
     if isinstance(catalogs, dict):
         for catalog in catalogs.values():
             if isinstance(catalog, dict) and "warehouse" in catalog and catalog.get("type") == "hadoop":
@@ -371,7 +385,12 @@ def _shown(value: Any) -> str:
 
 
 def _known_keys(path: tuple[str | int, ...]) -> list[str]:
-    models: dict[str, type[BaseModel]] = {"sink": SinkSection, "source": SourceSection, "tables": TableSection}
+    models: dict[str, type[BaseModel]] = {
+        "sink": SinkSection,
+        "source": SourceSection,
+        "tables": TableSection,
+        "index": IndexSection,
+    }
     model = Config if not path else models[str(path[0])]
     return list(model.model_fields)
 

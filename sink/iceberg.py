@@ -41,10 +41,15 @@ def _exception(error: Exception) -> JavaObject:
 
 @dataclass(frozen=True)
 class StoredPosition:
-    """A sink's position as a table stores it, and which commit stored it."""
+    """A sink's position as a table stores it, and which commit stored it.
+
+    `index` names the version of the key index that belongs to the commit (`sink.keyindex`), if it has one.
+    """
 
     position: Position
     operation: str
+    snapshot_id: int | None = None
+    index: Mapping[str, Any] | None = None
 
 
 class IcebergTable:
@@ -136,7 +141,7 @@ class IcebergTable:
         if text is None:
             return None
         stored = json.loads(text)
-        result = StoredPosition(stored["position"], stored["operation"])
+        result = StoredPosition(stored["position"], stored["operation"], stored.get("snapshot-id"), stored.get("index"))
         current, committed = self.snapshot_id(), stored.get("snapshot-id")
         if current == committed or committed is None or self.java.snapshot(committed) is None:
             return result  # as is nearly always; or the snapshot expired, and so is an ancestor
@@ -148,7 +153,9 @@ class IcebergTable:
             summary = snapshot.summary().get(f"{prefix}.position")
             if summary is not None:
                 older = json.loads(str(summary))
-                return StoredPosition(older["position"], older["operation"])
+                return StoredPosition(
+                    older["position"], older["operation"], int(snapshot.snapshotId()), older.get("index")
+                )
             parent = snapshot.parentId()
             snapshot = None if parent is None else self.java.snapshot(parent)
         raise TableError(

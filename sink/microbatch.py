@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -17,13 +17,15 @@ from pyspark.sql import functions as F
 
 from changelog import debezium_json, row_kind
 from changelog.decoding import Decoder, quoted
-from changelog.rows import order_column
+from changelog.rows import HASH, order_column
 from deltawriters import DeltaOptions, TableSpec
+from deltawriters.keyindex import IndexSlice
 from sink import task
-from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit, TableNoLongerEmpty
+from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit, TableChanged, TableNoLongerEmpty
 from sink.config import Config
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
 from sink.iceberg import IcebergTable, StoredPosition
+from sink.keyindex import IndexLost, KeyIndex, owner_column
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.tables import TablePlan, deletes_carry_row, needs_global_deletes, plan_table
 
@@ -47,6 +49,7 @@ class Written:
     snapshot_partitions: set[int]
     streamed_partitions: set[int]
     peak_memory: int
+    index: list[dict[str, Any]]
 
 
 class TableSink:
@@ -75,6 +78,9 @@ class TableSink:
         self._stored: StoredPosition | None = None
         self._base: int | None = None
         self._global_deletes = False
+        self._key_index: KeyIndex | None = None
+        if plan.section.deletes == "position":
+            self._key_index = KeyIndex(table, plan, f"{config.index_location}/{plan.section.target}")
         self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.PathList())
         self._adopt()
 
@@ -112,16 +118,29 @@ class TableSink:
         if self.table.snapshot_id() != self._base:
             self._global_deletes = self.table.has_data_under_other_specs()
         self._replan_if_altered()
-        try:
-            self._write_and_commit(batch_id, batch)
-        except TableNoLongerEmpty:
-            log.info(
-                "%s: another writer added rows to the empty table; writing the batch again with deletes",
-                self.table.name,
-            )
+        refused: Exception | None = None
+        for pause in self._committer.pauses():
+            try:
+                self._write_and_commit(batch_id, batch)
+                self._adopt()
+                return
+            except TableNoLongerEmpty as error:
+                refused = error
+                log.info("%s: others added rows to the empty table; writing again with deletes", self.table.name)
+            except TableChanged as error:
+                refused = error
+                log.info("%s: others committed meanwhile; looking up the keys and writing again", self.table.name)
+            except IndexLost as error:
+                refused = error
+                assert self._key_index is not None
+                self._key_index.forget()
+                log.warning("%s: %s; building the key index again", self.table.name, error)
+            time.sleep(pause)
             self._adopt()
-            self._write_and_commit(batch_id, batch)
-        self._adopt()
+        raise TemporaryError(
+            f"{self.table.name}: other writers kept committing in between, and the table's commit.retry settings are used up. "
+            f"Nothing was applied; run again, or raise commit.retry.num-retries. Last conflict: {refused}"
+        )
 
     def _adopt(self) -> None:
         """Take the table's current metadata as the base of the next commit."""
@@ -152,23 +171,26 @@ class TableSink:
         operation = uuid4().hex[:16]
         started = time.monotonic()
         empty = self.table.is_empty()
-        written = self._write(batch, operation, empty)
+        if self._key_index is not None:
+            self._key_index.synchronize(self._stored)
+        index = self._key_index.slice() if self._key_index is not None else None
+        written = self._write(batch, operation, empty, index)
         wrote = time.monotonic()
         try:
             self._refuse(written)
             if written.dead_letters:
                 self._commit_dead_letters(batch.end, operation, written)
-            self._commit(batch.end, operation, written, empty)
+            self._commit(batch.end, operation, written, empty, index)
         except CommitUnknown:
             raise
-        except (RowdeltaError, TableNoLongerEmpty):
+        except (RowdeltaError, TableNoLongerEmpty, TableChanged):
             # known not to be committed; anything else might be, so its files stay
             self._delete_written()
             raise
         committed = time.monotonic()
         self._log(batch_id, batch.end, written, wrote - started, committed - wrote)
 
-    def _write(self, batch: TableBatch, operation: str, empty: bool) -> Written:
+    def _write(self, batch: TableBatch, operation: str, empty: bool, index: IndexSlice | None) -> Written:
         frame = batch.records
         section, spark = self.plan.section, frame.sparkSession
         # a session of the stream's own; re-planning at run time costs more than it can gain on one shuffle
@@ -192,24 +214,37 @@ class TableSink:
             source_partition,
             batch.beyond(dead_position) if dead_position is not None else None,
         )
+        routed, tasks = self._route(changes, batch.estimated_rows, spark)
+        if self._key_index is not None and index is not None:
+            plan = replace(plan, index=task.IndexPlan(index, self._key_index.next_sequence, tasks))
         self._written_paths.value = []
         function = functools.partial(task.run, plan, self._written_paths)
-        routed = self._route(changes, batch.estimated_rows, spark)
         try:
             rows = routed.mapInArrow(lambda batches: function(batches), task.RESULT_SCHEMA).collect()
         except (PySparkException, Py4JJavaError) as error:
             self._delete_written()
+            damage = re.search(r"CorruptIndex: (.*)", str(error))
+            if damage:
+                raise IndexLost(damage.group(1)) from error
             raise job_error(section.target, error) from error
         return _sum_up([json.loads(row.result) for row in rows])
 
-    def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> DataFrame:
-        """All changes of a key to one task."""
+    def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> tuple[DataFrame, int]:
+        """All changes of a key to one task. Also how many tasks there are."""
         tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        if self._key_index is not None:
+            tasks = min(tasks, task.RANGES)
+            changes = changes.withColumn(HASH, self._key_index.high_hash(self._spec))
         if tasks == 1 or (estimated_rows is not None and estimated_rows <= SMALL_BATCH):
-            return changes.coalesce(1)
+            return changes.coalesce(1), 1
         if self._routing is None or self._routing[0] != tasks:
-            self._routing = tasks, routing_columns(self.plan, self._spec, tasks, spark)
-        return changes.repartition(tasks, *self._routing[1])
+            columns = (
+                owner_column(tasks, spark)
+                if self._key_index is not None
+                else routing_columns(self.plan, self._spec, tasks, spark)
+            )
+            self._routing = tasks, columns
+        return changes.repartition(tasks, *self._routing[1]), tasks
 
     def _refuse(self, written: Written) -> None:
         if written.bad and self._dead_letters is None:
@@ -229,21 +264,32 @@ class TableSink:
         stored = self.table.property(f"{self._prefix}.streamed")
         return set(json.loads(stored)) if stored else set()
 
-    def _commit(self, end: Position, operation: str, written: Written, empty: bool) -> None:
+    def _commit(self, end: Position, operation: str, written: Written, empty: bool, slice_: IndexSlice | None) -> None:
         streamed = self._streamed() | written.streamed_partitions
+        index = None
+        if self._key_index is not None and slice_ is not None:
+            index = self._key_index.prepare(operation, slice_, written.index)
+            self._written_paths.value += index.new_paths
         self._committer.commit(
             RowDeltaCommit(
                 prefix=self._prefix,
                 operation=operation,
                 position=end,
                 files=written.files,
-                base_snapshot=self._base,
+                base_snapshot=self._base if index is None else index.base,
+                index=index,
                 previous_operation=self._stored.operation if self._stored else None,
                 written_for_empty_table=empty,
                 summary={"rowdelta.sink-id": self._config.sink.id},
                 properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
             )
         )
+        if self._key_index is not None:
+            self.table.refresh()
+            stored = self.table.position(self._prefix)
+            assert stored is not None
+            assert stored.snapshot_id is not None
+            self._key_index.committed(operation, stored.snapshot_id)
 
     def _dead_letter_prefix(self) -> str:
         return f"{self._prefix}.{self.plan.section.target}"
@@ -396,5 +442,6 @@ def _sum_up(results: list[dict[str, Any]]) -> Written:
         samples=[sample for result in results for sample in result["samples"]][:3],
         snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
         streamed_partitions={p for result in results for p in result["streamed_partitions"]},
+        index=[result["index"] for result in results if "index" in result],
         peak_memory=max((result["peak_memory"] for result in results), default=0),
     )

@@ -3,24 +3,53 @@
 import json
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from zipimport import zipimporter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from changelog.rows import BAD, SNAPSHOT
-from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId
+from changelog.rows import BAD, HASH, SNAPSHOT
+from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.files import DataFiles, FileFactory
+from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
 from deltawriters.partitioning import PartitionedWriter
+from deltawriters.positions import bitmap
+from deltawriters.resolve import IndexTask, key_columns
 
 RESULT_SCHEMA = "result string"
+INDEX_FILE = "_rowdelta_file"
+INDEX_POS = "_rowdelta_pos"
+RANGES = 1024
+"""The hash space is dealt out to tasks by its top 10 bits, so more tasks than this would have nothing to do."""
+RUN_ENTRIES = 4_000_000
+"""Entries sorted in memory at a time when the index is built (24 bytes each)."""
 _SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class IndexPlan:
+    """The key index for a micro-batch. Task i of `tasks` owns the i-th of as many ranges of the high hash.
+
+    :param sequence: of the runs that the tasks write.
+    """
+
+    slice: IndexSlice
+    sequence: int
+    tasks: int
+
+    def task(self, number: int, operation: str) -> IndexTask:
+        """The part of task `number`."""
+        first, last = range_of(number, self.tasks)
+        return IndexTask(self.slice, first, last, self.sequence, f"{operation}-{number:05d}")
 
 
 @dataclass(frozen=True)
@@ -39,6 +68,7 @@ class TaskPlan:
     dead_letters: TableSpec | None
     source_partition: str | None
     new_bad_records: Callable[[pa.StructArray], pa.BooleanArray] | None = None
+    index: IndexPlan | None = None
 
 
 class PathList(AccumulatorParam[list[str]]):
@@ -59,7 +89,9 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
     context = TaskContext.get()
     assert context is not None
     task = TaskId(context.partitionId(), context.taskAttemptId(), plan.operation)
-    writer = DeltaWriter(plan.table, plan.options, task)
+    # unique to the attempt: Spark may run a task twice at once
+    index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
+    writer = DeltaWriter(plan.table, plan.options, task, index)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, samples = 0, list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()
@@ -102,9 +134,78 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
         "streamed_partitions": sorted(streamed_partitions),
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+    if plan.index and result.index:
+        summary["index"] = _index_summary(result, plan.table)
     if plan.dead_letters:
         summary["dead_letters"] = [file.to_json(plan.dead_letters.iceberg_schema) for file in dead_files]
     yield pa.RecordBatch.from_pydict({"result": [json.dumps(summary)]})
+
+
+def build_index(
+    table: TableSpec,
+    files: Sequence[IndexedFile],
+    location: str,
+    sequence: int,
+    name: str,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Write runs of live rows. Yields one row: a JSON list of `RunInfo`.
+
+    :param files: the data files that the rows come from.
+    :param batches: the key columns, `INDEX_FILE` (path), `INDEX_POS` and `_rowdelta_hash`.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    paths = pa.array([file.path for file in files])
+    used = len((HASH, INDEX_FILE, INDEX_POS))
+    pending: list[Entries] = []
+    runs: list[RunInfo] = []
+
+    def flush() -> None:
+        entries = Entries(
+            high=np.concatenate([part.high for part in pending]),
+            low=np.concatenate([part.low for part in pending]),
+            file=np.concatenate([part.file for part in pending]),
+            pos=np.concatenate([part.pos for part in pending]),
+            files=tuple(files),
+        )
+        run_name = f"{name}-{context.taskAttemptId()}-{len(runs)}"
+        runs.append(write_run(table.io, location, run_name, sequence, entries))
+        pending.clear()
+
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        keys = rows.select(rows.column_names[:-used])
+        pending.append(
+            Entries(
+                high=batch.column(HASH).to_numpy().view(np.uint64),
+                low=low_hash(key_columns(table, keys)),
+                file=pc.index_in(batch.column(INDEX_FILE), value_set=paths).to_numpy().astype(np.uint32),
+                pos=batch.column(INDEX_POS).to_numpy().astype(np.uint32),
+                files=(),
+            )
+        )
+        if sum(len(part.high) for part in pending) >= RUN_ENTRIES:
+            flush()
+    if pending:
+        flush()
+    yield pa.RecordBatch.from_pydict({"result": [json.dumps([run.to_json() for run in runs])]})
+
+
+def encode_positions(positions: BitMap64) -> str:
+    """As text for a task's result: about three bytes a position."""
+    positions.run_optimize()
+    return b64encode(positions.serialize()).decode()
+
+
+def decode_positions(text: str) -> BitMap64:
+    """What `encode_positions` encoded."""
+    return BitMap64.deserialize(b64decode(text))
+
+
+def range_of(number: int, tasks: int) -> tuple[int, int]:
+    """The high hashes, unsigned and half-open, that task `number` of `tasks` owns: dealt out by their top 10 bits."""
+    return -(-number * RANGES // tasks) << 54, -(-(number + 1) * RANGES // tasks) << 54
 
 
 class DeadLetterWriter:
@@ -148,6 +249,29 @@ def _forget_archives() -> None:
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimporter):
             del sys.path_importer_cache[path]
+
+
+def _index_summary(result: WriteResult, table: TableSpec) -> dict[str, Any]:
+    index, schema = result.index, table.iceberg_schema
+    assert index is not None
+    # v2 has position delete files of each task; only vectors are united, by the driver
+    to_unite = table.format_version >= 3
+    old_rows = [
+        {
+            "path": rows.file.path,
+            "spec-id": rows.file.spec_id,
+            "partition": dict(rows.file.partition),
+            "positions": encode_positions(bitmap(rows.positions)) if to_unite else "",
+        }
+        for rows in index.old_rows
+    ]
+    return {
+        "runs": [run.to_json() for run in index.runs],
+        "merged": [run.to_json() for run in index.merged],
+        "old_rows": old_rows,
+        "new_vectors": [file.to_json(schema) for file in result.files if file.file_format == "PUFFIN"],
+        "keys": {name: getattr(index, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
+    }
 
 
 def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None]:

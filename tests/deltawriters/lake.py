@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.parquet as pq
+from pyiceberg.schema import Schema
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
 
@@ -36,8 +37,8 @@ class Lake:
                 if delete.content is FileContent.POSITION_DELETES and delete_sequence >= sequence:
                     dead |= _positions(delete, data.path)
                 if delete.content is FileContent.EQUALITY_DELETES and delete_sequence > sequence:
-                    unpartitioned = delete.partition.spec.is_unpartitioned()
-                    if unpartitioned or _same_partition(delete, data):
+                    unpartitioned = self.table.specs_by_id[delete.partition.spec_id].is_unpartitioned()
+                    if unpartitioned or _same_partition(delete, data, self.table.iceberg_schema):
                         keys.append(_keys(delete))
             for position, row in enumerate(pq.read_table(data.path).to_pylist()):
                 deleted = any(tuple(row[name] for name in names) in values for names, values in keys)
@@ -46,9 +47,9 @@ class Lake:
         return live
 
 
-def _same_partition(delete: ContentFile, data: ContentFile) -> bool:
-    same_spec = delete.partition.spec.spec_id == data.partition.spec.spec_id
-    return same_spec and delete.partition.values == data.partition.values
+def _same_partition(delete: ContentFile, data: ContentFile, schema: Schema) -> bool:
+    same_spec = delete.partition.spec_id == data.partition.spec_id
+    return same_spec and delete.partition.json(schema) == data.partition.json(schema)
 
 
 def _positions(delete: ContentFile, path: str) -> set[int]:

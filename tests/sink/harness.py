@@ -84,6 +84,7 @@ class Job:
     columns: Mapping[str, str] = field(default_factory=lambda: {"id": "bigint", "region": "string"})
     key: Sequence[str] = ("id",)
     mode: Literal["upsert", "changelog"] = "upsert"
+    deletes: Literal["position", "equality"] = "position"
     partition_by: Sequence[str] = ()
     file_format: Literal["parquet", "json"] = "parquet"
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -134,6 +135,7 @@ class Job:
             "partition_by": list(self.partition_by),
             "order_by": ["seq bigint"],
             "mode": self.mode,
+            "deletes": self.deletes,
             "properties": dict(self.properties),
         }
         if self.configure_columns:

@@ -1,0 +1,138 @@
+"""The second half of the 128-bit key hash. It is stored, so it must never change: a change needs a new encoding id.
+
+A key tuple is encoded as a sequence of 32-bit words, different for different keys of the same column types: a fixed-width column
+as its bytes, little-endian, a string or binary as its length in bytes, then its bytes padded with zeros. The hash is the
+polynomial 1, word, word, ... at a fixed base modulo the Mersenne prime p = 2^61 - 1. Two keys of at most n words are two
+polynomials of degree at most n, whose difference has at most n roots: a random base collides with a chance of at most n/2^61
+(Schwartz-Zippel). With xxhash64's 2^-64 that is n * 2^-125 a pair of keys, and 10^8 keys and 10^9 probes make 10^17 pairs:
+about 10^-20 for keys of a few words. The base is published, so this holds for keys that weren't made to collide.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Hashes = npt.NDArray[np.uint64]
+
+PRIME = 2**61 - 1
+BASE = 0x043F6A8885A308D3
+"""The first 64 fractional bits of pi modulo 2^61: random, and visibly not chosen to collide. Happens to be a primitive root."""
+
+_BASE_HIGH, _BASE_LOW = np.uint64(BASE >> 32), np.uint64(BASE & 0xFFFFFFFF)
+_EIGHT_BASE_HIGH = np.uint64(8 * (BASE >> 32))
+_PRIME, _LOW_32, _LOW_29 = np.uint64(PRIME), np.uint64(2**32 - 1), np.uint64(2**29 - 1)
+_29, _32, _61 = np.uint64(29), np.uint64(32), np.uint64(61)
+_LAST_WORD_MASK = np.array([0xFFFFFFFF, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
+"""By length modulo 4: the bytes of the last word that belong to the value."""
+_BLOCK = 16_384
+"""Rows hashed at a time: their intermediate columns stay in the processor's cache."""
+
+
+def low_hash(columns: Sequence[pa.Array]) -> Hashes:
+    """Hash each row of the key `columns`: booleans, integers, dates, times, timestamps, decimals, strings, binaries.
+
+    A single column of up to 64 bits is its own hash, as a sign-extended integer: such keys are told apart exactly. The same
+    values in other types (int32 and int64, microseconds and nanoseconds) hash differently.
+
+    :param columns: equal length n, no nulls. UUIDs as their storage, fixed binary(16).
+    :return: n hashes.
+    :raises ValueError: a column has nulls.
+    :raises TypeError: a column's type isn't allowed in a key.
+    """
+    if any(column.null_count for column in columns):
+        raise ValueError("key columns must have no nulls")
+    columns = [_plain(column) for column in columns]
+    rows = len(columns[0])
+    if rows and len(columns) == 1 and _is_fixed(columns[0]) and columns[0].type.bit_width <= 64:
+        words = _fixed_words(columns[0])
+        return words.view(f"<i{words.shape[1] * 4}")[:, 0].astype(np.int64).view(np.uint64)
+    result = np.empty(rows, np.uint64)
+    for start in range(0, rows, _BLOCK):
+        state = np.ones(min(_BLOCK, rows - start), np.uint64)
+        for column in columns:
+            block = column.slice(start, _BLOCK)
+            state = _add_fixed(state, block) if _is_fixed(block) else _add_variable(state, block)
+        result[start : start + _BLOCK] = np.where(state >= _PRIME, state - _PRIME, state)
+    return result
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values in a type whose buffers this module reads."""
+    dtype = column.type
+    if pa.types.is_boolean(dtype) or (pa.types.is_integer(dtype) and dtype.bit_width < 32):
+        return column.cast(pa.int32())
+    if pa.types.is_large_string(dtype) or pa.types.is_large_binary(dtype):
+        return column.cast(pa.binary())
+    if _is_fixed(column) or pa.types.is_string(dtype) or pa.types.is_binary(dtype):
+        return column
+    raise TypeError(f"a key column can't be of type {dtype}")
+
+
+def _is_fixed(column: pa.Array) -> bool:
+    dtype = column.type
+    return bool(
+        pa.types.is_integer(dtype)
+        or pa.types.is_temporal(dtype)
+        or pa.types.is_decimal128(dtype)
+        or (pa.types.is_fixed_size_binary(dtype) and dtype.byte_width == 16)
+    )
+
+
+def _fixed_words(column: pa.Array) -> npt.NDArray[np.uint32]:
+    """The bytes of each value as words, shape (n, words a value)."""
+    words = column.type.bit_width // 32
+    values = np.frombuffer(column.buffers()[1], "<u4")
+    return values[column.offset * words : (column.offset + len(column)) * words].reshape(-1, words)
+
+
+def _add_fixed(state: Hashes, column: pa.Array) -> Hashes:
+    for word in _fixed_words(column).T:
+        state = _add(state, word)
+    return state
+
+
+def _add_variable(state: Hashes, column: pa.Array) -> Hashes:
+    """Add length and bytes of each value. Word by word over the rows that have one: longest rows first, so they are a prefix."""
+    offsets = np.frombuffer(column.buffers()[1], "<i4")[column.offset : column.offset + len(column) + 1]
+    lengths = np.diff(offsets)
+    state = _add(state, lengths)
+    words = (lengths + 3) // 4
+    order = np.argsort(-words, kind="stable")
+    shorter_later = -words[order]
+    # active[j] rows have more than j words
+    active = np.searchsorted(shorter_later, -np.arange(-shorter_later[0] + 1)).tolist()
+    if not active[0]:
+        return state
+    begin, end = int(offsets[0]), int(offsets[-1])
+    padded = np.zeros(end - begin + 3, np.uint8)
+    padded[:-3] = np.frombuffer(column.buffers()[2], np.uint8)[begin:end]
+    word_at: npt.NDArray[np.uint32] = np.ndarray((end - begin,), "<u4", padded, strides=(1,))
+    starts = (offsets[:-1] - begin)[order].astype(np.int64)
+    mask = _LAST_WORD_MASK[lengths[order] & 3]
+    ordered = state[order]
+    for j, (rows, longer) in enumerate(pairwise(active)):
+        word = word_at[starts[:rows] + 4 * j]
+        word[longer:] &= mask[longer:rows]
+        ordered[:rows] = _add(ordered[:rows], word)
+    state[order] = ordered
+    return state
+
+
+def _add(state: Hashes, word: npt.NDArray[np.integer]) -> Hashes:
+    """state * BASE + word modulo 2^61 - 1, for words below 2^32 and states up to 2^61 + 2; so is the result.
+
+    The factors are split at bit 32, so that no product exceeds 64 bits; 2^61 = 1 and 2^64 = 8 modulo the prime.
+    """
+    high, low = state >> _32, state & _LOW_32
+    middle = high * _BASE_LOW + low * _BASE_HIGH
+    bottom = low * _BASE_LOW
+    total = high * _EIGHT_BASE_HIGH
+    total += middle >> _29
+    total += (middle & _LOW_29) << _32
+    total += bottom >> _61
+    total += bottom & _PRIME
+    total += word.astype(np.uint64)
+    return (total & _PRIME) + (total >> _61)

@@ -1,0 +1,240 @@
+"""Probe and merge the runs of an index, each task for the range of key hashes that it owns."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby, pairwise
+
+import numpy as np
+import numpy.typing as npt
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from deltawriters.collapse import Ints
+from deltawriters.keyindex.hashing import Hashes
+from deltawriters.keyindex.runs import (
+    SUPERSEDES,
+    TOMBSTONE,
+    Entries,
+    IndexedFile,
+    Run,
+    RunInfo,
+    Words,
+    open_run,
+    write_run,
+)
+
+Flags = npt.NDArray[np.bool_]
+
+_TIER = 4
+_MAX_GROUPS = 16
+_NUMBER = ~SUPERSEDES
+"""The bits of `file` that are a file number."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Live rows of probed keys: row `pos[i]` of `files[file[i]]` has key number `query[i]`.
+
+    In no particular order. A key may have several rows, in a table that others wrote, or none. A data file occurs in `files` once.
+    """
+
+    query: Ints
+    file: Ints
+    pos: Ints
+    files: Sequence[IndexedFile]
+
+
+@dataclass(frozen=True)
+class IndexSlice:
+    """One version of an index, as the tasks of a micro-batch need it. Pickles small.
+
+    `dead` maps the path of a data file to a sequence: entries that point to the file from runs of a lower sequence aren't
+    live. It must be higher than that of every run written before the file was removed or read anew.
+    `merge` names the runs to merge in this micro-batch: all runs of some sequences that are adjacent in age (`plan_merge`).
+    `drop_tombstones` says that the oldest run is among them, so that there is nothing left to hide.
+    """
+
+    location: str
+    io_properties: tuple[tuple[str, str], ...] = field(repr=False)
+    runs: tuple[RunInfo, ...]
+    dead: Mapping[str, int]
+    merge: tuple[str, ...] = ()
+    drop_tombstones: bool = False
+
+    @cached_property
+    def io(self) -> FileIO:
+        return PyArrowFileIO(dict(self.io_properties))
+
+    def probe(self, high: Hashes, low: Hashes, first: int, last: int) -> Located:
+        """Find the live rows of the keys (high[i], low[i]).
+
+        :param high: first hash of n keys in any order, all in first <= high < last, the range that the task owns. `last` may be 2**64.
+        :param low: second hash.
+        :raises ValueError: a key is outside the range: another task owns it, and their runs would overlap.
+        :raises CorruptIndex: a run can't be trusted.
+        """
+        by_high = np.argsort(high, kind="stable")
+        high, low = high[by_high], low[by_high]
+        if len(high) and not first <= int(high[0]) <= int(high[-1]) < last:
+            raise ValueError(f"key hashes {high[0]}..{high[-1]} are outside the task's range {first}..{last - 1}")
+        numbers: dict[str, int] = {}
+        files: list[IndexedFile] = []
+        none = np.empty(0, np.int64)
+        found = [(none, none, none)]
+        pending = np.arange(len(high))
+        for info in sorted(self.runs, key=lambda run: -run.sequence):
+            start = int(np.searchsorted(high[pending], np.uint64(info.first)))
+            stop = int(np.searchsorted(high[pending], np.uint64(info.last), side="right"))
+            if start == stop:
+                continue
+            run = open_run(self.io, self.location, info)
+            query, at = _matches(run, high, low, pending[start:stop])
+            file = run.file[at]
+            supersedes = file & SUPERSEDES != 0
+            live = _until_superseded(_changes(query), supersedes) & (file != TOMBSTONE)
+            live[live] = ~self._dead_files(run)[file[live] & _NUMBER]
+            local, inverse = np.unique(file[live] & _NUMBER, return_inverse=True)
+            known = np.array([_number(run.files[i], numbers, files) for i in local.tolist()], np.int64)
+            found.append((by_high[query[live]], known[inverse], run.pos[at[live]].astype(np.int64)))
+            done = np.zeros(len(high), np.bool_)
+            done[query[supersedes]] = True
+            pending = pending[~done[pending]]
+        query, number, pos = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return Located(query, number, pos, files)
+
+    def write_merged(self, name: str, first: int, last: int, max_entries: int = 4_000_000) -> list[RunInfo]:
+        """Merge the entries of the runs `merge` in first <= high < last into new runs `{name}-{i}`, none for no entries.
+
+        The new runs are of the highest merged sequence. Entries of dead files go, as that sequence would bring them back to life.
+
+        :param max_entries: entries read at a time, about, and so the size of a run.
+        :raises CorruptIndex: a run can't be trusted.
+        """
+        infos = sorted((run for run in self.runs if run.name in self.merge), key=lambda run: -run.sequence)
+        runs = [open_run(self.io, self.location, run) for run in infos if run.first < last and run.last >= first]
+        numbers: dict[str, int] = {}
+        files: list[IndexedFile] = []
+        renumbered = [np.array([_number(f, numbers, files) for f in run.files], np.uint32) for run in runs]
+        dead = [self._dead_files(run) for run in runs]
+        total = sum(_between(run, first, last).stop - _between(run, first, last).start for run in runs)
+        parts = math.ceil(total / max_entries)
+        # the hashes are uniform, so equal ranges hold about equally many
+        edges = [first + (last - first) * part // max(parts, 1) for part in range(parts + 1)]
+        written: list[RunInfo] = []
+        for low_edge, high_edge in pairwise(edges):
+            newest_first = [
+                _renumber(run, _between(run, low_edge, high_edge), new, gone)
+                for run, new, gone in zip(runs, renumbered, dead, strict=True)
+            ]
+            merged = self._merged(newest_first, files)
+            if len(merged.high):
+                written.append(write_run(self.io, self.location, f"{name}-{len(written)}", infos[0].sequence, merged))
+        return written
+
+    def _merged(self, newest_first: list[tuple[Hashes, Hashes, Words, Words]], files: Sequence[IndexedFile]) -> Entries:
+        high, low, file, pos = (np.concatenate(columns) for columns in zip(*newest_first, strict=True))
+        entries = Entries(high, low, file, pos, tuple(files)).sorted()
+        keep = _until_superseded(_changes(entries.high) | _changes(entries.low), entries.file & SUPERSEDES != 0)
+        if self.drop_tombstones:
+            keep &= entries.file != TOMBSTONE
+        return _only_used_files(
+            Entries(entries.high[keep], entries.low[keep], entries.file[keep], entries.pos[keep], entries.files)
+        )
+
+    def _dead_files(self, run: Run) -> Flags:
+        """Of each of the run's files, whether entries of this run that point to it are dead."""
+        return np.array([self.dead.get(file.path, -1) > run.info.sequence for file in run.files], np.bool_)
+
+
+def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
+    """Names of the runs to merge now, none if that doesn't pay yet.
+
+    Size-tiered: the runs of one sequence are one group, the outcome of a micro-batch or of a merge. Four or more groups, adjacent
+    in age, that differ by less than a factor of 4 become one that is about four times as large. So an entry is written again once a
+    tier, log4(all entries / entries of a micro-batch) times, and about 3 groups a tier are left to probe. Where sizes vary too
+    much for that, the four adjacent groups that are the cheapest to merge keep the number of groups at 16.
+    """
+    by_age = sorted(runs, key=lambda run: -run.sequence)
+    groups = [list(group) for _, group in groupby(by_age, key=lambda run: run.sequence)]
+    sizes = [sum(run.entries for run in group) for group in groups]
+    for start in range(len(groups)):
+        stop = start + 1
+        while stop < len(groups) and max(sizes[start : stop + 1]) < _TIER * min(sizes[start : stop + 1]):
+            stop += 1
+        if stop - start >= _TIER:
+            return _names(groups[start:stop])
+    if len(groups) <= _MAX_GROUPS:
+        return ()
+    cheapest = min(range(len(groups) - _TIER + 1), key=lambda start: sum(sizes[start : start + _TIER]))
+    return _names(groups[cheapest : cheapest + _TIER])
+
+
+def _names(groups: list[list[RunInfo]]) -> tuple[str, ...]:
+    return tuple(run.name for group in groups for run in group)
+
+
+def _matches(run: Run, high: Hashes, low: Hashes, queries: Ints) -> tuple[Ints, Ints]:
+    """Pairs (query, index of an entry of the same key), ascending in both. `queries` are indexes into the sorted `high` and `low`."""
+    start = np.searchsorted(run.high, high[queries])
+    hit = run.high[np.minimum(start, len(run.high) - 1)] == high[queries]
+    queries, start = queries[hit], start[hit]
+    count = np.searchsorted(run.high, high[queries], side="right") - start
+    query = np.repeat(queries, count)
+    at = np.arange(len(query)) + np.repeat(start - (np.cumsum(count) - count), count)
+    same = run.low[at] == low[query]
+    return query[same], at[same]
+
+
+def _changes(values: npt.NDArray[np.generic]) -> Flags:
+    """Whether each value differs from the one before."""
+    changes = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=changes[1:])
+    return changes
+
+
+def _until_superseded(new_key: Flags, supersedes: Flags) -> Flags:
+    """Of entries newest first by key: those up to and including the key's first that supersedes."""
+    newer: Ints = np.cumsum(supersedes) - supersedes
+    # `newer` never falls, so the largest at a key's start so far is the one of the current key
+    visible: Flags = newer == np.maximum.accumulate(np.where(new_key, newer, 0))
+    return visible
+
+
+def _between(run: Run, first: int, last: int) -> slice:
+    """Entries of `run` with first <= high < last."""
+    stop = len(run.high) if last > run.info.last else int(np.searchsorted(run.high, np.uint64(last)))
+    return slice(int(np.searchsorted(run.high, np.uint64(first))), stop)
+
+
+def _renumber(run: Run, part: slice, numbers: Words, dead: Flags) -> tuple[Hashes, Hashes, Words, Words]:
+    """A part of a run without its dead entries, with other file numbers. A dead entry that supersedes becomes a tombstone."""
+    file = run.file[part].copy()
+    is_row = file != TOMBSTONE
+    local = file[is_row] & _NUMBER
+    superseding = file[is_row] & SUPERSEDES
+    gone = dead[local]
+    file[is_row] = np.where(gone & (superseding != 0), TOMBSTONE, numbers[local] | superseding)
+    keep = np.ones(len(file), np.bool_)
+    keep[is_row] = ~gone | (superseding != 0)
+    return run.high[part][keep], run.low[part][keep], file[keep], run.pos[part][keep]
+
+
+def _only_used_files(entries: Entries) -> Entries:
+    file = entries.file.copy()
+    is_row = file != TOMBSTONE
+    used = np.zeros(len(entries.files), np.bool_)
+    used[file[is_row] & _NUMBER] = True
+    numbers = (np.cumsum(used) - 1).astype(np.uint32)
+    file[is_row] = numbers[file[is_row] & _NUMBER] | (file[is_row] & SUPERSEDES)
+    files = tuple(entries.files[i] for i in np.flatnonzero(used).tolist())
+    return Entries(entries.high, entries.low, file, entries.pos, files)
+
+
+def _number(file: IndexedFile, numbers: dict[str, int], files: list[IndexedFile]) -> int:
+    """The number of `file` in `files`, to which it is added if it is new. `numbers` is by path."""
+    number = numbers.setdefault(file.path, len(files))
+    if number == len(files):
+        files.append(file)
+    return number

@@ -1,0 +1,145 @@
+"""Which rows of earlier snapshots a commit's keys have, by the key index, and what the index has to learn from the commit."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deltawriters.collapse import Ints
+from deltawriters.content import StoredPartition
+from deltawriters.files import DataFiles
+from deltawriters.keyindex import (
+    SUPERSEDES,
+    TOMBSTONE,
+    Entries,
+    IndexedFile,
+    IndexSlice,
+    Located,
+    RunInfo,
+    low_hash,
+    write_run,
+)
+from deltawriters.partitioning import storage
+from deltawriters.table import TableSpec
+
+NOWHERE = -1
+"""In a key map's `file`: the key has no live row in this commit."""
+
+
+@dataclass(frozen=True)
+class IndexTask:
+    """One task's part of the key index: it owns the keys whose high hash, unsigned, is in [first, last).
+
+    :param sequence: age of the run that the task writes; newer than all in `slice`.
+    :param run_name: of that run's file, unique to the task attempt.
+    """
+
+    slice: IndexSlice
+    first: int
+    last: int
+    sequence: int
+    run_name: str
+
+
+@dataclass(frozen=True)
+class OldRows:
+    """Positions to delete in one data file of an earlier snapshot."""
+
+    file: IndexedFile
+    positions: Ints
+
+
+@dataclass(frozen=True)
+class IndexResult:
+    """What the key index knew of a task's keys, and the runs that it gains.
+
+    :param inserted: keys that were not in the table. :param updated: keys that were and have a new row.
+    :param deleted: keys that were and are gone. :param absent: keys deleted that weren't there.
+    :param duplicates: rows beyond the first of a key, of a table that was not ours; all are deleted.
+    """
+
+    runs: list[RunInfo]
+    merged: list[RunInfo]
+    old_rows: list[OldRows]
+    inserted: int
+    updated: int
+    deleted: int
+    absent: int
+    duplicates: int
+
+
+def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:
+    """The key columns in the table's types, as plain arrays: what the low hash is computed over."""
+    columns = []
+    for name in keys.column_names:
+        dtype = table.arrow_schema.field(name).type
+        dtype = dtype.storage_type if isinstance(dtype, pa.BaseExtensionType) else dtype
+        columns.append(storage(keys.column(name)).cast(dtype))
+    return columns
+
+
+def resolve(
+    table: TableSpec,
+    index: IndexTask,
+    keys: pa.Table,
+    high: npt.NDArray[np.uint64],
+    file: Ints,
+    pos: Ints,
+    files: DataFiles,
+) -> IndexResult:
+    """Look up every key of the commit, and write the run that says where they are now.
+
+    :param keys: key columns, n rows, distinct. :param high: their high hashes.
+    :param file: number in `files` of the data file with the key's row, or `NOWHERE`; `pos`: its position there.
+    :raises CorruptIndex: a run is not as it was written.
+    """
+    low = low_hash(key_columns(table, keys))
+    located = index.slice.probe(high, low, index.first, index.last)
+    known = np.zeros(len(file), np.bool_)
+    known[located.query] = True
+    live = file != NOWHERE
+    tell = known | live
+    own = [
+        IndexedFile(
+            files.path(number), files.partition(number).spec_id, files.partition(number).json(table.iceberg_schema)
+        )
+        for number in range(len(files))
+    ]
+    entries = Entries(
+        high=high[tell],
+        low=low[tell],
+        file=np.where(live, file.astype(np.uint32) | SUPERSEDES, TOMBSTONE)[tell],
+        pos=np.where(live, pos, 0).astype(np.uint32)[tell],
+        files=tuple(own),
+    )
+    run = index.run_name
+    runs = [write_run(table.io, index.slice.location, run, index.sequence, entries)] if len(entries.high) else []
+    return IndexResult(
+        runs=runs,
+        merged=index.slice.write_merged(f"{run}-merged", index.first, index.last) if index.slice.merge else [],
+        old_rows=_by_file(located),
+        inserted=int(np.count_nonzero(live & ~known)),
+        updated=int(np.count_nonzero(live & known)),
+        deleted=int(np.count_nonzero(known & ~live)),
+        absent=int(np.count_nonzero(~known & ~live)),
+        duplicates=len(located.query) - int(np.count_nonzero(known)),
+    )
+
+
+def register(rows: OldRows, files: DataFiles) -> int:
+    """Number the data file of an earlier snapshot among the task's."""
+    return files.add(rows.file.path, StoredPartition(rows.file.spec_id, json.dumps(rows.file.partition)))
+
+
+def _by_file(located: Located) -> list[OldRows]:
+    if not len(located.file):
+        return []
+    order = np.argsort(located.file, kind="stable")
+    numbers, starts = np.unique(located.file[order], return_index=True)
+    stops = [*starts[1:], len(order)]
+    return [
+        OldRows(located.files[int(number)], located.pos[order[start:stop]])
+        for number, start, stop in zip(numbers, starts, stops, strict=True)
+    ]

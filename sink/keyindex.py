@@ -1,0 +1,542 @@
+"""The key index of one table, as the driver sees it: which version belongs to which snapshot, and how it is kept that way.
+
+A *version* is an immutable manifest: the runs (`deltawriters.keyindex`), the data files that are dead, and each data file's deletion
+vector. A commit names its version in the same transaction as the source position, so table and index change together; a crash
+before the commit leaves files that nothing names. With the name goes the snapshot that the version was made from (`base`):
+
+    version = the table at `base`, and then the commit that names it
+
+Whatever else happened since `base` (a compaction, a delete, an append by others, also one that slipped in before our commit) is found by
+walking the snapshots, and only the data files that changed are read. If the walk doesn't reach `base` (rollback, expired
+snapshots), or the version is lost or damaged, the index is built anew from the key columns of the whole table.
+"""
+
+import functools
+import json
+import logging
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow.parquet as pq
+from py4j.java_gateway import JavaObject
+from pyiceberg.transforms import BucketTransform
+from pyroaring import BitMap64
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from changelog.decoding import binary_uuid, quoted
+from changelog.rows import HASH
+from deltawriters import TableSpec
+from deltawriters.content import StoredPartition
+from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge
+from deltawriters.positions import bitmap, read_deletion_vector, write_deletion_vectors
+from sink import task
+from sink.errors import TableError
+from sink.iceberg import IcebergTable, StoredPosition
+from sink.tables import TablePlan
+
+log = logging.getLogger("rowdelta")
+
+_FORMAT = 1
+
+
+class IndexLost(Exception):  # noqa: N818 - a signal to build it again, not an error for people
+    """A part of the index is missing or damaged."""
+
+
+@dataclass(frozen=True)
+class IndexVersion:
+    """What a version manifest says.
+
+    :param encoding: how keys are hashed; another encoding makes the runs useless.
+    :param sequence: of the newest run.
+    :param dead: data file -> sequence: entries of older runs that point into it are void.
+    :param vectors: data file -> the `ContentFileParser` JSON of its deletion vector (v3).
+    :param parquet_deletes: data file -> Parquet position delete files that apply to it, in a table that has become v3:
+        once the file gets a vector, readers ignore them.
+    """
+
+    encoding: str
+    sequence: int = 0
+    runs: tuple[RunInfo, ...] = ()
+    dead: Mapping[str, int] = field(default_factory=dict)
+    vectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parquet_deletes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        body = json.dumps(self.__dict__ | {"runs": [run.to_json() for run in self.runs]})
+        return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body.encode()), "body": body}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "IndexVersion":
+        """:raises IndexLost: damaged, or of another format."""
+        try:
+            outer = json.loads(text)
+            body = outer["body"]
+            if outer["format"] != _FORMAT or outer["crc32"] != zlib.crc32(body.encode()):
+                raise IndexLost("the version's manifest is damaged")
+            values = json.loads(body)
+            values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
+            return cls(**values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise IndexLost(f"the version's manifest can't be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class IndexCommit:
+    """What a commit needs of the index.
+
+    :param stored: goes into the stored position. :param files: further delete files, `ContentFileParser` JSON.
+    :param removed: deletion vectors that `files` replace. :param referenced: data files whose rows are deleted.
+    :param base: the snapshot in which the rows were looked up. :param new_paths: of the files that `files` describes.
+    """
+
+    base: int | None
+    stored: Mapping[str, Any]
+    files: Sequence[str]
+    removed: Sequence[str]
+    referenced: Sequence[str]
+    new_paths: Sequence[str]
+
+
+class KeyIndex:
+    """The index of one table. `synchronize`, then `slice` for the tasks, `prepare` with their results, commit, `committed`."""
+
+    def __init__(self, table: IcebergTable, plan: TablePlan, location: str) -> None:
+        self._table = table
+        self._plan = plan
+        self._location = location.rstrip("/")
+        if f"{self._location}/".startswith(f"{table.spec.location.rstrip('/')}/"):
+            raise TableError(
+                f"{table.name}: the key index would be at {location}, inside the table's own folder, where Iceberg's "
+                "remove_orphan_files deletes it. Set index.location to a folder elsewhere."
+            )
+        self._version: IndexVersion | None = None
+        self._base: int | None = None
+        self._included: set[int] = set()
+        self._prepared: IndexVersion | None = None
+        self._obsolete: list[str] = []
+        self._current_name: str | None = None
+        jvm = table.jvm
+        self._hadoop_path = jvm.org.apache.hadoop.fs.Path
+        self._fs = self._hadoop_path(self._location).getFileSystem(table.spark._jsc.hadoopConfiguration())
+
+    @property
+    def base(self) -> int | None:
+        """The snapshot that the index belongs to."""
+        return self._base
+
+    def high_hash(self, spec: TableSpec) -> Column:
+        """The first half of the key's hash, as a bigint: what rows are routed by. Its top bits name the task that owns the key.
+
+        If the table has buckets of a key column, the bucket comes first, so that each bucket is written by one task only.
+        """
+        by_key = F.xxhash64(*(F.col(quoted(name)) for name in self._plan.section.key))
+        bucket = _bucket(self._plan, spec)
+        if bucket is None:
+            return by_key
+        number, count = bucket
+        top = F.shiftleft((F.coalesce(number, F.lit(0)) * (task.RANGES // count)).cast("bigint"), 54)
+        return top.bitwiseOR(F.shiftrightunsigned(by_key, 10))
+
+    def forget(self) -> None:
+        """Build the index again before the next micro-batch: it is damaged."""
+        self._version = None
+
+    def synchronize(self, stored: StoredPosition | None) -> None:
+        """Make the index that of the table's current snapshot.
+
+        :param stored: the table's position, which names the version. :raises TemporaryError: the table can't be read.
+        """
+        encoding = _encoding(self._plan, self._table.spec)
+        if self._version is not None and self._version.encoding != encoding:
+            self._version = None
+        elif self._version is None and stored is not None and stored.index is not None:
+            self._load(stored, encoding)
+        if self._version is None or not self._catch_up():
+            self._build(encoding)
+
+    def slice(self) -> IndexSlice:
+        """What the tasks of a micro-batch need."""
+        version = self._synchronized()
+        merge = plan_merge(version.runs)
+        oldest = min((run.sequence for run in version.runs), default=0)
+        return IndexSlice(
+            location=f"{self._location}/runs",
+            io_properties=self._table.spec.io_properties,
+            runs=version.runs,
+            dead=dict(version.dead),
+            merge=merge,
+            drop_tombstones=any(run.name in merge and run.sequence == oldest for run in version.runs),
+        )
+
+    @property
+    def next_sequence(self) -> int:
+        """Of the runs that the tasks write."""
+        return self._synchronized().sequence + 1
+
+    def prepare(self, operation: str, slice_: IndexSlice, results: Sequence[Mapping[str, Any]]) -> IndexCommit:
+        """Write the version that the commit will name, and in v3 the deletion vectors for rows of earlier snapshots.
+
+        :param results: `index` of each task's result (`sink.task`).
+        """
+        version = self._synchronized()
+        table = self._table.spec
+        vectors = dict(version.vectors)
+        parquet_deletes = dict(version.parquet_deletes)
+        files: list[str] = []
+        removed: list[str] = []
+        for result in results:
+            for file in result["new_vectors"]:
+                vectors[file["referenced-data-file"]] = file
+        united = _unite(results)
+        new_paths: list[str] = []
+        if table.format_version >= 3 and united:
+            for path, (_, positions) in united.items():
+                if path in vectors:
+                    positions |= _stored_vector(table, vectors[path])
+                    removed.append(json.dumps(vectors[path]))
+                for deletes in parquet_deletes.pop(path, ()):
+                    positions |= _parquet_positions(table, deletes, path)
+            new_paths.append(table.locations.new_data_location(f"{operation}-deletes.puffin", None))
+            for vector in write_deletion_vectors(
+                table, new_paths[0], [(f.path, _partition(f), p) for f, p in united.values()]
+            ):
+                content = vector.to_json(table.iceberg_schema)
+                assert vector.referenced_data_file is not None
+                vectors[vector.referenced_data_file] = content
+                files.append(json.dumps(content))
+        runs = [run for run in version.runs if run.name not in slice_.merge]
+        runs += [RunInfo.from_json(run) for result in results for run in (*result["merged"], *result["runs"])]
+        oldest = min((run.sequence for run in runs), default=0)
+        self._prepared = replace(
+            version,
+            sequence=self.next_sequence,
+            runs=tuple(runs),
+            dead={path: sequence for path, sequence in version.dead.items() if sequence > oldest},
+            vectors=vectors,
+            parquet_deletes=parquet_deletes,
+        )
+        self._write_manifest(operation, self._prepared)
+        stored = {"version": operation, "base": self._base}
+        return IndexCommit(self._base, stored, files, removed, sorted(united), new_paths)
+
+    def committed(self, operation: str, snapshot: int) -> None:
+        """The commit that names the prepared version succeeded as `snapshot`. Deletes what the version before last had and no later one has."""
+        assert self._prepared is not None
+        assert self._version is not None
+        for path in self._obsolete:
+            self._fs.delete(self._hadoop_path(path), False)
+        kept = {run.name for run in self._prepared.runs}
+        self._obsolete = [f"{self._location}/runs/{run.name}" for run in self._version.runs if run.name not in kept]
+        if self._current_name is not None:
+            self._obsolete.append(self._manifest(self._current_name))
+        self._version, self._prepared = self._prepared, None
+        self._included = {snapshot}
+        self._current_name = operation
+
+    def _synchronized(self) -> IndexVersion:
+        assert self._version is not None
+        return self._version
+
+    def _load(self, stored: StoredPosition, encoding: str) -> None:
+        assert stored.index is not None
+        name = str(stored.index["version"])
+        try:
+            with self._table.spec.io.new_input(self._manifest(name)).open() as stream:
+                version = IndexVersion.from_json(stream.read())
+            if version.encoding != encoding:
+                raise IndexLost("the key's columns, types or buckets, or the format version changed")
+        except (OSError, IndexLost) as error:
+            log.warning("%s: the key index can't be used (%s)", self._table.name, error)
+            return
+        self._version = version
+        self._base = stored.index["base"]
+        self._included = {stored.snapshot_id} if stored.snapshot_id is not None else set()
+        self._current_name = name
+        self._clean_up(version)
+
+    def _catch_up(self) -> bool:
+        """Account for foreign commits since the base. False if they can't be known."""
+        version = self._synchronized()
+        current = self._table.snapshot_id()
+        if current == self._base and not self._included:
+            return True
+        foreign = self._foreign_snapshots()
+        if foreign is None:
+            log.info(
+                "%s: its history no longer reaches the snapshot that the key index was made from", self._table.name
+            )
+            return False
+        if foreign:
+            io = self._table.java.io()
+            added = {str(file.location()) for s in foreign for file in _elements(self._table, s.addedDataFiles(io))}
+            gone = {str(file.location()) for s in foreign for file in _elements(self._table, s.removedDataFiles(io))}
+            deletes = {
+                str(file.location())
+                for s in foreign
+                for files in (s.addedDeleteFiles(io), s.removedDeleteFiles(io))
+                for file in _elements(self._table, files)
+            }
+            log.info(
+                "%s: %d commits by others: %d files added, %d removed, %d delete files; catching up",
+                self._table.name,
+                len(foreign),
+                len(added),
+                len(gone),
+                len(deletes),
+            )
+            changed = []
+            if added or deletes:
+                changed = [
+                    file for file in self._live_files() if file.path in added or not deletes.isdisjoint(file.deletes)
+                ]
+            self._version = self._with_files(version, changed, gone)
+        self._base, self._included = current, set()
+        return True
+
+    def _build(self, encoding: str) -> None:
+        files = list(self._live_files())
+        started = time.monotonic()
+        self._version = self._with_files(IndexVersion(encoding), files, set())
+        self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
+        if files:
+            entries = sum(run.entries for run in self._version.runs)
+            seconds = time.monotonic() - started
+            log.info(
+                "%s: key index built: %s keys of %d files in %.1f s",
+                self._table.name,
+                f"{entries:,}",
+                len(files),
+                seconds,
+            )
+        self._clean_up(self._version)
+
+    def _foreign_snapshots(self) -> list[JavaObject] | None:
+        """Snapshots after the base that aren't ours; None if the base isn't among the current snapshot's ancestors."""
+        found: list[JavaObject] = []
+        missing = set(self._included)
+        snapshot = self._table.java.currentSnapshot()
+        while snapshot is not None and int(snapshot.snapshotId()) != self._base:
+            number = int(snapshot.snapshotId())
+            if number in missing:
+                missing.remove(number)
+            else:
+                found.append(snapshot)
+            parent = snapshot.parentId()
+            if parent is None:
+                return found if self._base is None and not missing else None
+            snapshot = self._table.java.snapshot(parent)
+        reached = snapshot is not None or self._base is None
+        return found if reached and not missing else None
+
+    def _with_files(self, version: IndexVersion, changed: "Sequence[_LiveFile]", gone: set[str]) -> IndexVersion:
+        """`version`, and then `changed` read anew and `gone` removed."""
+        sequence = version.sequence + 1
+        dead = dict(version.dead) | dict.fromkeys(gone, sequence) | {file.path: sequence for file in changed}
+        vectors = {path: vector for path, vector in version.vectors.items() if path not in gone}
+        parquet_deletes = {path: deletes for path, deletes in version.parquet_deletes.items() if path not in gone}
+        for file in changed:
+            vectors.pop(file.path, None)
+            parquet_deletes.pop(file.path, None)
+            if file.vector is not None:
+                vectors[file.path] = file.vector
+            if file.parquet_deletes and self._table.spec.format_version >= 3:
+                parquet_deletes[file.path] = file.parquet_deletes
+        return replace(
+            version,
+            sequence=sequence,
+            runs=(*version.runs, *self._read(changed, sequence)),
+            dead=dead if version.runs else {},
+            vectors=vectors,
+            parquet_deletes=parquet_deletes,
+        )
+
+    def _live_files(self) -> "Iterator[_LiveFile]":
+        """The data files of the current snapshot, with what deletes their rows."""
+        if self._table.snapshot_id() is None:
+            return
+        specs = self._table.java.specs()
+        parser = self._table.content_file_parser
+        for scan in _elements(self._table, self._table.java.newScan().planFiles()):
+            data = json.loads(parser.toJson(scan.file(), specs.get(scan.file().specId())))
+            vector, parquet, others = None, [], []
+            for delete in scan.deletes():
+                content = json.loads(parser.toJson(delete, specs.get(delete.specId())))
+                others.append(content["file-path"])
+                if content["file-format"].upper() == "PUFFIN":
+                    vector = content
+                elif content["content"].upper().startswith("POSITION"):
+                    parquet.append(content["file-path"])
+            fields = self._table.spec.specs_by_id[data["spec-id"]].fields
+            values = zip((str(field.field_id) for field in fields), data.get("partition", ()), strict=True)
+            file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
+            yield _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
+
+    def _read(self, files: "Sequence[_LiveFile]", sequence: int) -> list[RunInfo]:
+        """Runs of the live rows of `files`, by one Spark job over the key columns."""
+        if not files:
+            return []
+        spark, table = self._table.spark, self._table.spec
+        tasks_list = self._table.jvm.java.util.ArrayList()
+        for file in files:
+            tasks_list.add(file.scan)
+        manager = self._table.iceberg.spark.ScanTaskSetManager.get()
+        name = uuid4().hex
+        manager.stageTasks(self._table.java, name, tasks_list)
+        try:
+            frame = spark.read.option("scan-task-set-id", name).table(self._table.name)
+            uuids = {column.name for column in self._plan.changelog.columns if column.is_uuid}
+            key = self._plan.section.key
+            rows = frame.select(
+                *(binary_uuid(n).alias(n) if n in uuids else F.col(quoted(n)) for n in key),
+                F.col("_file").alias(task.INDEX_FILE),
+                F.col("_pos").alias(task.INDEX_POS),
+            ).dropna(subset=list(key))
+            tasks = min(task.RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+            hashed = rows.withColumn(HASH, self.high_hash(table))
+            routed = hashed.repartition(tasks, *owner_column(tasks, spark)) if tasks > 1 else hashed.coalesce(1)
+            function = functools.partial(
+                task.build_index, table, tuple(file.file for file in files), f"{self._location}/runs", sequence, name
+            )
+            with _progress(spark, f"{self._table.name}: reading the keys of {len(files):,} files"):
+                results = routed.mapInArrow(lambda batches: function(batches), task.RESULT_SCHEMA).collect()
+        finally:
+            manager.removeTasks(self._table.java, name)
+        return [RunInfo.from_json(run) for row in results for run in json.loads(row.result)]
+
+    def _manifest(self, name: str) -> str:
+        return f"{self._location}/versions/{name}.json"
+
+    def _write_manifest(self, name: str, version: IndexVersion) -> None:
+        with self._table.spec.io.new_output(self._manifest(name)).create(overwrite=True) as stream:
+            stream.write(version.to_json())
+
+    def _clean_up(self, version: IndexVersion) -> None:
+        """Delete what no version names: of attempts that failed, or of a process that died."""
+        kept = {run.name for run in version.runs}
+        for folder, keep in (("runs", kept), ("versions", {f"{self._current_name}.json"})):
+            path = self._hadoop_path(f"{self._location}/{folder}")
+            if not self._fs.exists(path):
+                continue
+            for status in self._fs.listStatus(path):
+                if status.getPath().getName().removeprefix(".").removesuffix(".crc") not in keep:
+                    self._fs.delete(status.getPath(), False)
+
+
+@dataclass(frozen=True)
+class _LiveFile:
+    """A data file of a snapshot: the scan task that reads it, and its deletes."""
+
+    scan: JavaObject
+    file: IndexedFile
+    vector: Mapping[str, Any] | None
+    parquet_deletes: tuple[str, ...]
+    deletes: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+
+def owner_column(tasks: int, spark: SparkSession) -> list[Column]:
+    """What to repartition by, so that the row with the high hash `_rowdelta_hash` goes to the task that owns its range.
+
+    Spark hashes what it is given once more, so each task is named by an integer that hashes to its number.
+    """
+    numbers = spark.range(100 * tasks).select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(tasks)).alias("task"))
+    chosen = {row.task: row.id for row in numbers.groupBy("task").agg(F.min("id").alias("id")).collect()}
+    owner = F.shiftright(F.shiftrightunsigned(F.col(HASH), 54) * tasks, 10).cast("int")
+    return [F.array(*(F.lit(int(chosen[i])) for i in range(tasks)))[owner]]
+
+
+def _bucket(plan: TablePlan, spec: TableSpec) -> tuple[Column, int] | None:
+    """The bucket number of a key column that the table is partitioned by, and how many buckets there are."""
+    for field_ in spec.current_spec.fields:
+        source = spec.iceberg_schema.find_column_name(field_.source_id)
+        if isinstance(field_.transform, BucketTransform) and source in plan.section.key:
+            count = field_.transform.num_buckets
+            if 1 < count <= task.RANGES:
+                catalog = quoted(plan.section.catalog)
+                return F.expr(f"{catalog}.system.bucket({count}, {quoted(source)})"), count
+    return None
+
+
+def _encoding(plan: TablePlan, spec: TableSpec) -> str:
+    """Names everything that the hashes depend on, and the format version, on which the manifest's vectors depend."""
+    keys = ", ".join(
+        f"{spec.iceberg_schema.find_field(name).field_id} {spec.iceberg_schema.find_type(name)}"
+        for name in plan.section.key
+    )
+    bucket = _bucket(plan, spec)
+    buckets = "" if bucket is None else f"; {bucket[1]} buckets by {spec.current_spec}"
+    return f"1: {keys}{buckets}; v{spec.format_version}"
+
+
+def _elements(table: IcebergTable, iterable: JavaObject) -> list[JavaObject]:
+    lists = table.iceberg.relocated.com.google.common.collect.Lists
+    return list(lists.newArrayList(iterable))
+
+
+def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile, BitMap64]]:
+    """Deleted positions by data file; several tasks may delete from one."""
+    united: dict[str, tuple[IndexedFile, BitMap64]] = {}
+    for result in results:
+        for old in result["old_rows"]:
+            positions = task.decode_positions(old["positions"]) if old["positions"] else BitMap64()
+            file, earlier = united.get(
+                old["path"], (IndexedFile(old["path"], old["spec-id"], old["partition"]), BitMap64())
+            )
+            united[old["path"]] = file, earlier | positions
+    return united
+
+
+def _partition(file: IndexedFile) -> StoredPartition:
+    return StoredPartition(file.spec_id, json.dumps(file.partition))
+
+
+def _stored_vector(table: TableSpec, vector: Mapping[str, Any]) -> BitMap64:
+    return read_deletion_vector(
+        table.io, vector["file-path"], vector["content-offset"], vector["content-size-in-bytes"]
+    )
+
+
+def _parquet_positions(table: TableSpec, deletes: str, data_file: str) -> BitMap64:
+    with table.io.new_input(deletes).open() as stream:
+        rows = pq.read_table(stream, columns=["pos"], filters=[("file_path", "=", data_file)])
+    return bitmap(rows.column("pos").to_numpy().astype(np.int64))
+
+
+@contextmanager
+def _progress(spark: SparkSession, what: str) -> Iterator[None]:
+    """Says how far a Spark job is: a bar on a terminal, a log line now and then elsewhere."""
+    finished = threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+    on_terminal = sys.stderr.isatty()
+
+    def watch() -> None:
+        while not finished.wait(0.5 if on_terminal else 10):
+            stages = [info for s in tracker.getActiveStageIds() if (info := tracker.getStageInfo(s)) is not None]
+            done, total = sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages)
+            if total and on_terminal:
+                print(f"\r{what} [{'#' * (30 * done // total):30}] {done}/{total}", end="", file=sys.stderr, flush=True)
+            elif total:
+                log.info("%s: %d of %d tasks", what, done, total)
+        if on_terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
