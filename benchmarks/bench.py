@@ -75,6 +75,7 @@ class Case:
     table: str
     buckets: int | None
     load_seconds: float = 0.0
+    compacted_scan: float | None = None
     triggers: list[Trigger] = field(default_factory=list)
     scans: dict[int, float] = field(default_factory=dict)
 
@@ -91,10 +92,14 @@ class Case:
 class RowdeltaCase:
     """Our sink as a user would configure it; the table exists, so that both sinks start alike."""
 
-    def __init__(self, spark: SparkSession, folder: Path, warehouse: Path, buckets: int | None) -> None:
-        suffix = f"bucket{buckets}" if buckets else "plain"
+    def __init__(
+        self, spark: SparkSession, folder: Path, warehouse: Path, buckets: int | None, deletes: str, version: int = 2
+    ) -> None:
+        suffix = f"{deletes}_v{version}_{f'bucket{buckets}' if buckets else 'plain'}"
         table = f"{CATALOG}.{folder.name}.rowdelta_{suffix}"
-        self.case = Case(f"rowdelta equality, {_partitioning(buckets)}", table, buckets)
+        self.case = Case(f"rowdelta {deletes} v{version}, {_partitioning(buckets)}", table, buckets)
+        self._deletes = deletes
+        self._version = version
         self._spark = spark
         self._folder = folder / f"rowdelta_{suffix}"
         self._warehouse = warehouse
@@ -133,6 +138,8 @@ class RowdeltaCase:
                     "columns": table_columns(),
                     "order_by": ["seq"],
                     "partition_by": [f"bucket({self.case.buckets}, id)"] if self.case.buckets else [],
+                    "deletes": self._deletes,
+                    "properties": {"format-version": str(self._version)},
                 }
             ],
             "spark": {"spark.sql.shuffle.partitions": self._spark.conf.get("spark.sql.shuffle.partitions")},
@@ -160,7 +167,7 @@ class MergeCase:
         )
 
 
-def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path) -> list[Case]:
+def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path, only: str) -> list[Case]:
     """Generate, load, apply in turns of `turn` micro-batches, scan and check after each turn. Prints as it goes."""
     print(f"generating {rows:,} rows and {batches} micro-batches of {events:,} events (seed {seed})", flush=True)
     turns = [*range(turn, batches, turn), batches]
@@ -170,8 +177,8 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
     warehouse = folder / "warehouse"
     spark = build_session(warehouse)
     spark.sparkContext.setLogLevel("ERROR")
-    _warm_up(spark, folder / "warm_up", warehouse, seed)
-    sinks = _sinks(spark, folder / "measured", warehouse)
+    _warm_up(spark, folder / "warm_up", warehouse, seed, only)
+    sinks = _sinks(spark, folder / "measured", warehouse, only)
     for sink in sinks:
         sink.case.load_seconds = sink.load(dataset)
         _check(spark, sink.case, dataset, 0)
@@ -199,6 +206,8 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
         found = checksum(spark.table(sink.case.table))
         assert found == expected, f"{sink.case.name}: content differs from the source"
     print("content of every table equals the source's", flush=True)
+    for sink in sinks:
+        sink.case.compacted_scan = _compacted_scan(spark, sink.case, dataset, batches)
     _report(spark, [sink.case for sink in sinks], rows)
     return [sink.case for sink in sinks]
 
@@ -208,19 +217,23 @@ def table_columns() -> dict[str, str]:
     return dict(re.findall(r"(\w+) (\w+(?:\([^)]*\))?)", SPARK_TABLE_SCHEMA))
 
 
-def _sinks(spark: SparkSession, folder: Path, warehouse: Path) -> list[RowdeltaCase | MergeCase]:
-    return [
-        RowdeltaCase(spark, folder, warehouse, None),
-        MergeCase(spark, folder, None),
-        RowdeltaCase(spark, folder, warehouse, 8),
-        MergeCase(spark, folder, 8),
-    ]
+def _sinks(spark: SparkSession, folder: Path, warehouse: Path, only: str) -> list[RowdeltaCase | MergeCase]:
+    """All sinks whose name matches the regular expression `only`."""
+    sinks: list[RowdeltaCase | MergeCase] = []
+    for buckets in (None, 8):
+        sinks += [
+            RowdeltaCase(spark, folder, warehouse, buckets, "position"),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", version=3),
+            RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
+            MergeCase(spark, folder, buckets),
+        ]
+    return [sink for sink in sinks if re.search(only, sink.case.name)]
 
 
-def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int) -> None:
+def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int, only: str) -> None:
     """A small run of every sink, so that none pays for the JVM's first compilations and the workers' first imports."""
     dataset = write_dataset(Workload(100_000, seed), folder / "data", 4, 50_000, FILES_PER_BATCH)
-    for sink in _sinks(spark, folder, warehouse):
+    for sink in _sinks(spark, folder, warehouse, only):
         sink.load(dataset)
         sink.apply(dataset, 1, dataset.batches)
 
@@ -230,27 +243,39 @@ def _check(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> Non
     assert found == dataset.totals[batch], f"{case.name} after batch {batch}: {found}, expected {dataset.totals[batch]}"
 
 
+def _compacted_scan(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> float:
+    """Rewrite the table without deletes, as maintenance would, and scan it: the best that a reader can get."""
+    name = case.table.removeprefix(f"{CATALOG}.")
+    spark.sql(
+        f"CALL {CATALOG}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
+    ).collect()
+    started = perf_counter()
+    _check(spark, case, dataset, batch)
+    return perf_counter() - started
+
+
 def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
-    print(f"\n{'':36}{'load':>12}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after batch")
+    print(f"\n{'':36}{'load':>12}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after batch, compacted")
     marks = " ".join(f"{n:>6}" for n in cases[0].scans)
-    print(f"{'':36}{'rows/s':>12}{'median':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks}")
+    print(f"{'':36}{'rows/s':>12}{'median':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks} {'comp.':>6}")
     for case in cases:
         files, size = _files_per_commit(spark, case.table, len(case.triggers))
         scans = " ".join(f"{seconds:>6.2f}" for seconds in case.scans.values())
         load = rows / case.load_seconds
         print(
-            f"{case.name:36}{load:>12,.0f}{case.median:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans}"
+            f"{case.name:36}{load:>12,.0f}{case.median:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans} {case.compacted_scan:>6.2f}"
         )
     print()
-    for ours, merge in ((cases[0], cases[1]), (cases[2], cases[3])):
-        print(
-            f"{_partitioning(ours.buckets)}: MERGE INTO takes {merge.median / ours.median:.1f}x as long a micro-batch"
-        )
+    for ours in cases:
+        for other in cases:
+            if ours.name.startswith("rowdelta position") and other.buckets == ours.buckets and other is not ours:
+                print(f"{other.name} takes {other.median / ours.median:.2f}x as long a micro-batch as {ours.name}")
 
 
 def _files_per_commit(spark: SparkSession, table: str, commits: int) -> tuple[float, float]:
     """Mean number and bytes of files added by the last `commits` snapshots."""
-    summaries = spark.table(f"{table}.snapshots").orderBy("committed_at", ascending=False).limit(commits).collect()
+    snapshots = spark.table(f"{table}.snapshots").where("operation <> 'replace'")
+    summaries = snapshots.orderBy("committed_at", ascending=False).limit(commits).collect()
     files = [int(row.summary.get(name, 0)) for row in summaries for name in ("added-data-files", "added-delete-files")]
     size = [int(row.summary.get("added-files-size", 0)) for row in summaries]
     return sum(files) / len(summaries), sum(size) / len(summaries)
@@ -267,11 +292,12 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000, help="events in a micro-batch")
     parser.add_argument("--turn", type=int, default=5, help="micro-batches between scans")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="a regular expression for the names of the sinks to run")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rowdelta-bench-"))
     try:
-        cases = run(args.rows, args.batches, args.events, args.turn, args.seed, folder)
+        cases = run(args.rows, args.batches, args.events, args.turn, args.seed, folder, args.only)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if args.json:

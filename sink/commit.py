@@ -85,7 +85,7 @@ class IcebergCommitter:
                     raise table_error(self._table.name, error) from None
                 reason = java_message(error)
             self._table.refresh()
-            self._check_not_fenced(request)
+            self.check_not_fenced(request.prefix, request.previous_operation)
             if request.written_for_empty_table and not self._table.is_empty():
                 raise TableNoLongerEmpty
             if request.index is not None and self._table.snapshot_id() != request.base_snapshot:
@@ -130,11 +130,12 @@ class IcebergCommitter:
         update.commit()
         transaction.commitTransaction()
 
-    def _check_not_fenced(self, request: RowDeltaCommit) -> None:
-        stored = self._table.position(request.prefix)
-        if (stored.operation if stored else None) != request.previous_operation:
+    def check_not_fenced(self, prefix: str, previous_operation: str | None) -> None:
+        """:raises TableError: the position isn't the one that `previous_operation` stored: somebody else commits as this sink."""
+        stored = self._table.position(prefix)
+        if (stored.operation if stored else None) != previous_operation:
             raise TableError(
-                f"{self._table.name}: another run with the same sink id ({request.prefix.removeprefix('rowdelta.')}) committed "
+                f"{self._table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed "
                 "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give one "
                 "its own sink.id."
             )

@@ -125,6 +125,7 @@ class KeyIndex:
         self._prepared: IndexVersion | None = None
         self._obsolete: list[str] = []
         self._current_name: str | None = None
+        self._damaged = False
         jvm = table.jvm
         self._hadoop_path = jvm.org.apache.hadoop.fs.Path
         self._fs = self._hadoop_path(self._location).getFileSystem(table.spark._jsc.hadoopConfiguration())
@@ -150,6 +151,7 @@ class KeyIndex:
     def forget(self) -> None:
         """Build the index again before the next micro-batch: it is damaged."""
         self._version = None
+        self._damaged = True
 
     def synchronize(self, stored: StoredPosition | None) -> None:
         """Make the index that of the table's current snapshot.
@@ -159,7 +161,7 @@ class KeyIndex:
         encoding = _encoding(self._plan, self._table.spec)
         if self._version is not None and self._version.encoding != encoding:
             self._version = None
-        elif self._version is None and stored is not None and stored.index is not None:
+        elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
             self._load(stored, encoding)
         if self._version is None or not self._catch_up():
             self._build(encoding)
@@ -308,6 +310,7 @@ class KeyIndex:
         started = time.monotonic()
         self._version = self._with_files(IndexVersion(encoding), files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
+        self._damaged = False
         if files:
             entries = sum(run.entries for run in self._version.runs)
             seconds = time.monotonic() - started
@@ -321,22 +324,24 @@ class KeyIndex:
         self._clean_up(self._version)
 
     def _foreign_snapshots(self) -> list[JavaObject] | None:
-        """Snapshots after the base that aren't ours; None if the base isn't among the current snapshot's ancestors."""
+        """Snapshots after the base that aren't ours; None if the base isn't among the current snapshot's ancestors.
+
+        The base itself may have expired: its child still names it.
+        """
         found: list[JavaObject] = []
         missing = set(self._included)
-        snapshot = self._table.java.currentSnapshot()
-        while snapshot is not None and int(snapshot.snapshotId()) != self._base:
-            number = int(snapshot.snapshotId())
+        number = self._table.snapshot_id()
+        while number is not None and number != self._base:
+            snapshot = self._table.java.snapshot(number)
+            if snapshot is None:
+                return None
             if number in missing:
                 missing.remove(number)
             else:
                 found.append(snapshot)
             parent = snapshot.parentId()
-            if parent is None:
-                return found if self._base is None and not missing else None
-            snapshot = self._table.java.snapshot(parent)
-        reached = snapshot is not None or self._base is None
-        return found if reached and not missing else None
+            number = None if parent is None else int(parent)
+        return found if number == self._base and not missing else None
 
     def _with_files(self, version: IndexVersion, changed: "Sequence[_LiveFile]", gone: set[str]) -> IndexVersion:
         """`version`, and then `changed` read anew and `gone` removed."""

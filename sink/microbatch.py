@@ -116,6 +116,8 @@ class TableSink:
         # files of a schema or a spec that the table has left behind: values would be missing, deletes would miss rows
         self.table.refresh()
         if self.table.snapshot_id() != self._base:
+            # the key index makes the current snapshot the base of the commit, so validation won't see what came before
+            self._committer.check_not_fenced(self._prefix, self._stored.operation if self._stored else None)
             self._global_deletes = self.table.has_data_under_other_specs()
         self._replan_if_altered()
         refused: Exception | None = None
@@ -335,7 +337,7 @@ class TableSink:
     def _log(self, batch_id: int, end: Position, written: Written, write: float, commit: float) -> None:
         rows = " ".join(f"{kind} {count:,}" for kind, count in written.rows.items() if count) or "no changes"
         log.info(
-            "%s batch %d: %s | %d files, %.1f MB: %s rows, %s equality deletes, %s position deletes%s | write %d ms, commit %d ms, peak %d MB | %s",
+            "%s batch %d: %s | %d files, %.1f MB: %s rows, %s equality deletes, %s position deletes%s%s | write %d ms, commit %d ms, peak %d MB | %s",
             self.table.name,
             batch_id,
             rows,
@@ -344,6 +346,7 @@ class TableSink:
             f"{written.records['DATA']:,}",
             f"{written.records['EQUALITY_DELETES']:,}",
             f"{written.records['POSITION_DELETES']:,}",
+            _keys(written.index),
             f", {written.bad:,} dead letters" if written.bad else "",
             write * 1000,
             commit * 1000,
@@ -422,6 +425,16 @@ def _first_lines(text: str) -> str:
         line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "File "))
     ]
     return " ".join(lines[:3])[:800]
+
+
+def _keys(results: list[dict[str, Any]]) -> str:
+    """What the key index knew of the micro-batch's keys."""
+    if not results:
+        return ""
+    names = {"inserted": "new", "updated": "updated", "deleted": "deleted", "absent": "deleted but absent"}
+    sums = {name: sum(result["keys"][name] for result in results) for name in (*names, "duplicates")}
+    text = "; keys: " + ", ".join(f"{sums[name]:,} {shown}" for name, shown in names.items() if sums[name])
+    return text + (f", {sums['duplicates']:,} duplicate rows removed" if sums["duplicates"] else "")
 
 
 def _sum_up(results: list[dict[str, Any]]) -> Written:

@@ -118,7 +118,8 @@ class IndexSlice:
         files: list[IndexedFile] = []
         renumbered = [np.array([_number(f, numbers, files) for f in run.files], np.uint32) for run in runs]
         dead = [self._dead_files(run) for run in runs]
-        total = sum(_between(run, first, last).stop - _between(run, first, last).start for run in runs)
+        mine = [_between(run, first, last) for run in runs]
+        total = sum(part.stop - part.start for part in mine)
         parts = math.ceil(total / max_entries)
         # the hashes are uniform, so equal ranges hold about equally many
         edges = [first + (last - first) * part // max(parts, 1) for part in range(parts + 1)]

@@ -1,11 +1,12 @@
 """The key index against plain Python: a slow polynomial for the hash, a dict of live rows for runs, probes and merges."""
 
+import pickle
 import random
 import tempfile
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -108,6 +109,19 @@ def test_blocks_of_rows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = low_hash(columns)
     monkeypatch.setattr(hashing, "_BLOCK", 7)
     assert low_hash(columns).tolist() == whole.tolist()
+
+
+def test_the_arithmetic_holds_at_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the largest base, -1, overflows first, and reaches 0, which intermediate results may hold as the prime
+    base = hashing.PRIME - 1
+    monkeypatch.setattr(hashing, "BASE", base)
+    monkeypatch.setattr(hashing, "_BASE_HIGH", np.uint64(base >> 32))
+    monkeypatch.setattr(hashing, "_BASE_LOW", np.uint64(base & 0xFFFFFFFF))
+    monkeypatch.setattr(hashing, "_EIGHT_BASE_HIGH", np.uint64(8 * (base >> 32)))
+    keys = list(product((0, 1, 2, 3, -1, -2), repeat=4))
+    hashes = low_hash([pa.array(column, pa.int32()) for column in zip(*keys, strict=True)])
+    assert hashes.tolist() == [polynomial([word % 2**32 for word in key]) for key in keys]
+    assert 0 in hashes
 
 
 def test_a_single_column_of_64_bits_is_its_own_hash() -> None:
@@ -437,6 +451,34 @@ def test_any_history_finds_the_live_rows(rng: random.Random, steps: list[Any]) -
             paths = [f.path for f in open_run(IO, folder, run).files]
             assert set(paths) <= {path for rows in model.live.values() for path, _ in rows}
         runs._opened.clear()
+
+
+def test_within_a_run_the_first_that_supersedes_hides_the_rest(tmp_path: Path) -> None:
+    supersedes = int(SUPERSEDES)
+    run = entries(
+        (5, 1, 0, 10), (5, 1, 0, 11), (5, 1, supersedes, 12), (5, 1, 0, 13), (5, 1, supersedes, 14),
+        (5, 2, int(TOMBSTONE), 0), (5, 2, 0, 20), (5, 3, 0, 30),
+    )  # fmt: skip
+    info = write_run(IO, str(tmp_path), "r", 1, run)
+    index = IndexSlice(str(tmp_path), (), (info,), {}, ("r",), True)
+    for either in (index, replace(index, runs=tuple(index.write_merged("m", *EVERYTHING)))):
+        located = either.probe(np.full(3, 5, np.uint64), np.array([3, 2, 1], np.uint64), *EVERYTHING)
+        assert sorted(zip(located.query.tolist(), located.pos.tolist(), strict=True)) == [
+            (0, 30),
+            (2, 10),
+            (2, 11),
+            (2, 12),
+        ]
+
+
+def test_a_slice_survives_pickling_after_use(tmp_path: Path) -> None:
+    info = write_run(IO, str(tmp_path), "r", 1, entries((1, 2, 0, 3)))
+    index = IndexSlice(str(tmp_path), (), (info,), {"b.parquet": 4})
+    keys = np.array([1], np.uint64), np.array([2], np.uint64)
+    assert index.probe(*keys, *EVERYTHING).pos.tolist() == [3]
+    copy = pickle.loads(pickle.dumps(index))
+    assert copy == index
+    assert copy.probe(*keys, *EVERYTHING).pos.tolist() == [3]
 
 
 def test_keys_outside_the_range_are_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
     assert config.sink.on_bad_record == "dead-letter"
     assert config.dead_letter_table == "lake.shop.dead_letters"
     assert config.tables[0].mode == "upsert"
-    assert config.tables[0].deletes == "equality"
+    assert config.tables[0].deletes == "position"
     assert config.tables[0].partition_fields == [PartitionField(transform="bucket", column="id", parameter=8)]
 
 

@@ -190,7 +190,7 @@ def test_upper_bounds_of_bytes_that_can_not_grow(spark: SparkSession, tmp_path: 
 
 def test_manifests_read_by_another_reader(spark: SparkSession, tmp_path: Path) -> None:
     """fastavro, by the spec: content, sequence numbers, equality ids, and which data file a position delete is for."""
-    job = Job(spark, tmp_path, tasks=1)
+    job = Job(spark, tmp_path, tasks=1, deletes="equality")
     job.write([("+I", {"id": n, "region": "eu"}) for n in range(3)])
     job.run()
     job.write([("+U", {"id": 1, "region": "us"}), ("+I", {"id": 7, "region": "us"})])
