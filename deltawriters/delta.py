@@ -121,7 +121,7 @@ class DeltaWriter:
         data_files = self._data.close()
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
         if self._index is not None:
-            resolved = self._resolve(self._index) if len(self._map) else None
+            resolved = self._resolve(self._index)
             return WriteResult(data_files + self._positions.close(), rows, resolved)
         files = data_files + self._positions.close()
         if not self._options.table_is_empty and len(self._map):
@@ -187,8 +187,8 @@ class DeltaWriter:
     def _resolve(self, index: IndexTask) -> IndexResult:
         """Find the keys' rows of earlier snapshots. In v2 they are deleted here, each task by files of its own."""
         known = self._map
-        assert known.keys is not None
-        assert known.hash is not None
+        if known.keys is None or known.hash is None:  # no changes came; merging runs is still this task's to do
+            return IndexResult([], index.merged_runs(), [])
         result = resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
         if self._table.format_version < 3:
             for rows in result.old_rows:

@@ -42,6 +42,10 @@ class IndexTask:
     sequence: int
     run_name: str
 
+    def merged_runs(self) -> list[RunInfo]:
+        """Do the task's share of merging runs."""
+        return self.slice.write_merged(f"{self.run_name}-merged", self.first, self.last) if self.slice.merge else []
+
 
 @dataclass(frozen=True)
 class OldRows:
@@ -63,11 +67,11 @@ class IndexResult:
     runs: list[RunInfo]
     merged: list[RunInfo]
     old_rows: list[OldRows]
-    inserted: int
-    updated: int
-    deleted: int
-    absent: int
-    duplicates: int
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    absent: int = 0
+    duplicates: int = 0
 
 
 def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:
@@ -118,7 +122,7 @@ def resolve(
     runs = [write_run(table.io, index.slice.location, run, index.sequence, entries)] if len(entries.high) else []
     return IndexResult(
         runs=runs,
-        merged=index.slice.write_merged(f"{run}-merged", index.first, index.last) if index.slice.merge else [],
+        merged=index.merged_runs(),
         old_rows=_by_file(located),
         inserted=int(np.count_nonzero(live & ~known)),
         updated=int(np.count_nonzero(live & known)),

@@ -185,10 +185,12 @@ class KeyIndex:
         """Of the runs that the tasks write."""
         return self._synchronized().sequence + 1
 
-    def prepare(self, operation: str, slice_: IndexSlice, results: Sequence[Mapping[str, Any]]) -> IndexCommit:
+    def prepare(
+        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
+    ) -> IndexCommit:
         """Write the version that the commit will name, and in v3 the deletion vectors for rows of earlier snapshots.
 
-        :param results: `index` of each task's result (`sink.task`).
+        :param tasks: how many tasks the hash space was dealt out to. :param results: `index` of each task's result (`sink.task`).
         """
         version = self._synchronized()
         table = self._table.spec
@@ -216,8 +218,11 @@ class KeyIndex:
                 assert vector.referenced_data_file is not None
                 vectors[vector.referenced_data_file] = content
                 files.append(json.dumps(content))
-        runs = [run for run in version.runs if run.name not in slice_.merge]
-        runs += [RunInfo.from_json(run) for result in results for run in (*result["merged"], *result["runs"])]
+        runs = list(version.runs)
+        if len(results) == tasks:  # Spark leaves tasks out where it knows that there are no rows
+            runs = [run for run in runs if run.name not in slice_.merge]
+            runs += [RunInfo.from_json(run) for result in results for run in result["merged"]]
+        runs += [RunInfo.from_json(run) for result in results for run in result["runs"]]
         oldest = min((run.sequence for run in runs), default=0)
         self._prepared = replace(
             version,
@@ -231,9 +236,14 @@ class KeyIndex:
         stored = {"version": operation, "base": self._base}
         return IndexCommit(self._base, stored, files, removed, sorted(united), new_paths)
 
-    def committed(self, operation: str, snapshot: int) -> None:
-        """The commit that names the prepared version succeeded as `snapshot`. Deletes what the version before last had and no later one has."""
-        assert self._prepared is not None
+    def committed(self, stored: StoredPosition | None) -> None:
+        """The commit that names the prepared version succeeded. Deletes what the version before last had and no later one has.
+
+        :param stored: the table's position, which names the version.
+        """
+        if stored is None or stored.index is None or stored.snapshot_id is None or self._prepared is None:
+            self.forget()
+            return
         assert self._version is not None
         for path in self._obsolete:
             self._fs.delete(self._hadoop_path(path), False)
@@ -242,8 +252,8 @@ class KeyIndex:
         if self._current_name is not None:
             self._obsolete.append(self._manifest(self._current_name))
         self._version, self._prepared = self._prepared, None
-        self._included = {snapshot}
-        self._current_name = operation
+        self._included = {stored.snapshot_id}
+        self._current_name = str(stored.index["version"])
 
     def _synchronized(self) -> IndexVersion:
         assert self._version is not None

@@ -50,6 +50,7 @@ class Written:
     streamed_partitions: set[int]
     peak_memory: int
     index: list[dict[str, Any]]
+    tasks: int = 0
 
 
 class TableSink:
@@ -78,9 +79,7 @@ class TableSink:
         self._stored: StoredPosition | None = None
         self._base: int | None = None
         self._global_deletes = False
-        self._key_index: KeyIndex | None = None
-        if plan.section.deletes == "position":
-            self._key_index = KeyIndex(table, plan, f"{config.index_location}/{plan.section.target}")
+        self._key_index = self._open_key_index()
         self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.PathList())
         self._adopt()
 
@@ -88,6 +87,11 @@ class TableSink:
     def position(self) -> Position | None:
         """Where the table got to: its last commit's position, else where it was first read from."""
         return self._stored.position if self._stored else start_position(self.table, self._prefix)
+
+    def _open_key_index(self) -> KeyIndex | None:
+        if self.plan.section.deletes != "position":
+            return None
+        return KeyIndex(self.table, self.plan, f"{self._config.index_location}/{self.plan.section.target}")
 
     def remember_start(self, position: Position | None) -> None:
         """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a restart.
@@ -125,6 +129,8 @@ class TableSink:
             try:
                 self._write_and_commit(batch_id, batch)
                 self._adopt()
+                if self._key_index is not None:
+                    self._key_index.committed(self._stored)
                 return
             except TableNoLongerEmpty as error:
                 refused = error
@@ -168,6 +174,7 @@ class TableSink:
         self._decode = decoder(self._config, self.plan)
         self._routing = None
         self._spec = self.table.spec
+        self._key_index = self._open_key_index()
 
     def _write_and_commit(self, batch_id: int, batch: TableBatch) -> None:
         operation = uuid4().hex[:16]
@@ -229,7 +236,7 @@ class TableSink:
             if damage:
                 raise IndexLost(damage.group(1)) from error
             raise job_error(section.target, error) from error
-        return _sum_up([json.loads(row.result) for row in rows])
+        return replace(_sum_up([json.loads(row.result) for row in rows]), tasks=tasks)
 
     def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> tuple[DataFrame, int]:
         """All changes of a key to one task. Also how many tasks there are."""
@@ -270,7 +277,7 @@ class TableSink:
         streamed = self._streamed() | written.streamed_partitions
         index = None
         if self._key_index is not None and slice_ is not None:
-            index = self._key_index.prepare(operation, slice_, written.index)
+            index = self._key_index.prepare(operation, slice_, written.tasks, written.index)
             self._written_paths.value += index.new_paths
         self._committer.commit(
             RowDeltaCommit(
@@ -286,12 +293,6 @@ class TableSink:
                 properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
             )
         )
-        if self._key_index is not None:
-            self.table.refresh()
-            stored = self.table.position(self._prefix)
-            assert stored is not None
-            assert stored.snapshot_id is not None
-            self._key_index.committed(operation, stored.snapshot_id)
 
     def _dead_letter_prefix(self) -> str:
         return f"{self._prefix}.{self.plan.section.target}"

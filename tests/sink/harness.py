@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 from urllib.parse import unquote, urlparse
 from uuid import uuid4
@@ -31,13 +32,16 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from deltawriters import DeltaOptions
+from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
 from sink import microbatch, task
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config, PartitionField
+from sink.keyindex import IndexVersion
 from sink.pipeline import Pipeline
 
 Row = Mapping[str, Any]
@@ -94,6 +98,7 @@ class Job:
     namespace: str = field(default_factory=lambda: f"n{uuid4().hex[:12]}")
     sink_id: str = "shop"
     checkpoint: Path = Path()
+    index_location: str | None = None
 
     def __post_init__(self) -> None:
         self._sequence = itertools.count()
@@ -113,6 +118,11 @@ class Job:
     @property
     def changes_folder(self) -> Path:
         return self.folder / "changes"
+
+    @property
+    def index_folder(self) -> Path:
+        """The table's key index: `runs` and `versions`."""
+        return Path(self.index_location or self.checkpoint / "index") / self.target
 
     @property
     def warehouse(self) -> Path:
@@ -150,6 +160,8 @@ class Job:
             "catalogs": {CATALOG: {"type": "hadoop", "warehouse": str(self.warehouse)}},
             "tables": [table],
         }
+        if self.index_location is not None:
+            values["index"] = {"location": self.index_location}
         for section, entries in self.sections.items():
             values[section].update(entries)
         return Config.model_validate(values)
@@ -231,6 +243,33 @@ class Job:
         )
         return [row.asDict() for row in frame.collect()]
 
+    def current_snapshot(self) -> int | None:
+        """Of the main branch."""
+        snapshot = self.java_table().currentSnapshot()
+        return None if snapshot is None else int(snapshot.snapshotId())
+
+    def own_ancestors(self) -> list[int]:
+        """Ancestors of the current snapshot that the sink committed and that are still known, newest first."""
+        found = []
+        table = self.java_table()
+        snapshot = table.currentSnapshot()
+        while snapshot is not None and snapshot.parentId() is not None:
+            snapshot = table.snapshot(snapshot.parentId())
+            if snapshot is not None and snapshot.summary().get("rowdelta.sink-id") == self.sink_id:
+                found.append(int(snapshot.snapshotId()))
+        return found
+
+    def replace_branch(self, name: str) -> None:
+        """Make the branch `name` one of the current snapshot, which there must be."""
+        table = self.java_table()
+        references = table.manageSnapshots()
+        if name in table.refs():
+            references = references.removeBranch(name)
+        references.createBranch(name, table.currentSnapshot().snapshotId()).commit()
+
+    def rollback(self, snapshot: int) -> None:
+        self.call("rollback_to_snapshot", f"snapshot_id => {snapshot}")
+
     def files(self) -> list[dict[str, Any]]:
         """Live data and delete files: `content` (0 data, 1 position deletes, 2 equality deletes), `file_path`, `record_count`."""
         frame = self.spark.sql(f"SELECT content, file_path, record_count FROM {self.target}.files")
@@ -242,6 +281,40 @@ class Job:
         known_names = {Path(unquote(urlparse(path).path)).name for path in known}
         present = [p for p in (self.table_folder / "data").rglob("*") if p.suffix in (".parquet", ".puffin")]
         return sorted(p.name for p in present if p.name not in known_names)
+
+    def check_deletes(self) -> None:
+        """No commit with `deletes: position` added an equality delete, and no data file has two deletion vectors."""
+        for snapshot in self.snapshots():
+            if "index" in json.loads(snapshot["summary"].get(f"rowdelta.{self.sink_id}.position", "{}")):
+                assert "added-equality-deletes" not in snapshot["summary"]
+        vectors = self.spark.sql(
+            f"SELECT referenced_data_file FROM {self.target}.delete_files WHERE lower(file_format) = 'puffin'"
+        ).collect()
+        assert len(vectors) == len({row[0] for row in vectors}), "two live vectors make the table unreadable"
+
+    def check_index(self) -> dict[tuple[Any, ...], set[tuple[int, int]]] | None:
+        """The live entries of the key index are the table's rows, each once.
+
+        :return: each key's hashes. None if the last commit, with others' just before it perhaps, isn't what the index is of.
+        """
+        table = self.java_table()
+        current = table.currentSnapshot()
+        stored = json.loads(str(table.properties().get(f"rowdelta.{self.sink_id}.position") or "{}"))
+        if "index" not in stored or current is None or stored["snapshot-id"] != int(current.snapshotId()):
+            return None
+        if current.parentId() != stored["index"]["base"]:
+            return None
+        manifest = self.index_folder / "versions" / f"{stored['index']['version']}.json"
+        entries = live_entries(IndexVersion.from_json(manifest.read_bytes()), self.index_folder / "runs")
+        key = ", ".join(f"`{name}`" for name in self.key)
+        rows = self.spark.sql(f"SELECT {key}, _file, _pos FROM {self.target}").toArrow().to_pylist()
+        places = [(row["_file"], row["_pos"]) for row in rows]
+        assert sorted(place for place, _ in entries) == sorted(places), "index entries and live rows differ"
+        hashes = dict(entries)
+        found: dict[tuple[Any, ...], set[tuple[int, int]]] = {}
+        for row, place in zip(rows, places, strict=True):
+            found.setdefault(tuple(row[name] for name in self.key), set()).add(hashes[place])
+        return found
 
     def lose_checkpoint(self) -> None:
         shutil.rmtree(self.checkpoint, ignore_errors=True)
@@ -277,6 +350,40 @@ class Job:
 
     def _identifier(self) -> JavaObject:
         return _jvm(self.spark).org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.namespace}.orders")
+
+
+def live_entries(version: IndexVersion, runs: Path) -> list[tuple[tuple[str, int], tuple[int, int]]]:
+    """((data file, position), hashes of the key) by the rules of `deltawriters.keyindex`, the slow and plain way."""
+    io = PyArrowFileIO({})
+    found = []
+    superseded: set[tuple[int, int]] = set()
+    for info in sorted(version.runs, key=lambda run: -run.sequence):
+        run = open_run(io, str(runs), info)
+        columns = zip(run.high.tolist(), run.low.tolist(), run.file.tolist(), run.pos.tolist(), strict=True)
+        for high, low, file, pos in columns:
+            hashes = high, low
+            if hashes in superseded:
+                continue
+            if file & SUPERSEDES:
+                superseded.add(hashes)
+            if file != TOMBSTONE:
+                path = run.files[file & ~int(SUPERSEDES)].path
+                if version.dead.get(path, -1) <= info.sequence:
+                    found.append(((path, pos), hashes))
+    return found
+
+
+def damage(path: Path, random: Random) -> None:
+    """Another file in its place, with a bit turned, or cut short. Who has the old one mapped keeps what they have."""
+    content = bytearray(path.read_bytes())
+    at = random.randrange(len(content))
+    if random.random() < 0.5:
+        content[at] ^= 1 << random.randrange(8)
+    else:
+        del content[at:]
+    damaged = path.with_name("damaged")
+    damaged.write_bytes(content)
+    damaged.rename(path)
 
 
 def java_catalog(spark: SparkSession) -> JavaObject:

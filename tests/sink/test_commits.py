@@ -188,7 +188,9 @@ def test_a_driver_that_overslept_is_refused(job: Job) -> None:
 
 
 def test_two_sinks_with_their_own_ids_share_a_table(job: Job, tmp_path: Path) -> None:
-    other = replace(job.second_driver(), folder=tmp_path / "other", checkpoint=tmp_path / "other", sink_id="other")
+    other = replace(
+        job.second_driver(), folder=tmp_path / "other", checkpoint=tmp_path / "other state", sink_id="other"
+    )
     job.write(insert(1))
     other.write(insert(100))
     job.run()

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from sink.errors import TemporaryError
-from tests.sink.harness import Change, Fault, Job, Row, before_commit, crashing, tiny_thresholds
+from tests.sink.harness import Change, Fault, Job, Row, before_commit, crashing, damage, tiny_thresholds
 
 pytestmark = pytest.mark.spark
 
@@ -75,8 +76,28 @@ RATIOS = [0.1, float("nan"), None, -0.0, float("inf")]
 TAGS = [["a"], None, [], ["", None, "ä"]]
 
 Disturbance = Literal[
-    "none", "compaction", "foreign append", "expired snapshots", "checkpoint lost", "checkpoint restored"
+    "none",
+    "compaction",
+    "deletes compacted",
+    "foreign append",
+    "foreign delete",
+    "foreign merge",
+    "branch write",
+    "rollback",
+    "expired snapshots",
+    "upgrade to v3",
+    "checkpoint lost",
+    "checkpoint restored",
+    "index lost",
+    "index damaged",
+    "stale index",
 ]
+Meanwhile = Literal[
+    "none", "compaction", "foreign append", "foreign delete", "foreign merge", "branch write", "index lost"
+]
+Deletes = Literal["position", "equality"]
+REMOVED_BY_OTHERS = AMOUNTS[0]
+"""What a foreign delete removes: all rows with this amount, to which the source returns."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +112,14 @@ class Operation:
 
 @dataclass(frozen=True)
 class Run:
-    """Files that the job finds when it starts, what befalls it, and what happens before the next run."""
+    """Files that the job finds when it starts, what befalls it, between a write and its commit too, and what happens before the next run."""
 
     files: tuple[tuple[Operation, ...], ...]
     fault: Fault | None = None
     fault_after: int = 0
-    compaction_before_commit: bool = False
+    meanwhile: Meanwhile = "none"
     then: Disturbance = "none"
+    deletes: Deletes = "position"
 
 
 @dataclass(frozen=True)
@@ -109,6 +131,7 @@ class Story:
     partition_by: tuple[str, ...] = ()
     mode: Literal["upsert", "changelog"] = "upsert"
     version: int = 2
+    foreign_writes: Literal["copy-on-write", "merge-on-read"] = "merge-on-read"
     file_format: Literal["parquet", "json"] = "parquet"
     tasks: int = 1
     flush_bytes: int = 1
@@ -137,8 +160,9 @@ def stories(draw: st.DrawFn) -> Story:
         files,
         st.sampled_from([None, *get_args(Fault)]),
         st.integers(0, 1),
-        st.booleans(),
+        st.sampled_from(get_args(Meanwhile)),
         st.sampled_from(get_args(Disturbance)),
+        st.sampled_from(["position", "position", "equality"]),
     )
     return Story(
         key=key,
@@ -146,6 +170,7 @@ def stories(draw: st.DrawFn) -> Story:
         partition_by=draw(st.sampled_from(partitions)),
         mode=draw(st.sampled_from(["upsert", "changelog"])),
         version=draw(st.sampled_from([2, 3])),
+        foreign_writes=draw(st.sampled_from(["copy-on-write", "merge-on-read"])),
         file_format=draw(st.sampled_from(["parquet", "json"])),
         tasks=draw(st.integers(1, 3)),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
@@ -232,8 +257,8 @@ def _in_utc(value: Any) -> Any:
     Story(
         key=("uuid",),
         runs=(
-            Run(((Operation("set", 0), Operation("set", 1), Operation("set", 2)),)),
-            Run(((Operation("set", 0, 5), Operation("delete", 1)),)),
+            Run(((Operation("set", 0), Operation("set", 1), Operation("set", 2)),), deletes="equality"),
+            Run(((Operation("set", 0, 5), Operation("delete", 1)),), deletes="equality"),
         ),
     )
 )
@@ -252,6 +277,8 @@ class Player:
         self.story = story
         self.database = Database(story)
         self.foreign: list[Row] = []
+        self.removed = False
+        self.hashes: dict[tuple[Any, ...], set[tuple[int, int]]] = {}
         self.random = Random(story.seed)
         self.spark = spark
         columns = {f"k{i}": sql_type for i, sql_type in enumerate(story.key)} | VALUES
@@ -263,7 +290,12 @@ class Player:
             mode=story.mode,
             partition_by=story.partition_by,
             file_format=story.file_format,
-            properties={"format-version": str(story.version), "write.target-file-size-bytes": "1500"},
+            properties={
+                "format-version": str(story.version),
+                "write.target-file-size-bytes": "1500",
+                "write.delete.mode": story.foreign_writes,
+                "write.merge.mode": story.foreign_writes,
+            },
             tasks=story.tasks,
         )
         if set(story.key) & set(NOT_IN_SQL):
@@ -279,14 +311,23 @@ class Player:
 
     def play(self) -> None:
         for number, run in enumerate(self.story.runs):
+            self.job.deletes = run.deletes
+            self._return_to_removed()
             for operations in run.files:
                 changes = [change for operation in operations for change in self.database.apply(operation)]
                 self.job.write(changes, shuffle=self.random.shuffle)
-            with tiny_thresholds(self.story.flush_bytes, self.story.batch_rows, self.spark):
+            with self._small_writers():
                 self._run(run)
-            self._compare(number)
+            self._settle()
+            self._compare(f"after run {number}")
+            if run.deletes == "position":
+                self._check_index()
             self._disturb(run.then)
-        self._compare(len(self.story.runs))
+        self._settle()
+        self._compare("at the end")
+
+    def _small_writers(self) -> AbstractContextManager[None]:
+        return tiny_thresholds(self.story.flush_bytes, self.story.batch_rows, self.spark)
 
     def _run(self, run: Run) -> None:
         """Run until the job dies of the fault, and again as a scheduler would."""
@@ -297,35 +338,96 @@ class Player:
                 except TemporaryError as error:
                     if "crash " not in str(error):
                         raise
-        if run.compaction_before_commit and self.job.table_folder.exists():
-            with before_commit(self.job.compact):
-                self.job.run()
-        else:
+        with before_commit(lambda: self._disturb(run.meanwhile)):
             self.job.run()
 
-    def _compare(self, number: int) -> None:
+    def _return_to_removed(self) -> bool:
+        """The source sets the rows that others removed, if they did."""
+        if self.removed:
+            rows = [row for row in self.database.rows.values() if row["amount"] == REMOVED_BY_OTHERS]
+            self.job.write([change for row in rows for change in (("-U", row), ("+U", row))])
+        returned, self.removed = self.removed, False
+        return returned
+
+    def _settle(self) -> None:
+        if self._return_to_removed():
+            with self._small_writers():
+                self.job.run()
+
+    def _compare(self, when: str) -> None:
         names = list(self.job.columns)
         expected = [*self.database.rows.values(), *self.foreign]
-        assert _comparable(self.job.rows(), names) == _comparable(expected, names), f"after run {number}"
+        assert _comparable(self.job.rows(), names) == _comparable(expected, names), when
+
+    def _check_index(self) -> None:
+        """Entries and rows are the same, a key has the same hash all the time, and no two keys have the same."""
+        self.job.check_deletes()
+        for key, hashes in (self.job.check_index() or {}).items():
+            assert hashes == self.hashes.setdefault(key, hashes)
+            assert len(hashes) == 1
+        assert len(set().union(*self.hashes.values())) == len(self.hashes)
 
     def _disturb(self, disturbance: Disturbance) -> None:
-        old = self.job.folder / "old state"
+        job, target = self.job, self.job.target
+        old = job.folder / "old state"
         if disturbance == "compaction":
-            self.job.compact()
+            job.compact()
+        elif disturbance == "deletes compacted":
+            job.call("rewrite_position_delete_files", "options => map('rewrite-all', 'true')")
         elif disturbance == "foreign append":
             row = self.database.foreign_row(len(self.foreign))
             if row is not None:
-                self.job.append([row])
+                job.append([row])
                 self.foreign.append(row)
+        elif disturbance == "foreign delete":
+            self.spark.sql(f"DELETE FROM {target} WHERE amount = {REMOVED_BY_OTHERS}")
+            self.removed = True
+        elif disturbance == "foreign merge":
+            self._merge()
+        elif disturbance == "branch write":
+            if job.current_snapshot() is not None:
+                job.replace_branch("side")
+                self.spark.sql(f"DELETE FROM {target}.branch_side WHERE amount = {REMOVED_BY_OTHERS}")
+        elif disturbance == "rollback":
+            self._roll_back()
         elif disturbance == "expired snapshots":
-            self.job.expire_snapshots()
+            job.expire_snapshots()
+        elif disturbance == "upgrade to v3":
+            self.spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ('format-version' = '3')")
         elif disturbance == "checkpoint lost":
-            self.job.lose_checkpoint()
+            job.lose_checkpoint()
         elif disturbance == "checkpoint restored" and old.exists():
-            self.job.lose_checkpoint()
-            shutil.copytree(old, self.job.checkpoint)
-        if not old.exists() and self.job.checkpoint.exists():
-            shutil.copytree(self.job.checkpoint, old)
+            job.lose_checkpoint()
+            shutil.copytree(old, job.checkpoint)
+        elif disturbance == "index lost":
+            shutil.rmtree(job.index_folder, ignore_errors=True)
+        elif disturbance == "index damaged":
+            self._damage_index()
+        elif disturbance == "stale index" and (old / "index").exists():
+            shutil.rmtree(job.checkpoint / "index", ignore_errors=True)
+            shutil.copytree(old / "index", job.checkpoint / "index")
+        if not old.exists() and job.checkpoint.exists():
+            shutil.copytree(job.checkpoint, old)
+
+    def _merge(self) -> None:
+        """Write rows again as they are, at other places."""
+        self.spark.sql(
+            f"MERGE INTO {self.job.target} t USING (SELECT DISTINCT amount AS same FROM {self.job.target}) s "
+            "ON t.amount = s.same AND t.amount < 1000 WHEN MATCHED THEN UPDATE SET t.amount = s.same"
+        )
+
+    def _roll_back(self) -> None:
+        """To a commit of the sink's before the last."""
+        earlier = self.job.own_ancestors()
+        if earlier:
+            self.job.rollback(self.random.choice(earlier))
+            left = _comparable(self.job.rows(), list(self.job.columns))
+            self.foreign = [row for row in self.foreign if _comparable([row], list(self.job.columns))[0] in left]
+
+    def _damage_index(self) -> None:
+        files = sorted(path for path in self.job.index_folder.rglob("*") if path.is_file())
+        if files:
+            damage(self.random.choice(files), self.random)
 
 
 ICEBERG_TYPES: dict[str, Any] = {

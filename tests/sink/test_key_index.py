@@ -1,0 +1,295 @@
+"""`deletes: position`, one sentence of its promise at a time. Random stories of it are in `test_properties`."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink.errors import TableError, TemporaryError
+from tests.sink.harness import Change, Job, before_commit, crashing, damage, tiny_thresholds
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(params=["2", "3"], ids=lambda version: f"v{version}")
+def job(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Job:
+    # foreign writers delete by position, as the sink does
+    properties = {"write.delete.mode": "merge-on-read", "write.merge.mode": "merge-on-read"}
+    return Job(spark, tmp_path, tasks=1, properties={"format-version": request.param, **properties})
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+
+
+def row(number: int, region: str = "eu") -> dict[str, Any]:
+    return {"id": number, "region": region}
+
+
+def insert(*numbers: int, region: str = "eu") -> list[Change]:
+    return [("+I", row(number, region)) for number in numbers]
+
+
+def update(*numbers: int, region: str = "us") -> list[Change]:
+    return [("+U", row(number, region)) for number in numbers]
+
+
+def delete(*numbers: int) -> list[Change]:
+    return [("-D", row(number)) for number in numbers]
+
+
+def apply(job: Job, *batches: list[Change]) -> None:
+    """A run of the job over `batches`, after which index and table agree."""
+    for changes in batches:
+        job.write(changes)
+    job.run()
+    job.check_deletes()
+    assert job.check_index() is not None
+
+
+def deletes(job: Job) -> list[tuple[str, int]]:
+    """Format and rows of each live delete file."""
+    frame = job.spark.sql(f"SELECT file_format, record_count FROM {job.target}.delete_files")
+    return sorted((found.file_format, found.record_count) for found in frame.collect())
+
+
+@contextmanager
+def attempts(expected: int) -> Iterator[None]:
+    """It takes this many attempts to commit."""
+    made: list[int] = []
+    with before_commit(lambda: made.append(1), times=99):
+        yield
+    assert len(made) == expected
+
+
+# What is deleted
+
+
+def test_an_insert_of_an_unknown_key_writes_no_delete(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    apply(job, insert(1, 2), insert(3))
+    assert deletes(job) == []
+    assert "; keys: 1 new |" in caplog.text
+
+
+def test_an_insert_of_a_known_key_is_an_upsert(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    apply(job, insert(1, 2), insert(2, region="us"))
+    assert job.rows() == [row(1), row(2, "us")]
+    assert [count for _, count in deletes(job)] == [1]
+    assert "; keys: 1 updated |" in caplog.text
+
+
+def test_a_delete_of_an_unknown_key_is_a_counted_no_op(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    apply(job, insert(1, 2), delete(2, 7))
+    assert job.rows() == [row(1)]
+    assert [count for _, count in deletes(job)] == [1]
+    assert "; keys: 1 deleted, 1 deleted but absent |" in caplog.text
+
+
+def test_duplicates_of_others_are_all_deleted_on_the_keys_next_change(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.pipeline()  # creates the table
+    job.append([row(1), row(2), row(2, "us"), row(3)])
+    job.append([row(1, "us"), row(2, "ap")])
+    apply(job, update(2, region="final"))
+    assert job.rows() == [row(1), row(1, "us"), row(2, "final"), row(3)], "key 1 didn't change"
+    assert "2 duplicate rows removed" in caplog.text
+    apply(job, delete(1))
+    assert job.rows() == [row(2, "final"), row(3)]
+
+
+def test_v3_has_one_deletion_vector_a_data_file_united_with_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, tasks=2, properties={"format-version": "3"})
+    apply(job, insert(*range(10)))
+    with tiny_thresholds(1 << 20, 10, spark):  # both tasks delete from the same data files
+        apply(job, delete(*range(3)))
+        first = deletes(job)
+        apply(job, delete(*range(3, 9)))
+    assert {file_format for file_format, _ in first} == {"PUFFIN"}
+    assert sum(count for _, count in first) == 3
+    assert sum(count for _, count in deletes(job)) == 9
+    assert len(deletes(job)) <= 2, "one for each data file"
+    assert job.snapshots()[-1]["summary"]["removed-dvs"] == str(len(first))
+    assert job.rows() == [row(9)]
+
+
+def test_position_deletes_of_v2_go_on_as_vectors_when_the_table_is_upgraded(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Readers ignore a data file's Parquet position deletes once it has a vector, so the vector has them too."""
+    job = Job(spark, tmp_path, tasks=1, partition_by=["region"])
+    apply(job, insert(1, 2, 3, 4), insert(5, 6, region="us"), delete(1))
+    assert deletes(job) == [("PARQUET", 1)]
+    spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('format-version' = '3')")
+    apply(job, delete(2))
+    assert ("PUFFIN", 2) in deletes(job)
+    apply(job, delete(3, 5))
+    assert job.rows() == [row(4), row(6, "us")]
+
+
+def test_from_equality_to_position_and_back_is_a_change_of_the_configuration(job: Job) -> None:
+    job.deletes = "equality"
+    job.write(insert(1, 2, 3, 4))
+    job.write(update(1))
+    job.run()
+    job.deletes = "position"
+    apply(job, [*update(1, region="ap"), *delete(2)])
+    assert job.rows() == [row(1, "ap"), row(3), row(4)]
+    job.deletes = "equality"
+    job.write([*update(1, region="sa"), *delete(3)])
+    job.run()
+    assert job.rows() == [row(1, "sa"), row(4)]
+    job.deletes = "position"
+    apply(job, [*update(1, 4, region="af"), *insert(3)])
+    assert job.rows() == [row(1, "af"), row(3), row(4, "af")]
+
+
+# Others at work
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        lambda job: job.compact(),
+        lambda job: job.spark.sql(f"DELETE FROM {job.target} WHERE id = 2"),
+        lambda job: job.spark.sql(
+            f"MERGE INTO {job.target} t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET region = 'foreign'"
+        ),
+        lambda job: job.append([row(1, "foreign")]),
+    ],
+    ids=["compaction", "delete", "merge", "append"],
+)
+def test_keys_are_looked_up_again_when_others_moved_their_rows_before_the_commit(
+    job: Job, foreign: Callable[[Job], None]
+) -> None:
+    apply(job, insert(1, 2, 3), insert(4, 5))
+    job.write([*update(1), *delete(2)])
+    with attempts(2), before_commit(lambda: foreign(job)):
+        job.run()
+    assert job.rows() == [row(1, "us"), row(3), row(4), row(5)]
+    apply(job, update(1, 3, 4, 5, region="ap"))
+    assert job.rows() == [row(n, "ap") for n in (1, 3, 4, 5)]
+
+
+def test_others_may_commit_before_the_commit_what_touches_no_row_of_it(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, tasks=1, partition_by=["region"], properties={"format-version": "3"})
+    apply(job, insert(1, 2), insert(3), insert(4, region="us"))
+    job.write(update(4))
+    with (
+        attempts(1),
+        before_commit(
+            lambda: job.call("rewrite_data_files", "where => 'region = \"eu\"', options => map('rewrite-all', 'true')")
+        ),
+    ):
+        job.run()
+    apply(job, update(1, 2, 3, 4, region="ap"))
+    assert job.rows() == [row(n, "ap") for n in (1, 2, 3, 4)]
+
+
+def test_a_branch_is_not_the_table(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    apply(job, insert(1, 2))
+    job.replace_branch("side")
+    job.spark.sql(f"DELETE FROM {job.target}.branch_side WHERE id = 1")
+    caplog.clear()
+    apply(job, update(1))
+    assert job.rows() == [row(1, "us"), row(2)]
+    assert "catching up" not in caplog.text
+    assert "key index built" not in caplog.text
+
+
+# The index itself
+
+
+def test_the_index_follows_others_without_being_built_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    apply(job, insert(1, 2, 3))
+    job.append([row(7)])
+    job.spark.sql(f"DELETE FROM {job.target} WHERE id = 2")
+    caplog.clear()
+    apply(job, update(1, 2, 7))
+    assert job.rows() == [row(1, "us"), row(2, "us"), row(3), row(7, "us")]
+    assert "2 commits by others: 1 files added" in caplog.text
+    assert "key index built" not in caplog.text
+
+
+def test_expired_snapshots_cost_no_new_index(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    apply(job, insert(1), insert(2))
+    job.expire_snapshots()
+    caplog.clear()
+    apply(job, update(1, 2))
+    assert "key index built" not in caplog.text
+
+
+def test_after_a_rollback_the_index_is_that_of_the_older_table(job: Job) -> None:
+    apply(job, insert(1, 2), update(1), delete(2))
+    job.rollback(job.own_ancestors()[-1])
+    assert job.rows() == [row(1), row(2)]
+    apply(job, update(1, region="ap"))
+    assert job.rows() == [row(1, "ap")]
+
+
+@pytest.mark.parametrize("folder", ["runs", "versions"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_damaged_index_is_built_again(job: Job, caplog: pytest.LogCaptureFixture, folder: str, seed: int) -> None:
+    apply(job, insert(*range(9)))
+    for path in (job.index_folder / folder).iterdir():
+        damage(path, Random(seed))
+    caplog.clear()
+    apply(job, update(*range(5)))
+    assert "key index built: 9 keys" in caplog.text
+    assert job.rows() == [row(n, "us" if n < 5 else "eu") for n in range(9)]
+
+
+def test_a_run_that_is_gone_is_noticed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    apply(job, insert(1, 2))
+    for path in (job.index_folder / "runs").iterdir():
+        path.unlink()
+    apply(job, update(1))
+    assert "is missing; building the key index again" in caplog.text
+    assert job.rows() == [row(1, "us"), row(2)]
+
+
+def test_merges_keep_the_keys_of_tasks_that_got_no_changes(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, tasks=4, properties={"format-version": "3"})
+    with tiny_thresholds(1 << 20, 10, spark):
+        apply(job, *(insert(n) for n in range(10)))
+        apply(job, update(*range(10)))
+    assert job.rows() == [row(n, "us") for n in range(10)]
+
+
+def test_old_runs_and_versions_are_removed(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "3"})
+    for n in range(3):
+        apply(job, *(update(n, m) for m in range(4)))
+        job.compact()
+    job.write(update(1, 2))
+    with crashing("before the commit"), pytest.raises(TemporaryError):
+        job.run()
+    job.write(update(3))
+    with before_commit(job.compact, times=3):
+        job.run()
+    # of the newest version and the one before
+    assert len(list((job.index_folder / "versions").iterdir())) <= 2
+    assert len(list((job.index_folder / "runs").iterdir())) <= 16
+
+
+def test_the_index_is_where_the_configuration_says(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, index_location=str(tmp_path / "indexes"))
+    apply(job, insert(1), update(1))
+    assert list((tmp_path / "indexes" / job.target / "runs").iterdir())
+    job.lose_checkpoint()
+    apply(job, delete(1))
+    assert job.rows() == []
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_an_index_inside_the_tables_folder_is_refused(spark: SparkSession, tmp_path: Path, scheme: str) -> None:
+    job = Job(spark, tmp_path)
+    job.index_location = f"{scheme}{job.table_folder}"
+    with pytest.raises(TableError, match=r"inside the table's own folder.*Set index\.location to a folder elsewhere"):
+        job.run()
