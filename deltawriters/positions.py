@@ -160,18 +160,25 @@ def write_deletion_vectors(
     ]
 
 
-def read_deletion_vector(io: FileIO, path: str, offset: int, length: int) -> BitMap64:
-    """The positions of the vector that a manifest entry's `content_offset` and `content_size_in_bytes` point at.
+def read_deletion_vectors(io: FileIO, path: str, places: Sequence[tuple[int, int]]) -> list[BitMap64]:
+    """The positions of several vectors of one Puffin file, in one read: a commit writes all its vectors side by side.
 
+    :param places: `content_offset` and `content_size_in_bytes` of each, as manifest entries say.
     :raises ValueError: there is no intact vector.
     """
+    start = min(offset for offset, _ in places)
+    stop = max(offset + length for offset, length in places)
     with io.new_input(path).open() as stream:
-        stream.seek(offset)
-        blob = stream.read(length)
-    vector, checksum = blob[4:-4], blob[-4:]
-    if vector[:4] != PuffinWriter.DV_MAGIC or zlib.crc32(vector).to_bytes(4, "big") != checksum:
-        raise ValueError(f"{path} has no intact deletion vector at {offset}")
-    return BitMap64.deserialize(vector[4:])
+        stream.seek(start)
+        content = stream.read(stop - start)
+    vectors = []
+    for offset, length in places:
+        blob = content[offset - start : offset - start + length]
+        vector, checksum = blob[4:-4], blob[-4:]
+        if vector[:4] != PuffinWriter.DV_MAGIC or zlib.crc32(vector).to_bytes(4, "big") != checksum:
+            raise ValueError(f"{path} has no intact deletion vector at {offset}")
+        vectors.append(BitMap64.deserialize(vector[4:]))
+    return vectors
 
 
 class PuffinWriter:

@@ -37,7 +37,7 @@ from changelog.rows import HASH
 from deltawriters import TableSpec
 from deltawriters.content import StoredPartition
 from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge
-from deltawriters.positions import bitmap, read_deletion_vector, write_deletion_vectors
+from deltawriters.positions import bitmap, read_deletion_vectors, write_deletion_vectors
 from sink import task
 from sink.errors import TableError
 from sink.iceberg import IcebergTable, StoredPosition
@@ -204,9 +204,10 @@ class KeyIndex:
         united = _unite(results)
         new_paths: list[str] = []
         if table.format_version >= 3 and united:
+            earlier = _stored_vectors(table, [vectors[path] for path in united if path in vectors])
             for path, (_, positions) in united.items():
-                if path in vectors:
-                    positions |= _stored_vector(table, vectors[path])
+                if path in earlier:
+                    positions |= earlier[path]
                     removed.append(json.dumps(vectors[path]))
                 for deletes in parquet_deletes.pop(path, ()):
                     positions |= _parquet_positions(table, deletes, path)
@@ -518,10 +519,17 @@ def _partition(file: IndexedFile) -> StoredPartition:
     return StoredPartition(file.spec_id, json.dumps(file.partition))
 
 
-def _stored_vector(table: TableSpec, vector: Mapping[str, Any]) -> BitMap64:
-    return read_deletion_vector(
-        table.io, vector["file-path"], vector["content-offset"], vector["content-size-in-bytes"]
-    )
+def _stored_vectors(table: TableSpec, vectors: Sequence[Mapping[str, Any]]) -> dict[str, BitMap64]:
+    """Data file -> deleted positions, of vectors given by their `ContentFileParser` JSON."""
+    by_path: dict[str, list[Mapping[str, Any]]] = {}
+    for vector in vectors:
+        by_path.setdefault(vector["file-path"], []).append(vector)
+    stored: dict[str, BitMap64] = {}
+    for path, members in by_path.items():
+        places = [(vector["content-offset"], vector["content-size-in-bytes"]) for vector in members]
+        bitmaps = read_deletion_vectors(table.io, path, places)
+        stored |= {vector["referenced-data-file"]: found for vector, found in zip(members, bitmaps, strict=True)}
+    return stored
 
 
 def _parquet_positions(table: TableSpec, deletes: str, data_file: str) -> BitMap64:
