@@ -3,6 +3,9 @@
     workload         the changelog, written as Parquet files, and what the table must hold after each micro-batch
     streams          the Spark session, the source stream and the trigger times, shared by every sink under test
     merge_baseline   the usual alternative: `foreachBatch` + `MERGE INTO`
+    bench            `make bench`, which puts these together
+    memory           a micro-batch larger than memory
+    keyindex         the key index alone, without Spark
 
 A driver publishes one micro-batch at a time to the folder that each sink's stream watches, so that both sinks meet each
 batch at the same moment of the table's life and under the same load of the machine. Which sink goes first should take

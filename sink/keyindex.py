@@ -14,6 +14,7 @@ snapshots), or the version is lost or damaged, the index is built anew from the 
 import functools
 import json
 import logging
+import re
 import sys
 import threading
 import time
@@ -96,7 +97,7 @@ class IndexCommit:
 
     :param stored: goes into the stored position. :param files: further delete files, `ContentFileParser` JSON.
     :param removed: deletion vectors that `files` replace. :param referenced: data files whose rows are deleted.
-    :param base: the snapshot in which the rows were looked up. :param new_paths: of the files that `files` describes.
+    :param base: the snapshot in which the rows were looked up. :param new_paths: of all files written for it, to delete if the commit fails.
     """
 
     base: int | None
@@ -114,7 +115,7 @@ class KeyIndex:
         self._table = table
         self._plan = plan
         self._location = location.rstrip("/")
-        if f"{self._location}/".startswith(f"{table.spec.location.rstrip('/')}/"):
+        if f"{_same_scheme(self._location)}/".startswith(f"{_same_scheme(table.spec.location).rstrip('/')}/"):
             raise TableError(
                 f"{table.name}: the key index would be at {location}, inside the table's own folder, where Iceberg's "
                 "remove_orphan_files deletes it. Set index.location to a folder elsewhere."
@@ -123,6 +124,7 @@ class KeyIndex:
         self._base: int | None = None
         self._included: set[int] = set()
         self._prepared: IndexVersion | None = None
+        self._prepared_name: str | None = None
         self._obsolete: list[str] = []
         self._current_name: str | None = None
         self._damaged = False
@@ -223,6 +225,9 @@ class KeyIndex:
         if len(results) == tasks:  # Spark leaves tasks out where it knows that there are no rows
             runs = [run for run in runs if run.name not in slice_.merge]
             runs += [RunInfo.from_json(run) for result in results for run in result["merged"]]
+        else:
+            for run in (run for result in results for run in result["merged"]):
+                self._fs.delete(self._hadoop_path(f"{self._location}/runs/{run['name']}"), False)
         runs += [RunInfo.from_json(run) for result in results for run in result["runs"]]
         oldest = min((run.sequence for run in runs), default=0)
         self._prepared = replace(
@@ -233,6 +238,8 @@ class KeyIndex:
             vectors=vectors,
             parquet_deletes=parquet_deletes,
         )
+        new_paths.append(self._manifest(operation))
+        self._prepared_name = operation
         self._write_manifest(operation, self._prepared)
         stored = {"version": operation, "base": self._base}
         return IndexCommit(self._base, stored, files, removed, sorted(united), new_paths)
@@ -242,8 +249,9 @@ class KeyIndex:
 
         :param stored: the table's position, which names the version.
         """
-        if stored is None or stored.index is None or stored.snapshot_id is None or self._prepared is None:
-            self.forget()
+        ours = stored is not None and stored.index is not None and stored.index["version"] == self._prepared_name
+        if stored is None or not ours or stored.snapshot_id is None or self._prepared is None:
+            self.forget()  # a second driver committed at once, and the version isn't that of its snapshot
             return
         assert self._version is not None
         for path in self._obsolete:
@@ -254,7 +262,7 @@ class KeyIndex:
             self._obsolete.append(self._manifest(self._current_name))
         self._version, self._prepared = self._prepared, None
         self._included = {stored.snapshot_id}
-        self._current_name = str(stored.index["version"])
+        self._current_name = self._prepared_name
 
     def _synchronized(self) -> IndexVersion:
         assert self._version is not None
@@ -472,6 +480,11 @@ def owner_column(tasks: int, spark: SparkSession) -> list[Column]:
     chosen = {row.task: row.id for row in numbers.groupBy("task").agg(F.min("id").alias("id")).collect()}
     owner = F.shiftright(F.shiftrightunsigned(F.col(HASH), 54) * tasks, 10).cast("int")
     return [F.array(*(F.lit(int(chosen[i])) for i in range(tasks)))[owner]]
+
+
+def _same_scheme(location: str) -> str:
+    """One form of the schemes that name the same storage."""
+    return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
 
 
 def _bucket(plan: TablePlan, spec: TableSpec) -> tuple[Column, int] | None:

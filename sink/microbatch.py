@@ -236,7 +236,11 @@ class TableSink:
             if damage:
                 raise IndexLost(damage.group(1)) from error
             raise job_error(section.target, error) from error
-        return replace(_sum_up([json.loads(row.result) for row in rows]), tasks=tasks)
+        written = replace(_sum_up([json.loads(row.result) for row in rows]), tasks=tasks)
+        if index is not None:
+            runs = [run["name"] for result in written.index for run in (*result["runs"], *result["merged"])]
+            self._written_paths.value += [f"{index.location}/{name}" for name in runs]
+        return written
 
     def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> tuple[DataFrame, int]:
         """All changes of a key to one task. Also how many tasks there are."""
