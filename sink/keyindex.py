@@ -47,6 +47,8 @@ from sink.tables import TablePlan
 log = logging.getLogger("rowdelta")
 
 _FORMAT = 1
+_FEWEST_BUCKETS = 8
+"""With fewer buckets in the table, to give each to one task would leave too many tasks idle."""
 
 
 class IndexLost(Exception):  # noqa: N818 - a signal to build it again, not an error for people
@@ -493,7 +495,7 @@ def _bucket(plan: TablePlan, spec: TableSpec) -> tuple[Column, int] | None:
         source = spec.iceberg_schema.find_column_name(field_.source_id)
         if isinstance(field_.transform, BucketTransform) and source in plan.section.key:
             count = field_.transform.num_buckets
-            if 1 < count <= task.RANGES:
+            if _FEWEST_BUCKETS <= count <= task.RANGES:
                 catalog = quoted(plan.section.catalog)
                 return F.expr(f"{catalog}.system.bucket({count}, {quoted(source)})"), count
     return None

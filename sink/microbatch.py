@@ -169,7 +169,7 @@ class TableSink:
         log.info("%s was altered; checking it against the configuration again", self.table.name)
         self.plan = plan_table(self._config, self._index, self.table)
         self._global_deletes = self.table.has_data_under_other_specs()
-        if needs_global_deletes(self.plan) or self._global_deletes:
+        if self.plan.section.deletes == "equality" and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
         self._decode = decoder(self._config, self.plan)
         self._routing = None

@@ -78,7 +78,7 @@ def open_table(spark: SparkSession, config: Config, index: int) -> tuple[Iceberg
         assert wanted is not None
         properties = {"format-version": "2"} | section.properties
         table = catalogs.create(section.target, wanted, section.key, section.partition_fields, properties)
-    if needs_global_deletes(plan) or table.has_data_under_other_specs():
+    if section.deletes == "equality" and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
         table.ensure_unpartitioned_spec()
     return table, plan
 

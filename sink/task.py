@@ -189,6 +189,13 @@ def build_index(
             flush()
     if pending:
         flush()
+    if len(runs) > 1:
+        # into runs of separate ranges, so that a key is looked up in one of them only
+        overlapping = IndexSlice(location, table.io_properties, tuple(runs), {}, merge=tuple(run.name for run in runs))
+        merged = overlapping.write_merged(f"{name}-{context.taskAttemptId()}-merged", 0, 2**64, RUN_ENTRIES)
+        for run in runs:
+            table.io.delete(f"{location}/{run.name}")
+        runs = merged
     yield pa.RecordBatch.from_pydict({"result": [json.dumps([run.to_json() for run in runs])]})
 
 

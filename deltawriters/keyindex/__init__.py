@@ -4,7 +4,8 @@ It is a log-structured index over the space of key hashes, so that a micro-batch
 
 Key     128 bits, `high` and `low`. `high` is Spark's xxhash64 of the key columns, which the shuffle needs anyway; `low` is an
         independent polynomial hash (`low_hash`). Two keys share xxhash64 by 2^-64 and the polynomial by at most n/2^61 (n 32-bit
-        words a key), so 10^8 keys and 10^9 probes confuse two keys with a chance of about 10^-20. The keys aren't stored.
+        words a key), so 10^8 keys and 10^9 probes confuse two keys with a chance of about 10^-20. If the table has buckets, 10 bits
+        of `high` are the bucket's number and 54 xxhash64's: below 10^-17. The keys aren't stored.
 Run     an immutable file of entries (high, low, file, pos), 24 bytes each, sorted by key. Mapped into memory, never loaded. It
         names its data files itself, so there is no global registry to rewrite.
 Age     runs have a `sequence`, higher is newer. Runs that share one were written by the tasks of one micro-batch, each for

@@ -118,11 +118,7 @@ class IndexSlice:
         files: list[IndexedFile] = []
         renumbered = [np.array([_number(f, numbers, files) for f in run.files], np.uint32) for run in runs]
         dead = [self._dead_files(run) for run in runs]
-        mine = [_between(run, first, last) for run in runs]
-        total = sum(part.stop - part.start for part in mine)
-        parts = math.ceil(total / max_entries)
-        # the hashes are uniform, so equal ranges hold about equally many
-        edges = [first + (last - first) * part // max(parts, 1) for part in range(parts + 1)]
+        edges = _edges(runs, first, last, max_entries)
         written: list[RunInfo] = []
         for low_edge, high_edge in pairwise(edges):
             newest_first = [
@@ -170,6 +166,21 @@ def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
         return ()
     cheapest = min(range(len(groups) - _TIER + 1), key=lambda start: sum(sizes[start : start + _TIER]))
     return _names(groups[cheapest : cheapest + _TIER])
+
+
+def _edges(runs: Sequence[Run], first: int, last: int, max_entries: int) -> list[int]:
+    """Cut [first, last) so that the runs have at most about `max_entries` in each part, as far as the largest run tells.
+
+    The hashes need not be uniform: those of a table with buckets begin with the bucket's number.
+    """
+    parts = [run.high[_between(run, first, last)] for run in runs]
+    total = sum(len(part) for part in parts)
+    if not total:
+        return []
+    largest = max(parts, key=len)
+    count = math.ceil(total / max_entries)
+    inner = {int(largest[len(largest) * n // count]) for n in range(1, count)}
+    return [first, *sorted(inner - {first}), last]
 
 
 def _names(groups: list[list[RunInfo]]) -> tuple[str, ...]:

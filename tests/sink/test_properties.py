@@ -243,6 +243,7 @@ def _in_utc(value: Any) -> Any:
     return value.astimezone(dt.UTC) if isinstance(value, dt.datetime) and value.tzinfo else value
 
 
+@pytest.mark.timeout(1500)
 @settings(
     max_examples=int(os.environ.get("ROWDELTA_STORIES", "25")),
     deadline=None,
