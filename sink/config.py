@@ -247,8 +247,9 @@ class Config(_Section):
 
     @property
     def index_location(self) -> str:
-        """Where the key indexes are: as configured, else beside the checkpoint."""
-        return self.index.location if self.index else f"{self.sink.checkpoint.rstrip('/')}/index"
+        """Where this sink's key indexes are: in a folder of its own where configured, else beside the checkpoint."""
+        location = self.index.location.rstrip("/") if self.index else f"{self.sink.checkpoint.rstrip('/')}/index"
+        return f"{location}/{self.sink.id}"
 
     @property
     def dead_letter_table(self) -> str:

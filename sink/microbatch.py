@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -33,6 +34,10 @@ log = logging.getLogger("rowdelta")
 
 SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
+
+
+_LOOK_UPS_PER_RETRY = 4
+"""A key looked up in one snapshot must be looked up again in the next, so every commit by others during a micro-batch costs an attempt."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ class TableSink:
             self._global_deletes = self.table.has_data_under_other_specs()
         self._replan_if_altered()
         refused: Exception | None = None
-        for pause in self._committer.pauses():
+        for pause in self._committer.pauses() * (_LOOK_UPS_PER_RETRY if self._key_index is not None else 1):
             try:
                 self._write_and_commit(batch_id, batch)
                 self._adopt()
@@ -138,6 +143,7 @@ class TableSink:
             except TableChanged as error:
                 refused = error
                 log.info("%s: others committed meanwhile; looking up the keys and writing again", self.table.name)
+                pause = 0.0  # not contention: the sooner it is written again, the likelier it is to be in time
             except IndexLost as error:
                 refused = error
                 assert self._key_index is not None
@@ -339,6 +345,12 @@ class TableSink:
                 log.warning("%s: could not delete %s; Iceberg's remove_orphan_files will", self.table.name, path)
         self._written_paths.value = []
 
+    def _united_deletes(self, written: Written) -> int:
+        """Rows of earlier snapshots that vectors delete: in v3 those are written by the driver, not by the tasks."""
+        if self._spec.format_version < 3:
+            return 0
+        return _sum_of(written.index, ["updated", "deleted", "duplicates"])
+
     def _log(self, batch_id: int, end: Position, written: Written, write: float, commit: float) -> None:
         rows = " ".join(f"{kind} {count:,}" for kind, count in written.rows.items() if count) or "no changes"
         log.info(
@@ -350,7 +362,7 @@ class TableSink:
             written.bytes / 1e6,
             f"{written.records['DATA']:,}",
             f"{written.records['EQUALITY_DELETES']:,}",
-            f"{written.records['POSITION_DELETES']:,}",
+            f"{written.records['POSITION_DELETES'] + self._united_deletes(written):,}",
             _keys(written.index),
             f", {written.bad:,} dead letters" if written.bad else "",
             write * 1000,
@@ -358,6 +370,10 @@ class TableSink:
             written.peak_memory / 1e6,
             json.dumps(end),
         )
+
+
+def _sum_of(results: list[dict[str, Any]], names: Sequence[str]) -> int:
+    return sum(result["keys"][name] for result in results for name in names)
 
 
 def decoder(config: Config, plan: TablePlan) -> Decoder:
@@ -437,7 +453,7 @@ def _keys(results: list[dict[str, Any]]) -> str:
     if not results:
         return ""
     names = {"inserted": "new", "updated": "updated", "deleted": "deleted", "absent": "deleted but absent"}
-    sums = {name: sum(result["keys"][name] for result in results) for name in (*names, "duplicates")}
+    sums = {name: _sum_of(results, [name]) for name in (*names, "duplicates")}
     text = "; keys: " + ", ".join(f"{sums[name]:,} {shown}" for name, shown in names.items() if sums[name])
     return text + (f", {sums['duplicates']:,} duplicate rows removed" if sums["duplicates"] else "")
 

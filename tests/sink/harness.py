@@ -122,7 +122,7 @@ class Job:
     @property
     def index_folder(self) -> Path:
         """The table's key index: `runs` and `versions`."""
-        return Path(self.index_location or self.checkpoint / "index") / self.target
+        return Path(self.index_location or self.checkpoint / "index") / self.sink_id / self.target
 
     @property
     def warehouse(self) -> Path:

@@ -282,7 +282,7 @@ def test_old_runs_and_versions_are_removed(spark: SparkSession, tmp_path: Path) 
 def test_the_index_is_where_the_configuration_says(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, index_location=str(tmp_path / "indexes"))
     apply(job, insert(1), update(1))
-    assert list((tmp_path / "indexes" / job.target / "runs").iterdir())
+    assert list((tmp_path / "indexes" / job.sink_id / job.target / "runs").iterdir())
     job.lose_checkpoint()
     apply(job, delete(1))
     assert job.rows() == []
