@@ -175,9 +175,13 @@ def _order_columns(spec: ChangelogSpec, kind: Column) -> list[Column]:
         columns.append(F.col(f"{PREFIX}raw.partition"))
         columns.append(F.col(f"{PREFIX}raw.offset") * 2 + sets_row(kind).cast("int"))
         return [column.alias(order_column(i)) for i, column in enumerate(columns)]
-    content = [F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in spec.columns]
+    # of removals only the columns that they keep: the rest is null by then, and hashing it costs as much as writing it
+    whole, kept = (
+        F.xxhash64(*(F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in some))
+        for some in (spec.columns, [c for c in spec.columns if c.name in spec.kept_by_removals])
+    )
     named = [column.alias(order_column(i)) for i, column in enumerate(columns)]
-    return [*named, F.xxhash64(*content).alias(TIE)]
+    return [*named, F.when(sets_row(kind), whole).otherwise(kept).alias(TIE)]
 
 
 def _has_map(dtype: T.DataType) -> bool:

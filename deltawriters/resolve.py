@@ -1,6 +1,7 @@
 """Which rows of earlier snapshots a commit's keys have, by the key index, and what the index has to learn from the commit."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from deltawriters.collapse import Ints
-from deltawriters.content import StoredPartition
-from deltawriters.files import DataFiles
+from deltawriters.content import ContentFile, StoredPartition
+from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import (
     SUPERSEDES,
     TOMBSTONE,
@@ -19,10 +20,12 @@ from deltawriters.keyindex import (
     Located,
     RunInfo,
     low_hash,
+    open_run,
     write_run,
 )
 from deltawriters.partitioning import storage
-from deltawriters.table import TableSpec
+from deltawriters.positions import PositionDeletes
+from deltawriters.table import TableSpec, TaskId
 
 NOWHERE = -1
 """In a key map's `file`: the key has no live row in this commit."""
@@ -104,7 +107,6 @@ def resolve(
     known = np.zeros(len(file), np.bool_)
     known[located.query] = True
     live = file != NOWHERE
-    tell = known | live
     own = [
         IndexedFile(
             files.path(number), files.partition(number).spec_id, files.partition(number).json(table.iceberg_schema)
@@ -112,16 +114,16 @@ def resolve(
         for number in range(len(files))
     ]
     entries = Entries(
-        high=high[tell],
-        low=low[tell],
-        file=np.where(live, file.astype(np.uint32) | SUPERSEDES, TOMBSTONE)[tell],
-        pos=np.where(live, pos, 0).astype(np.uint32)[tell],
+        high=high,
+        low=low,
+        # also of keys that weren't there: the run then names every key of the commit (`rows_appended_meanwhile`)
+        file=np.where(live, file.astype(np.uint32) | SUPERSEDES, TOMBSTONE),
+        pos=np.where(live, pos, 0).astype(np.uint32),
         files=tuple(own),
     )
     run = index.run_name
-    runs = [write_run(table.io, index.slice.location, run, index.sequence, entries)] if len(entries.high) else []
     return IndexResult(
-        runs=runs,
+        runs=[write_run(table.io, index.slice.location, run, index.sequence, entries)],
         merged=index.merged_runs(),
         old_rows=_by_file(located),
         inserted=int(np.count_nonzero(live & ~known)),
@@ -130,6 +132,28 @@ def resolve(
         absent=int(np.count_nonzero(~known & ~live)),
         duplicates=len(located.query) - int(np.count_nonzero(known)),
     )
+
+
+def rows_appended_meanwhile(own: IndexSlice, appended: IndexSlice) -> list[OldRows]:
+    """Rows that others appended after a commit's keys were looked up, and that the commit has to delete too.
+
+    :param own: the runs that the commit's tasks wrote. :param appended: runs of the rows that others appended.
+    """
+    runs = [open_run(own.io, own.location, info) for info in own.runs]
+    if not runs:
+        return []
+    high = np.concatenate([run.high for run in runs])
+    low = np.concatenate([run.low for run in runs])
+    return _by_file(appended.probe(high, low, 0, 2**64))
+
+
+def delete_rows(table: TableSpec, task: TaskId, rows: Sequence[OldRows]) -> list[ContentFile]:
+    """Position delete files (v2) for rows of earlier snapshots, outside a delta writer."""
+    files = DataFiles()
+    deletes = PositionDeletes(table, FileFactory(table, task), files)
+    for old in rows:
+        deletes.delete(np.full(len(old.positions), register(old, files), np.int64), old.positions)
+    return deletes.close()
 
 
 def register(rows: OldRows, files: DataFiles) -> int:

@@ -92,10 +92,7 @@ class IcebergCommitter:
                 raise TableChanged(reason)
             base = self._table.snapshot_id()
             time.sleep(pause)
-        raise TemporaryError(
-            f"{self._table.name}: other writers kept committing in between, and the table's commit.retry settings are used "
-            f"up. Nothing was applied; run again, or raise commit.retry.num-retries. Last conflict: {reason}"
-        )
+        raise retries_used_up(self._table.name, reason)
 
     def _try(self, request: RowDeltaCommit, base: int | None) -> None:
         table, parser, mapper = self._table.java, self._table.content_file_parser, self._table.json_mapper
@@ -170,6 +167,13 @@ class IcebergCommitter:
 
 class CommitUnknown(TemporaryError):  # noqa: N818 - named after CommitStateUnknownException
     """Neither success nor failure: files of the attempt must not be deleted."""
+
+
+def retries_used_up(table: str, reason: object) -> TemporaryError:
+    return TemporaryError(
+        f"{table}: other writers kept committing in between, and the table's commit.retry settings are used up. Nothing was "
+        f"applied; run again, or raise commit.retry.num-retries. Last conflict: {reason}"
+    )
 
 
 def _base_is_gone(error: Exception) -> bool:

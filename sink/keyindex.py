@@ -35,10 +35,11 @@ from pyspark.sql import functions as F
 
 from changelog.decoding import binary_uuid, quoted
 from changelog.rows import HASH
-from deltawriters import TableSpec
+from deltawriters import TableSpec, TaskId
 from deltawriters.content import StoredPartition
 from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge
 from deltawriters.positions import bitmap, read_deletion_vectors, write_deletion_vectors
+from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
 from sink.errors import TableError
 from sink.iceberg import IcebergTable, StoredPosition
@@ -127,6 +128,8 @@ class KeyIndex:
         self._included: set[int] = set()
         self._prepared: IndexVersion | None = None
         self._prepared_name: str | None = None
+        self._prepared_base: int | None = None
+        self._appended: _Appended | None = None
         self._obsolete: list[str] = []
         self._current_name: str | None = None
         self._damaged = False
@@ -189,6 +192,29 @@ class KeyIndex:
         """Of the runs that the tasks write."""
         return self._synchronized().sequence + 1
 
+    def amend(
+        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
+    ) -> IndexCommit | None:
+        """Like `prepare`, after a commit was refused because of others: if they only appended, the keys are looked up in what they
+        appended, and nothing is written again. So a busy foreign writer can't starve large micro-batches.
+
+        :return: None if others did more than append; everything has to be looked up again then.
+        """
+        earlier = self._appended or _Appended(self._base, (), ())
+        foreign = self._foreign_snapshots(earlier.base, set())
+        if not foreign or not _only_append(foreign):
+            return None
+        files = list(self._appended_files(earlier.base))
+        runs = self._read(files, self.next_sequence)
+        own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
+        rows = rows_appended_meanwhile(
+            IndexSlice(slice_.location, slice_.io_properties, own, {}),
+            IndexSlice(slice_.location, slice_.io_properties, tuple(runs), {}),
+        )
+        log.info("%s: others appended %d files meanwhile; their keys were looked up too", self._table.name, len(files))
+        self._appended = _Appended(self._table.snapshot_id(), (*earlier.runs, *runs), (*earlier.rows, *rows))
+        return self._prepare(operation, slice_, tasks, results)
+
     def prepare(
         self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
     ) -> IndexCommit:
@@ -196,7 +222,13 @@ class KeyIndex:
 
         :param tasks: how many tasks the hash space was dealt out to. :param results: `index` of each task's result (`sink.task`).
         """
-        version = self._synchronized()
+        self._appended = None
+        return self._prepare(operation, slice_, tasks, results)
+
+    def _prepare(
+        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
+    ) -> IndexCommit:
+        version, appended = self._synchronized(), self._appended
         table = self._table.spec
         vectors = dict(version.vectors)
         parquet_deletes = dict(version.parquet_deletes)
@@ -207,6 +239,15 @@ class KeyIndex:
                 vectors[file["referenced-data-file"]] = file
         united = _unite(results)
         new_paths: list[str] = []
+        base = self._base if appended is None else appended.base
+        later_rows = () if appended is None else appended.rows
+        for rows in later_rows:
+            positions = bitmap(rows.positions) if table.format_version >= 3 else BitMap64()
+            united[rows.file.path] = rows.file, positions
+        if later_rows and table.format_version < 3:
+            for delete in delete_rows(table, TaskId(tasks, 0, f"{operation}-{base}"), later_rows):
+                new_paths.append(delete.path)
+                files.append(json.dumps(delete.to_json(table.iceberg_schema)))
         if table.format_version >= 3 and united:
             earlier = _stored_vectors(table, [vectors[path] for path in united if path in vectors])
             for path, (_, positions) in united.items():
@@ -215,9 +256,10 @@ class KeyIndex:
                     removed.append(json.dumps(vectors[path]))
                 for deletes in parquet_deletes.pop(path, ()):
                     positions |= _parquet_positions(table, deletes, path)
-            new_paths.append(table.locations.new_data_location(f"{operation}-deletes.puffin", None))
+            puffin = table.locations.new_data_location(f"{operation}-{base}-deletes.puffin", None)
+            new_paths.append(puffin)
             for vector in write_deletion_vectors(
-                table, new_paths[0], [(f.path, _partition(f), p) for f, p in united.values()]
+                table, puffin, [(f.path, _partition(f), p) for f, p in united.values()]
             ):
                 content = vector.to_json(table.iceberg_schema)
                 assert vector.referenced_data_file is not None
@@ -230,21 +272,26 @@ class KeyIndex:
         else:
             for run in (run for result in results for run in result["merged"]):
                 self._fs.delete(self._hadoop_path(f"{self._location}/runs/{run['name']}"), False)
-        runs += [RunInfo.from_json(run) for result in results for run in result["runs"]]
+        sequence = self.next_sequence
+        if appended is not None:
+            runs += appended.runs
+            sequence += 1  # what others appended is older than the commit
+        own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
+        runs += [replace(run, sequence=sequence) for run in own]
         oldest = min((run.sequence for run in runs), default=0)
         self._prepared = replace(
             version,
-            sequence=self.next_sequence,
+            sequence=sequence,
             runs=tuple(runs),
             dead={path: sequence for path, sequence in version.dead.items() if sequence > oldest},
             vectors=vectors,
             parquet_deletes=parquet_deletes,
         )
         new_paths.append(self._manifest(operation))
-        self._prepared_name = operation
+        self._prepared_name, self._prepared_base = operation, base
         self._write_manifest(operation, self._prepared)
-        stored = {"version": operation, "base": self._base}
-        return IndexCommit(self._base, stored, files, removed, sorted(united), new_paths)
+        stored = {"version": operation, "base": base}
+        return IndexCommit(base, stored, files, removed, sorted(united), new_paths)
 
     def committed(self, stored: StoredPosition | None) -> None:
         """The commit that names the prepared version succeeded. Deletes what the version before last had and no later one has.
@@ -263,7 +310,7 @@ class KeyIndex:
         if self._current_name is not None:
             self._obsolete.append(self._manifest(self._current_name))
         self._version, self._prepared = self._prepared, None
-        self._included = {stored.snapshot_id}
+        self._base, self._included = self._prepared_base, {stored.snapshot_id}
         self._current_name = self._prepared_name
 
     def _synchronized(self) -> IndexVersion:
@@ -293,7 +340,7 @@ class KeyIndex:
         current = self._table.snapshot_id()
         if current == self._base and not self._included:
             return True
-        foreign = self._foreign_snapshots()
+        foreign = self._foreign_snapshots(self._base, self._included)
         if foreign is None:
             log.info(
                 "%s: its history no longer reaches the snapshot that the key index was made from", self._table.name
@@ -318,7 +365,9 @@ class KeyIndex:
                 len(deletes),
             )
             changed = []
-            if added or deletes:
+            if _only_append(foreign):
+                changed = [file for file in self._appended_files(self._base) if file.path in added]
+            elif added or deletes:
                 changed = [
                     file for file in self._live_files() if file.path in added or not deletes.isdisjoint(file.deletes)
                 ]
@@ -344,15 +393,15 @@ class KeyIndex:
             )
         self._clean_up(self._version)
 
-    def _foreign_snapshots(self) -> list[JavaObject] | None:
-        """Snapshots after the base that aren't ours; None if the base isn't among the current snapshot's ancestors.
+    def _foreign_snapshots(self, base: int | None, included: set[int]) -> list[JavaObject] | None:
+        """Snapshots after `base` that aren't `included`; None if the current snapshot's ancestors lack one of these.
 
         The base itself may have expired: its child still names it.
         """
         found: list[JavaObject] = []
-        missing = set(self._included)
+        missing = set(included)
         number = self._table.snapshot_id()
-        while number is not None and number != self._base:
+        while number is not None and number != base:
             snapshot = self._table.java.snapshot(number)
             if snapshot is None:
                 return None
@@ -362,7 +411,7 @@ class KeyIndex:
                 found.append(snapshot)
             parent = snapshot.parentId()
             number = None if parent is None else int(parent)
-        return found if number == self._base and not missing else None
+        return found if number == base and not missing else None
 
     def _with_files(self, version: IndexVersion, changed: "Sequence[_LiveFile]", gone: set[str]) -> IndexVersion:
         """`version`, and then `changed` read anew and `gone` removed."""
@@ -386,13 +435,19 @@ class KeyIndex:
             parquet_deletes=parquet_deletes,
         )
 
+    def _appended_files(self, base: int | None) -> "Iterator[_LiveFile]":
+        """The data files of `append` snapshots after `base`. Doesn't look at the rest of the table."""
+        scan = self._table.java.newIncrementalAppendScan().toSnapshot(self._table.snapshot_id())
+        return self._planned(scan if base is None else scan.fromSnapshotExclusive(base))
+
     def _live_files(self) -> "Iterator[_LiveFile]":
         """The data files of the current snapshot, with what deletes their rows."""
-        if self._table.snapshot_id() is None:
-            return
+        return self._planned(self._table.java.newScan()) if self._table.snapshot_id() is not None else iter(())
+
+    def _planned(self, plan: JavaObject) -> "Iterator[_LiveFile]":
         specs = self._table.java.specs()
         parser = self._table.content_file_parser
-        for scan in _elements(self._table, self._table.java.newScan().planFiles()):
+        for scan in _elements(self._table, plan.planFiles()):
             data = json.loads(parser.toJson(scan.file(), specs.get(scan.file().specId())))
             vector, parquet, others = None, [], []
             for delete in scan.deletes():
@@ -459,6 +514,15 @@ class KeyIndex:
 
 
 @dataclass(frozen=True)
+class _Appended:
+    """What others appended after the keys were looked up: up to the snapshot `base`, its runs, and the rows that the commit deletes."""
+
+    base: int | None
+    runs: tuple[RunInfo, ...]
+    rows: tuple[OldRows, ...]
+
+
+@dataclass(frozen=True)
 class _LiveFile:
     """A data file of a snapshot: the scan task that reads it, and its deletes."""
 
@@ -510,6 +574,10 @@ def _encoding(plan: TablePlan, spec: TableSpec) -> str:
     bucket = _bucket(plan, spec)
     buckets = "" if bucket is None else f"; {bucket[1]} buckets by {spec.current_spec}"
     return f"1: {keys}{buckets}; v{spec.format_version}"
+
+
+def _only_append(snapshots: Sequence[JavaObject]) -> bool:
+    return all(str(snapshot.operation()) == "append" for snapshot in snapshots)
 
 
 def _elements(table: IcebergTable, iterable: JavaObject) -> list[JavaObject]:

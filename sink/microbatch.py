@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -22,7 +22,14 @@ from changelog.rows import HASH, order_column
 from deltawriters import DeltaOptions, TableSpec
 from deltawriters.keyindex import IndexSlice
 from sink import task
-from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit, TableChanged, TableNoLongerEmpty
+from sink.commit import (
+    CommitUnknown,
+    IcebergCommitter,
+    RowDeltaCommit,
+    TableChanged,
+    TableNoLongerEmpty,
+    retries_used_up,
+)
 from sink.config import Config
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
 from sink.iceberg import IcebergTable, StoredPosition
@@ -34,10 +41,6 @@ log = logging.getLogger("rowdelta")
 
 SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
-
-
-_LOOK_UPS_PER_RETRY = 4
-"""A key looked up in one snapshot must be looked up again in the next, so every commit by others during a micro-batch costs an attempt."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class TableSink:
             self._global_deletes = self.table.has_data_under_other_specs()
         self._replan_if_altered()
         refused: Exception | None = None
-        for pause in self._committer.pauses() * (_LOOK_UPS_PER_RETRY if self._key_index is not None else 1):
+        for pause in self._committer.pauses():
             try:
                 self._write_and_commit(batch_id, batch)
                 self._adopt()
@@ -143,7 +146,6 @@ class TableSink:
             except TableChanged as error:
                 refused = error
                 log.info("%s: others committed meanwhile; looking up the keys and writing again", self.table.name)
-                pause = 0.0  # not contention: the sooner it is written again, the likelier it is to be in time
             except IndexLost as error:
                 refused = error
                 assert self._key_index is not None
@@ -151,10 +153,7 @@ class TableSink:
                 log.warning("%s: %s; building the key index again", self.table.name, error)
             time.sleep(pause)
             self._adopt()
-        raise TemporaryError(
-            f"{self.table.name}: other writers kept committing in between, and the table's commit.retry settings are used up. "
-            f"Nothing was applied; run again, or raise commit.retry.num-retries. Last conflict: {refused}"
-        )
+        raise retries_used_up(self.table.name, refused)
 
     def _adopt(self) -> None:
         """Take the table's current metadata as the base of the next commit."""
@@ -288,21 +287,39 @@ class TableSink:
         index = None
         if self._key_index is not None and slice_ is not None:
             index = self._key_index.prepare(operation, slice_, written.tasks, written.index)
-            self._written_paths.value += index.new_paths
-        self._committer.commit(
-            RowDeltaCommit(
-                prefix=self._prefix,
-                operation=operation,
-                position=end,
-                files=written.files,
-                base_snapshot=self._base if index is None else index.base,
-                index=index,
-                previous_operation=self._stored.operation if self._stored else None,
-                written_for_empty_table=empty,
-                summary={"rowdelta.sink-id": self._config.sink.id},
-                properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
-            )
+        request = RowDeltaCommit(
+            prefix=self._prefix,
+            operation=operation,
+            position=end,
+            files=written.files,
+            base_snapshot=self._base,
+            previous_operation=self._stored.operation if self._stored else None,
+            written_for_empty_table=empty,
+            summary={"rowdelta.sink-id": self._config.sink.id},
+            properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
         )
+        if self._key_index is None or slice_ is None or index is None:
+            self._committer.commit(request)
+            return
+        for pause in self._committer.pauses():
+            earlier = list(self._written_paths.value)
+            self._written_paths.value = [*earlier, *index.new_paths]
+            try:
+                self._committer.commit(replace(request, base_snapshot=index.base, index=index))
+                return
+            except TableChanged as error:
+                refused = error
+            time.sleep(pause)
+            self.table.refresh()
+            self._committer.check_not_fenced(self._prefix, request.previous_operation)
+            amended = self._key_index.amend(operation, slice_, written.tasks, written.index)
+            if amended is None:
+                raise refused
+            self._delete(set(index.new_paths) - set(amended.new_paths))
+            self._written_paths.value = earlier
+            index = amended
+        self._written_paths.value = [*self._written_paths.value, *index.new_paths]
+        raise retries_used_up(self.table.name, refused)
 
     def _dead_letter_prefix(self) -> str:
         return f"{self._prefix}.{self.plan.section.target}"
@@ -338,12 +355,15 @@ class TableSink:
 
     def _delete_written(self) -> None:
         """Delete the files of tasks that finished, after their job or commit failed. Failed tasks deleted their own."""
-        for path in self._written_paths.value:
+        self._delete(self._written_paths.value)
+        self._written_paths.value = []
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
             try:
                 self._spec.io.delete(path)
             except OSError:
                 log.warning("%s: could not delete %s; Iceberg's remove_orphan_files will", self.table.name, path)
-        self._written_paths.value = []
 
     def _united_deletes(self, written: Written) -> int:
         """Rows of earlier snapshots that vectors delete: in v3 those are written by the driver, not by the tasks."""
