@@ -28,7 +28,6 @@ from uuid import uuid4
 import numpy as np
 import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
-from pyiceberg.transforms import BucketTransform
 from pyroaring import BitMap64
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
@@ -43,6 +42,7 @@ from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
 from sink.errors import TableError
 from sink.iceberg import IcebergTable, StoredPosition
+from sink.routing import bucket_of_key, to_task
 from sink.tables import TablePlan
 
 log = logging.getLogger("rowdelta")
@@ -484,7 +484,7 @@ class KeyIndex:
             ).dropna(subset=list(key))
             tasks = min(task.RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
             hashed = rows.withColumn(HASH, self.high_hash(table))
-            routed = hashed.repartition(tasks, *owner_column(tasks, spark)) if tasks > 1 else hashed.coalesce(1)
+            routed = hashed.repartition(tasks, to_task(owner(tasks), tasks, spark)) if tasks > 1 else hashed.coalesce(1)
             function = functools.partial(
                 task.build_index, table, tuple(file.file for file in files), f"{self._location}/runs", sequence, name
             )
@@ -537,15 +537,9 @@ class _LiveFile:
         return self.file.path
 
 
-def owner_column(tasks: int, spark: SparkSession) -> list[Column]:
-    """What to repartition by, so that the row with the high hash `_rowdelta_hash` goes to the task that owns its range.
-
-    Spark hashes what it is given once more, so each task is named by an integer that hashes to its number.
-    """
-    numbers = spark.range(100 * tasks).select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(tasks)).alias("task"))
-    chosen = {row.task: row.id for row in numbers.groupBy("task").agg(F.min("id").alias("id")).collect()}
-    owner = F.shiftright(F.shiftrightunsigned(F.col(HASH), 54) * tasks, 10).cast("int")
-    return [F.array(*(F.lit(int(chosen[i])) for i in range(tasks)))[owner]]
+def owner(tasks: int) -> Column:
+    """The number of the task that owns the range of the high hash `_rowdelta_hash`: the counterpart of `task.range_of`."""
+    return F.shiftright(F.shiftrightunsigned(F.col(HASH), 54) * tasks, 10).cast("int")
 
 
 def _same_scheme(location: str) -> str:
@@ -554,15 +548,9 @@ def _same_scheme(location: str) -> str:
 
 
 def _bucket(plan: TablePlan, spec: TableSpec) -> tuple[Column, int] | None:
-    """The bucket number of a key column that the table is partitioned by, and how many buckets there are."""
-    for field_ in spec.current_spec.fields:
-        source = spec.iceberg_schema.find_column_name(field_.source_id)
-        if isinstance(field_.transform, BucketTransform) and source in plan.section.key:
-            count = field_.transform.num_buckets
-            if _FEWEST_BUCKETS <= count <= task.RANGES:
-                catalog = quoted(plan.section.catalog)
-                return F.expr(f"{catalog}.system.bucket({count}, {quoted(source)})"), count
-    return None
+    """The bucket that the hash begins with, if the table has a fit number of them."""
+    bucket = bucket_of_key(plan, spec)
+    return bucket if bucket is not None and _FEWEST_BUCKETS <= bucket[1] <= task.RANGES else None
 
 
 def _encoding(plan: TablePlan, spec: TableSpec) -> str:

@@ -11,15 +11,13 @@ from typing import Any
 from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
-from pyiceberg.transforms import BucketTransform
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from changelog import debezium_json, row_kind
-from changelog.decoding import Decoder, quoted
+from changelog.decoding import Decoder
 from changelog.rows import HASH, order_column
-from deltawriters import DeltaOptions, TableSpec
+from deltawriters import DeltaOptions
 from deltawriters.keyindex import IndexSlice
 from sink import task
 from sink.commit import (
@@ -33,7 +31,8 @@ from sink.commit import (
 from sink.config import Config
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
 from sink.iceberg import IcebergTable, StoredPosition
-from sink.keyindex import IndexLost, KeyIndex, owner_column
+from sink.keyindex import IndexLost, KeyIndex, owner
+from sink.routing import routing_columns, to_task
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.tables import TablePlan, deletes_carry_row, needs_global_deletes, plan_table
 
@@ -257,7 +256,7 @@ class TableSink:
             return changes.coalesce(1), 1
         if self._routing is None or self._routing[0] != tasks:
             columns = (
-                owner_column(tasks, spark)
+                [to_task(owner(tasks), tasks, spark)]
                 if self._key_index is not None
                 else routing_columns(self.plan, self._spec, tasks, spark)
             )
@@ -403,35 +402,6 @@ def decoder(config: Config, plan: TablePlan) -> Decoder:
     if config.source.type == "files" and config.source.file_format == "parquet":
         return row_kind.columns_decoder(plan.changelog)
     return row_kind.json_decoder(plan.changelog)
-
-
-def routing_columns(plan: TablePlan, table: TableSpec, tasks: int, spark: SparkSession) -> list[Column]:
-    """What to shuffle by, so that all changes of a key meet in one task.
-
-    By key; but if the table has buckets of a key column, by bucket: then each bucket is written by one task only, in
-    `tasks` times fewer files. Spark hashes what it is given once more, so a bucket is not sent as its number but as an integer that
-    hashes to the task `bucket mod tasks`.
-    """
-    key = [F.col(quoted(name)) for name in plan.section.key]
-    for field in table.current_spec.fields:
-        source = table.iceberg_schema.find_column_name(field.source_id)
-        if (
-            isinstance(field.transform, BucketTransform)
-            and source in plan.section.key
-            and field.transform.num_buckets >= tasks
-        ):
-            bucket = F.expr(
-                f"{quoted(plan.section.catalog)}.system.bucket({field.transform.num_buckets}, {quoted(source)})"
-            )
-            numbers = spark.range(100 * tasks).select(
-                "id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(tasks)).alias("task")
-            )
-            chosen = {row.task: row.id for row in numbers.groupBy("task").agg(F.min("id").alias("id")).collect()}
-            if len(chosen) == tasks:
-                # key columns that are null belong to bad records; they go to the first task
-                task_number = F.coalesce(bucket % tasks, F.lit(0))
-                return [F.array(*(F.lit(int(chosen[i])) for i in range(tasks)))[task_number]]
-    return key
 
 
 def property_prefix(config: Config) -> str:
