@@ -81,6 +81,7 @@ class Pipeline:
         def apply(frame: DataFrame, batch_id: int) -> None:
             with self._between_batches:
                 if self._stopping.is_set():
+                    self._quieten_spark()
                     raise _Stopped
                 shared = len(sinks) > 1
                 if shared:
@@ -116,8 +117,11 @@ class Pipeline:
             if self._failure is not None:
                 raise self._explain(self._failure)
         if running:
-            # Spark reports the interruption of a batch that hasn't begun as an error; it isn't one
-            self._spark.sparkContext.setLogLevel("OFF")
+            self._quieten_spark()
+
+    def _quieten_spark(self) -> None:
+        """Spark reports the interruption of a batch that hasn't begun as an error; it isn't one."""
+        self._spark.sparkContext.setLogLevel("OFF")
 
     def _explain(self, error: BaseException) -> RowdeltaError:
         cause = self._failure or error
