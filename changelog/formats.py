@@ -1,0 +1,40 @@
+"""Wire formats by name: ours, and those of other packages.
+
+A package adds one by an entry point of the group `rowdelta.formats` that names a class like `changelog.changes.FormatType`:
+
+    [project.entry-points."rowdelta.formats"]
+    my-format = "my_package.my_format:MyFormat"
+"""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from changelog.changes import FormatType
+
+GROUP = "rowdelta.formats"
+
+OURS = {
+    "debezium-json": "changelog.debezium_json:DebeziumJson",
+    "row-kind": "changelog.row_kind:RowKindJson",
+}
+
+
+def names() -> list[str]:
+    """All formats that are installed."""
+    return sorted({*OURS, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def find(name: str) -> FormatType:
+    """The format's class.
+
+    :raises KeyError: there is none.
+    """
+    if name in OURS:
+        module, _, attribute = OURS[name].partition(":")
+        found: FormatType = getattr(import_module(module), attribute)
+        return found
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            loaded: FormatType = entry.load()
+            return loaded
+    raise KeyError(name)

@@ -1,0 +1,56 @@
+"""What a format must know of the table that its changes are for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pyspark.sql import types as T
+
+SchemaChanges = Literal["evolve", "ignore", "fail"]
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """A column of the target table.
+
+    :param is_uuid: text in messages, binary in Spark, 16 bytes in the table.
+    :param source: the message's field that it is read from; the column's own name if None.
+    """
+
+    name: str
+    type: T.DataType
+    required: bool = False
+    is_uuid: bool = False
+    source: str | None = None
+
+    @property
+    def field(self) -> str:
+        return self.source or self.name
+
+
+@dataclass(frozen=True)
+class ChangelogSpec:
+    """What a format must know of the table that its changes are for.
+
+    :param key: key columns, in the table's order.
+    :param partition_sources: columns that partition values derive from; -U and -D rows keep them.
+    :param order_by: (name or dotted path, type) of the user's order columns.
+    :param source_order: records have a partition and an offset that order them (Kafka).
+    :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
+    :param options: the format's own, checked against its `OPTIONS`.
+    :param schema_changes: what to do about fields that are no columns, and values too wide for their column.
+    """
+
+    columns: tuple[ColumnSpec, ...]
+    key: tuple[str, ...]
+    partition_sources: tuple[str, ...] = ()
+    order_by: tuple[tuple[str, T.DataType], ...] = ()
+    source_order: bool = True
+    trust_before: bool = False
+    options: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    schema_changes: SchemaChanges = "ignore"
+
+    @property
+    def kept_by_removals(self) -> frozenset[str]:
+        """Columns that -U and -D rows keep; the others would only cost shuffle bytes."""
+        return frozenset(self.key) | frozenset(self.partition_sources)
