@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from changelog import formats
 from sink.errors import ConfigError
 
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access.?key|jaas|sas\b|private", re.IGNORECASE)
@@ -106,9 +107,18 @@ class SourceSection(_Section):
     """`source:` where changes come from and how they are spelled."""
 
     type: Literal["kafka", "files"]
-    format: Literal["debezium-json", "row-kind"]
+    format: str
     options: dict[str, Text] = Field(default_factory=dict)
-    format_options: dict[str, Text] = Field(default_factory=dict)
+    format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
+
+    @field_validator("format")
+    @classmethod
+    def _format(cls, value: str) -> str:
+        if value not in formats.names():
+            raise ValueError(
+                f"there is no format {value!r}{_did_you_mean(value, formats.names())}; write one of {', '.join(formats.names())}"
+            )
+        return value
 
     @property
     def file_format(self) -> str:
@@ -242,8 +252,8 @@ class Config(_Section):
     def _check_files(self) -> None:
         if self.source.file_format not in ("parquet", "json"):
             raise ValueError(f"source.options.path_format is {self.source.file_format!r}; write parquet or json")
-        if self.source.format == "debezium-json" and self.source.file_format != "json":
-            raise ValueError("source.format: debezium-json reads path_format: json")
+        if self.source.format != "row-kind" and self.source.file_format != "json":
+            raise ValueError(f"source.format: {self.source.format} reads path_format: json")
 
     @property
     def index_location(self) -> str:
@@ -401,7 +411,7 @@ def _example(path: tuple[str | int, ...]) -> str:
         ("sink", "id"): ", for example `id: shop`",
         ("sink", "checkpoint"): ", for example `checkpoint: ./state/shop`",
         ("source", "type"): ": kafka or files",
-        ("source", "format"): ": debezium-json or row-kind",
+        ("source", "format"): ", for example `format: debezium-json`",
     }
     return examples.get(tuple(str(p) for p in path), "")
 

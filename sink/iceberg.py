@@ -15,7 +15,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from changelog.decoding import ColumnSpec
+from changelog.spec import ColumnSpec
 from deltawriters import TableSpec
 from sink.config import PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError

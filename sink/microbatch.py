@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -13,10 +13,13 @@ from uuid import uuid4
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from changelog import debezium_json, row_kind
-from changelog.decoding import Decoder
-from changelog.rows import HASH, order_column
+from changelog import row_kind
+from changelog.changes import RAW_SCHEMA
+from changelog.decoding import ChangelogDecoder, spark_schema
+from changelog.row_kind_columns import tie
+from changelog.rows import HASH, TIE, order_column
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import IndexSlice
 from sink import task
@@ -395,13 +398,23 @@ def _sum_of(results: list[dict[str, Any]], names: Sequence[str]) -> int:
     return sum(result["keys"][name] for result in results for name in names)
 
 
-def decoder(config: Config, plan: TablePlan) -> Decoder:
-    """The decoder of the configured format for a table."""
-    if config.source.format == "debezium-json":
-        return debezium_json.decoder(plan.changelog)
+def decoder(config: Config, plan: TablePlan) -> Callable[[DataFrame], DataFrame]:
+    """Raw records to changelog rows, by the configured format."""
+    spec = plan.changelog
     if config.source.type == "files" and config.source.file_format == "parquet":
-        return row_kind.columns_decoder(plan.changelog)
-    return row_kind.json_decoder(plan.changelog)
+        return row_kind.columns_decoder(spec)
+    if config.source.format == "row-kind":
+        old = row_kind.json_decoder(spec)
+        return lambda records: old(records.withColumn("value", F.col("value").cast("string")))
+    in_tasks = ChangelogDecoder(config.source.format, spec)
+    schema = spark_schema(spec)
+    ties = [] if spec.source_order else [tie(spec).alias(TIE)]
+
+    def decode(records: DataFrame) -> DataFrame:
+        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: in_tasks(batches), schema)
+        return rows.select("*", *ties) if ties else rows
+
+    return decode
 
 
 def property_prefix(config: Config) -> str:

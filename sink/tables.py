@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from changelog import debezium_json, row_kind
-from changelog.decoding import ChangelogSpec, ColumnSpec
+from changelog import formats
+from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters.partitioning import source_columns
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError
@@ -107,14 +107,7 @@ def _changelog(
         else:
             dtype = types.get(column.name, T.LongType())
         order_by.append((column.name, dtype))
-    known = debezium_json.OPTIONS if config.source.format == "debezium-json" else {}
-    for name, value in config.source.format_options.items():
-        if name not in known:
-            raise ConfigError(
-                f"source.format_options: unknown key {name!r}. Known for {config.source.format}: {', '.join(known) or 'none'}."
-            )
-        if value not in known[name]:
-            raise ConfigError(f"source.format_options.{name}: got {value!r}, expected one of {', '.join(known[name])}.")
+    _check_format_options(config)
     return ChangelogSpec(
         columns=columns,
         key=tuple(section.key),
@@ -126,9 +119,20 @@ def _changelog(
     )
 
 
+def _check_format_options(config: Config) -> None:
+    known = formats.find(config.source.format).OPTIONS
+    for name, value in config.source.format_options.items():
+        if name not in known:
+            raise ConfigError(
+                f"source.format_options: unknown key {name!r}. Known for {config.source.format}: {', '.join(known) or 'none'}."
+            )
+        if known[name] and value not in known[name]:
+            raise ConfigError(f"source.format_options.{name}: got {value!r}, expected one of {', '.join(known[name])}.")
+
+
 def deletes_carry_row(config: Config) -> bool:
     """Whether the format's -D rows have more than the key."""
-    return debezium_json.DELETES_CARRY_ROW if config.source.format == "debezium-json" else row_kind.DELETES_CARRY_ROW
+    return formats.find(config.source.format).DELETES_CARRY_ROW
 
 
 def _check_columns(section: TableSection, wanted: T.StructType | None, columns: tuple[ColumnSpec, ...]) -> None:
