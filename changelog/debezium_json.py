@@ -346,7 +346,7 @@ def wire_type(schema: Mapping[str, Any]) -> WireType:
 
 def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> WireType:
     """How the connector's settings spell a column, for want of a schema."""
-    chosen = {name: options.get(name, values[0]) for name, values in DebeziumJson.OPTIONS.items()}
+    chosen = {name: options.get(name, values[0]) for name, values in DebeziumJson.OPTIONS.items() if values}
     times = chosen["time.precision.mode"]
     if isinstance(dtype, T.ArrayType):
         return WireType("array", children={"element": _implied(dtype.elementType, False, options)})

@@ -7,6 +7,7 @@ stands for is bad, so is the record.
 Runs in Spark tasks (`mapInArrow`), on Arrow record batches, and needs no JVM.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +67,8 @@ def spark_schema(spec: ChangelogSpec) -> T.StructType:
     return from_arrow_schema(decoded_schema(spec))
 
 
-_BAD = pa.struct([(name, to_arrow_type(T.DataType.fromDDL(dtype))) for name, dtype in BAD_FIELDS.items()])
+_ARROW = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary()}
+_BAD = pa.struct([(name, _ARROW[dtype]) for name, dtype in BAD_FIELDS.items()])
 
 
 @dataclass(frozen=True)
@@ -274,15 +276,15 @@ def _common_type(first: str, second: str) -> str:
         return first or second
     if {first, second} <= _NUMBERS.keys():
         return max(first, second, key=lambda name: _NUMBERS[name])
-    decimals = [T.DataType.fromDDL(name) for name in (first, second) if name.startswith("decimal")]
-    if len(decimals) == 2:
-        one, other = decimals
-        assert isinstance(one, T.DecimalType) and isinstance(other, T.DecimalType)  # noqa: PT018
-        if one.scale == other.scale:
-            return max(first, second, key=lambda name: len(name) and int(name[8:].split(",")[0]))
+    decimals = [_DECIMAL.fullmatch(name) for name in (first, second)]
+    if all(decimals):
+        one, other = (tuple(map(int, found.groups())) for found in decimals if found)
+        if one[1] == other[1]:
+            return first if one > other else second
     return "string"
 
 
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _NUMBERS = {"tinyint": 0, "smallint": 1, "int": 2, "bigint": 3, "float": 4, "double": 5}
 
 
