@@ -5,6 +5,7 @@
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +68,27 @@ def raw_records(records: Sequence[Message]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, schema=RAW_SCHEMA)
 
 
+def sql(text: str) -> T.DataType:
+    """A Spark SQL type; Spark's own parser needs a JVM."""
+    if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", text):
+        return T.DecimalType(int(match[1]), int(match[2]))
+    if match := re.fullmatch(r"array<(.*)>", text):
+        return T.ArrayType(sql(match[1]))
+    if match := re.fullmatch(r"map<string,(.*)>", text):
+        return T.MapType(T.StringType(), sql(match[1]))
+    if match := re.fullmatch(r"struct<(.*)>", text):
+        fields = (part.split(":", 1) for part in re.split(r",(?![^(<]*[)>])", match[1]))
+        return T.StructType([T.StructField(name, sql(dtype)) for name, dtype in fields])
+    names = {"bigint": T.LongType(), "int": T.IntegerType(), "smallint": T.ShortType(), "tinyint": T.ByteType()}
+    names |= {"float": T.FloatType(), "double": T.DoubleType(), "boolean": T.BooleanType(), "date": T.DateType()}
+    names |= {"timestamp": T.TimestampType(), "timestamp_ntz": T.TimestampNTZType()}
+    return (names | {"string": T.StringType(), "binary": T.BinaryType()})[text]
+
+
 def spec(columns: Mapping[str, str], key: Sequence[str] = ("id",), **options: Any) -> ChangelogSpec:
     """What a format knows of a table with `columns` (name -> Spark SQL type, or `uuid`)."""
     specs = [
-        ColumnSpec(name, T.DataType.fromDDL("binary" if sql_type == "uuid" else sql_type), is_uuid=sql_type == "uuid")
+        ColumnSpec(name, sql("binary" if sql_type == "uuid" else sql_type), is_uuid=sql_type == "uuid")
         for name, sql_type in columns.items()
     ]
     return ChangelogSpec(tuple(specs), tuple(key), **options)
