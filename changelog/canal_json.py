@@ -90,7 +90,9 @@ class CanalJson:
         op = text(at_field(message, "type"))
         is_ddl = pc.is_in(text(at_field(message, "isDdl")), value_set=pa.array(["true"]))
         # DDL of types that we don't know: statements that go to every topic, such as GRANT
-        other_ddl = pc.and_(is_ddl, pc.invert(pc.is_in(op, value_set=pa.array([*OPERATIONS.kinds, *OPERATIONS.unsupported]))))
+        other_ddl = pc.and_(
+            is_ddl, pc.invert(pc.is_in(op, value_set=pa.array([*OPERATIONS.kinds, *OPERATIONS.unsupported])))
+        )
         looked_at = pc.invert(other_ddl)
         yield from OPERATIONS.rejected(found.record.filter(looked_at), op.filter(looked_at))
         altered = pc.and_(other_ddl, removes_partition(at_field(message, "sql")))
@@ -99,7 +101,7 @@ class CanalJson:
         message, record, op = message.filter(changing), found.record.filter(changing), op.filter(changing)
         many = pc.greater(pc.list_value_length(at_field(message, "data")), MOST_ROWS)
         yield from rejected(record, many, BadRecord.UNSUPPORTED_EVENT, f"data has more than {MOST_ROWS:,} rows")
-        few = pc.invert(pc.fill_null(many, False))  # noqa: FBT003 - Arrow's signature
+        few = pc.invert(pc.fill_null(many, False))
         message, record, op = message.filter(few), record.filter(few), op.filter(few)
         without = _without_rows(at_field(message, "data"))
         reasons = pc.binary_join_element_wise("type '", op, "' has no data, or a row of it is null", "")
@@ -165,7 +167,7 @@ class CanalJson:
 
 def _without_rows(data: pa.Array) -> pa.Array:
     """bool; messages without rows, or with null for one."""
-    empty = pc.fill_null(pc.equal(pc.list_value_length(data), 0), True).to_numpy(zero_copy_only=False).copy()  # noqa: FBT003
+    empty = pc.fill_null(pc.equal(pc.list_value_length(data), 0), True).to_numpy(zero_copy_only=False).copy()
     rows = data.flatten()
     if rows.null_count:
         empty[pc.list_parent_indices(data).to_numpy()[rows.is_null().to_numpy(zero_copy_only=False)]] = True

@@ -116,7 +116,7 @@ class DmsJson:
         """Reject updates that don't have all columns; returns the other rows."""
         updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
         values = records.column("value").take(rows.record)
-        rest = pa.repeat(True, len(rows.op))  # noqa: FBT003 - Arrow's signature
+        rest = pa.repeat(True, len(rows.op))
         for column in self._spec.columns:
             missing = pc.and_(updates, lacks(values, "data", rows.after, rows.before, column.field))
             reason = f"column {column.name} is missing"
@@ -139,7 +139,7 @@ def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:
 def unhexed(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Bytes from hexadecimal texts, and a mask of those that are none (null in the result)."""
     digits = pc.replace_substring_regex(texts, "^0[xX]", "")
-    fits = pc.fill_null(pc.match_substring_regex(digits, "^(?:[0-9A-Fa-f]{2})*$"), False)  # noqa: FBT003 - Arrow's signature
+    fits = pc.fill_null(pc.match_substring_regex(digits, "^(?:[0-9A-Fa-f]{2})*$"), False)
     misfits = pc.and_not(texts.is_valid(), fits)
     digits = pc.if_else(fits, digits, "")
     whole = pc.binary_join(pa.ListArray.from_arrays([0, len(digits)], digits), "")

@@ -83,7 +83,9 @@ class MaxwellJson:
         message = found.values
         op = text(at_field(message, "type"))
         yield from OPERATIONS.rejected(found.record, op)
-        altered = pc.and_(pc.is_in(op, value_set=pa.array(["table-alter"])), removes_partition(at_field(message, "sql")))
+        altered = pc.and_(
+            pc.is_in(op, value_set=pa.array(["table-alter"])), removes_partition(at_field(message, "sql"))
+        )
         yield from rejected(found.record, altered, BadRecord.UNSUPPORTED_EVENT, PARTITION_REMOVED)
         kind = OPERATIONS.kind(op)
         mask = kind.is_valid()

@@ -103,7 +103,7 @@ class OggJson:
         """Reject updates that don't have all columns; returns the other rows."""
         updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
         values = records.column("value").take(rows.record)
-        rest = pa.repeat(True, len(rows.op))  # noqa: FBT003 - Arrow's signature
+        rest = pa.repeat(True, len(rows.op))
         for column in self._spec.columns:
             flag = at_field(rows.after, column.field + _IS_MISSING)
             missing = pc.or_(lacks(values, "after", rows.after, rows.before, column.field), _is_true(flag))

@@ -69,7 +69,7 @@ class Operations:
         yield from rejected(record, op.is_null(), BadRecord.UNKNOWN_OPERATION, f"{self.field} is missing")
         unknown = op.is_valid()
         for name, reason in self.unsupported.items():
-            same = pc.fill_null(pc.equal(op, name), False)  # noqa: FBT003 - Arrow's signature
+            same = pc.fill_null(pc.equal(op, name), False)
             yield from rejected(record, same, BadRecord.UNSUPPORTED_EVENT, reason)
             unknown = pc.and_not(unknown, same)
         known = f"; expected one of {', '.join(self.kinds)}"
@@ -189,12 +189,10 @@ class Images:
             before = self._replaced(rows)
             if not self._spec.trust_before:
                 key = [c.field for c in self._spec.columns if c.name in self._spec.key]
+                changed = pa.repeat(False, len(replaced))
                 for name in key:
-                    before.setdefault(name, after[name])
-                changed = [_differ(before[name], after[name]) for name in key]
-                for mask in changed[1:]:
-                    changed[0] = pc.or_(changed[0], mask)
-                replaced = pc.and_(replaced, changed[0])
+                    changed = pc.or_(changed, _differ(before[name], after[name]))
+                replaced = pc.and_(replaced, changed)
             yield from self._changes(rows, replaced, before, int(RowKind.UPDATE_BEFORE), 0)
         deletes = pc.and_(deletes, rows.removed.is_valid())
         removed = {name: at_field(rows.removed, name) for name in self._kept}
@@ -265,7 +263,7 @@ def read(reader: JsonReader, records: pa.RecordBatch) -> Iterator[Parsed | Rejec
 
 def rejected(record: pa.Array, mask: pa.Array, error_class: str, reason: pa.Array | str) -> Iterator[Rejected]:
     """The records where `mask` is true, once each; nothing if there are none."""
-    rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))  # noqa: FBT003 - Arrow's signature
+    rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
     if len(rows):
         found, places = np.unique(record.to_numpy()[rows], return_index=True)
         reason = reason if isinstance(reason, str) else reason.take(pa.array(rows[places]))
@@ -274,7 +272,7 @@ def rejected(record: pa.Array, mask: pa.Array, error_class: str, reason: pa.Arra
 
 def removes_partition(sql: pa.Array) -> pa.Array:
     """bool; whether a statement drops or empties a partition, and so removes rows."""
-    return pc.fill_null(pc.match_substring_regex(text(sql), _REMOVES_PARTITION), False)  # noqa: FBT003 - Arrow's signature
+    return pc.fill_null(pc.match_substring_regex(text(sql), _REMOVES_PARTITION), False)
 
 
 def at_field(struct: pa.StructArray, name: str) -> pa.Array:
@@ -302,10 +300,10 @@ def first(*arrays: pa.Array) -> pa.Array:
 def _differ(before: pa.Array, after: pa.Array) -> pa.Array:
     """Whether both are there and not spelled alike. A -U of a key that is only spelled otherwise does no harm."""
     if pa.types.is_null(before.type) or pa.types.is_null(after.type):
-        return pa.repeat(False, len(before))  # noqa: FBT003 - Arrow's signature
+        return pa.repeat(False, len(before))
     if before.type != after.type:
         before, after = text(before), text(after)
-    return pc.fill_null(pc.not_equal(before, after), False)  # noqa: FBT003 - Arrow's signature
+    return pc.fill_null(pc.not_equal(before, after), False)
 
 
 def says_null(values: pa.Array, name: str) -> pa.Array:
@@ -357,7 +355,9 @@ def timestamps(values: pa.Array) -> pa.Array:
         return pa.nulls(len(values), pa.timestamp("us", "UTC"))
     plain = pc.replace_substring_regex(values, r"(?:Z|\+00:?00)$", "")
     plain = pc.replace_substring_regex(plain, r"^(\d{4}-\d\d-\d\d)[T: ]", r"\1T")
-    wanted = pc.match_substring_regex(plain, r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?$")
+    wanted = pc.match_substring_regex(
+        plain, r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?$"
+    )
     plain = pc.if_else(wanted, plain, pa.scalar(None, pa.string()))
     try:
         return plain.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
