@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.changes import WireType
 from changelog.values.arrays import Flags, bitmap, merged, only, pieces, present
 from changelog.values.encoded import from_base64
 
@@ -17,6 +18,14 @@ _EXACT = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact, Invalid
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _LONGEST = 1_000_000
 """Characters of a number; more are a misfit rather than minutes of work."""
+
+
+def scale_of(wire: WireType) -> int:
+    """Digits after the point of Kafka Connect's Decimal.
+
+    :raises ValueError: the schema's parameter is no integer.
+    """
+    return int(wire.parameters.get("scale", "0"))
 
 
 def number(text: str) -> Decimal | None:
@@ -87,9 +96,9 @@ def from_decimals(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
 
 
 def from_integers(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
-    if target.scale > 19:  # 19 digits of an int64 besides
+    if target.scale > 18:  # 20 digits of a uint64 besides
         return from_text(pc.cast(values, pa.string()), target)
-    return from_decimals(pc.cast(values, pa.decimal128(19 + target.scale, target.scale)), target)
+    return from_decimals(pc.cast(values, pa.decimal128(20 + target.scale, target.scale)), target)
 
 
 def unscaled(values: pa.Array, scale: int) -> pa.Array:

@@ -22,6 +22,11 @@ def to_integers(values: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_integer(values.type):
         return _narrowed(values, target)
     if is_text(values.type):
+        if pc.all(pc.match_substring_regex(values, "^-?[0-9]{1,19}$")).as_py():
+            try:
+                return _narrowed(pc.cast(values, pa.int64()), target)
+            except pa.ArrowInvalid:
+                pass  # of 19 digits, some fit
         usual = pc.match_substring_regex(values, "^-?[0-9]{1,18}$")
 
         def slow(rest: pa.Array) -> pa.Array:

@@ -5,10 +5,11 @@ from pyspark.sql import types as T
 
 from changelog.changes import WireType
 from changelog.values import logical
+from changelog.values.decimals import scale_of
 from changelog.values.nested import is_list
 
 _ENCODED = pa.struct([("scale", pa.int64()), ("value", pa.string())])
-_GEOMETRY = pa.struct([("wkb", pa.string()), ("srid", pa.int64())])
+_GEOMETRY = pa.struct([("wkb", pa.string())])
 
 _PLAIN = {
     "int8": T.ByteType(),
@@ -42,11 +43,13 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
         return (text,)  # pyarrow.json reads no maps
     if name == logical.VARIABLE_SCALE_DECIMAL:
         return (_ENCODED, text)
+    if name == logical.DECIMAL and not pa.types.is_temporal(target):
+        scale = target.scale if pa.types.is_decimal(target) else scale_of(wire)
+        return (text, pa.decimal128(38, min(max(scale, 0), 38)), _ENCODED)
     if pa.types.is_decimal(target):
-        number = pa.decimal128(38, target.scale)
-        return (text, number, _ENCODED) if name == logical.DECIMAL else (number, text)
+        return (pa.decimal128(38, target.scale), text)
     if pa.types.is_integer(target):
-        return (text, integer) if wire.kind == "string" or name == logical.DECIMAL else (integer, text)
+        return (text, integer) if wire.kind == "string" else (integer, text)
     if pa.types.is_floating(target):
         # an integer may have more digits than a double
         return (integer, text) if wire.kind.startswith("int") else (pa.float64(), text)
@@ -99,7 +102,7 @@ def spark_type(wire: WireType) -> T.DataType:
 
 def _decimal_type(wire: WireType) -> T.DataType:
     """By scale and, where the connector says it, precision. Text if Spark has no such decimal."""
-    scale = int(wire.parameters.get("scale", "0"))
+    scale = scale_of(wire)
     precision = int(wire.parameters.get("connect.decimal.precision", "38"))
     if not 0 <= scale <= precision <= 38:
         return T.StringType()

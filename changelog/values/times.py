@@ -63,11 +63,11 @@ def to_timestamps(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.A
         limits = pc.min_max(numbers).as_py()
         if limits["max"] is not None and (limits["max"] >= _NUMBERS[0] or limits["min"] <= _NUMBERS[1]):
             numbers = only(numbers, pc.and_(pc.less(numbers, _NUMBERS[0]), pc.greater(numbers, _NUMBERS[1])))
-        return _rescaled(numbers, logical.TIMESTAMPS[name], 10**6).view(MICROS).cast(target)
+        return _rescaled(numbers, logical.TIMESTAMPS[name], 10**6).view(target)
     if name in logical.DATES:
         days = to_dates(values, wire).cast(pa.int32()).cast(pa.int64())
         micros = pc.multiply(only(days, pc.less(pc.abs(days), 2**63 // _DAY)), _DAY)
-        return micros.view(MICROS).cast(target)
+        return micros.view(target)
     return pa.nulls(len(values), target)
 
 
@@ -151,8 +151,7 @@ def _dates_of_days(days: pa.Array) -> pa.Array:
 
 
 def _dates_of_text(values: pa.Array, name: str) -> pa.Array:
-    zone = "Z?" if name == logical.ISO_DATE else ""
-    if zone:
+    if name == logical.ISO_DATE:
         values = pc.replace_substring_regex(values, r"^([^Tt]*)Z$", r"\1")
     try:
         return pc.cast(values, pa.date32())
@@ -187,7 +186,7 @@ def _timestamps_of_text(values: pa.Array, name: str, target: pa.DataType) -> pa.
     minutes_of_day = pc.subtract(pc.add(pc.multiply(hour, 60), minute), pc.multiply(offset, east))
     seconds = pc.add(pc.multiply(minutes_of_day, 60), second)
     total = pc.add(pc.multiply(only(days, fits), _DAY), pc.add(pc.multiply(seconds, 10**6), micros))
-    return total.view(MICROS).cast(target)
+    return total.view(target)
 
 
 def _usual(values: pa.Array, target: pa.DataType) -> pa.Array:
