@@ -146,36 +146,50 @@ def from_bytes(values: pa.Array, scale: int, target: pa.Decimal128Type) -> pa.Ar
 
     :param values: binary, or string: base64.
     """
-    decoded = from_base64(values) if pa.types.is_string(values.type) else values
-    if not 0 <= scale <= 38:
-        return each(decoded, target, lambda raw: exact(_shifted(raw, scale), target.precision, target.scale))
-    result = from_decimals(unscaled(decoded, scale), target)
-    if pa.types.is_string(values.type) and result.null_count > values.null_count:
-        # objects, as JSON text: a VariableScaleDecimal where no schema says so
-        objects = only(values, pc.fill_null(pc.starts_with(values, "{"), False))
-        if objects.null_count < len(objects):
-            return merged([result, variable(objects, target)], target, len(values))
-    return result
+
+    def slow(raw: bytes) -> Decimal | None:
+        return exact(_shifted(raw, scale), target.precision, target.scale)
+
+    def fast(narrow: pa.Array) -> pa.Array:
+        return from_decimals(narrow, target)
+
+    return _from_bytes(values, scale, target, fast, slow, variable)
 
 
 def bytes_as_text(values: pa.Array, scale: int) -> pa.Array:
     """Kafka Connect's Decimal to text, of any number of digits."""
-    decoded = from_base64(values) if pa.types.is_string(values.type) else values
 
-    def slow(rest: pa.Array) -> pa.Array:
-        return each(rest, pa.string(), lambda raw: plain(_shifted(raw, scale)))
+    def slow(raw: bytes) -> str | None:
+        return plain(_shifted(raw, scale))
 
-    if not 0 <= scale <= 38:
-        result = slow(decoded)
-    else:
+    return _from_bytes(values, scale, pa.string(), as_text, slow, lambda objects, _: variable_as_text(objects))
+
+
+def _from_bytes(
+    values: pa.Array,
+    scale: int,
+    target: pa.DataType,
+    fast: Callable[[pa.Array], pa.Array],
+    slow: Callable[[bytes], Any],
+    of_objects: Callable[[pa.Array, pa.DataType], pa.Array],
+) -> pa.Array:
+    """`fast` for integers of up to 38 digits, `slow` for longer ones.
+
+    :param of_objects: for JSON texts of objects: a VariableScaleDecimal where no schema says so.
+    """
+    is_text = pa.types.is_string(values.type)
+    decoded = from_base64(values) if is_text else values.cast(pa.binary())
+    if 0 <= scale <= 38:
         narrow = unscaled(decoded, scale)
-        result = as_text(narrow)
-        if result.null_count > decoded.null_count:
-            result = merged([result, slow(only(decoded, narrow.is_null()))], pa.string(), len(values))
-    if pa.types.is_string(values.type) and result.null_count > values.null_count:
-        objects = only(values, pc.fill_null(pc.starts_with(values, "{"), False))
+        result = fast(narrow)
+        if narrow.null_count > decoded.null_count:
+            result = merged([result, each(only(decoded, narrow.is_null()), target, slow)], target, len(values))
+    else:
+        result = each(decoded, target, slow)
+    if is_text and decoded.null_count > values.null_count:
+        objects = only(values, pc.starts_with(values, "{"))
         if objects.null_count < len(objects):
-            result = merged([result, variable_as_text(objects)], pa.string(), len(values))
+            result = merged([result, of_objects(objects, target)], target, len(values))
     return result
 
 

@@ -220,13 +220,23 @@ def _any_between(marks: Flags, begins: Longs) -> Flags:
 
 
 def _lists(elements: pa.Array, begins: Longs, valid: Flags, target: pa.DataType) -> pa.Array:
-    offsets = pa.array(begins.astype(np.int32))
+    offsets, (elements,) = _of_valid([elements], begins, valid)
     return pa.ListArray.from_arrays(offsets, elements, type=target, mask=_mask(valid))
 
 
 def _maps(keys: pa.Array, items: pa.Array, begins: Longs, valid: Flags, target: pa.DataType) -> pa.Array:
-    offsets = pa.array(begins.astype(np.int32))
+    offsets, (keys, items) = _of_valid([keys, items], begins, valid)
     return pa.MapArray.from_arrays(offsets, keys, items, type=target, mask=_mask(valid))
+
+
+def _of_valid(parts: list[pa.Array], begins: Longs, valid: Flags) -> tuple[pa.Array, list[pa.Array]]:
+    """Offsets and parts without those of rows that aren't valid: Arrow has no null keys, not even where nobody looks."""
+    if not valid.all():
+        lengths = np.diff(begins)
+        kept = pa.array(np.repeat(valid, lengths))
+        parts = [part.filter(kept) for part in parts]
+        begins = np.concatenate([[0], np.cumsum(np.where(valid, lengths, 0))])
+    return pa.array(begins.astype(np.int32)), parts
 
 
 def _structs(fields: list[pa.Array], valid: Flags, target: pa.DataType) -> pa.Array:
