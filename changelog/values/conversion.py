@@ -75,10 +75,8 @@ def _bytes(values: pa.Array, wire: WireType) -> pa.Array:
     dtype = values.type
     if pa.types.is_struct(dtype):
         return encoded.geometry(values)
-    if pa.types.is_binary(dtype):
-        return values
-    if pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype):
-        return values.cast(pa.binary())
+    if _is_bytes(dtype):
+        return values if pa.types.is_binary(dtype) else values.cast(pa.binary())
     if not pa.types.is_string(dtype):
         return pa.nulls(len(values), pa.binary())
     result = encoded.from_base64(values)
@@ -90,9 +88,13 @@ def _bytes(values: pa.Array, wire: WireType) -> pa.Array:
 def _is_encoded_decimal(values: pa.Array, wire: WireType) -> bool:
     """Bytes, in JSON base64, or a struct; rather than a number or a number's text."""
     dtype = values.type
-    if wire.name == logical.DECIMAL or wire.name == logical.VARIABLE_SCALE_DECIMAL:
-        return bool(pa.types.is_string(dtype) or pa.types.is_binary(dtype) or pa.types.is_struct(dtype))
-    return False
+    if wire.name not in (logical.DECIMAL, logical.VARIABLE_SCALE_DECIMAL):
+        return False
+    return bool(pa.types.is_string(dtype) or _is_bytes(dtype) or pa.types.is_struct(dtype))
+
+
+def _is_bytes(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype))
 
 
 def _decimals(values: pa.Array, wire: WireType, target: pa.Decimal128Type) -> pa.Array:
@@ -137,7 +139,7 @@ def _text(values: pa.Array, wire: WireType, zoned: bool) -> pa.Array:
         return numerals.float_text(values)
     if pa.types.is_decimal(dtype):
         return decimals.as_text(values)
-    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype):
+    if _is_bytes(dtype):
         return encoded.to_base64(values)
     if nested.is_nested(dtype):
         return pa.array([None if v is None else nested.json_text(v, dtype) for v in values.to_pylist()], pa.string())

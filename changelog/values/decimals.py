@@ -230,10 +230,15 @@ def _variable(values: pa.Array, target: pa.DataType, convert: Callable[[pa.Array
     scales = parts["scale"]
     if not pa.types.is_integer(scales.type):
         return pa.nulls(len(values), target)
+    unscaled_parts = parts["value"]
+    if pa.types.is_string(unscaled_parts.type):
+        unscaled_parts = from_base64(unscaled_parts)
+    if not pa.types.is_binary(unscaled_parts.type):
+        return pa.nulls(len(values), target)
     results = []
     for scale in pc.unique(scales.drop_null()).to_pylist():  # few
         same = pc.fill_null(pc.equal(scales, scale), False)
-        part = parts["value"] if pc.all(same).as_py() else only(parts["value"], same)
+        part = unscaled_parts if pc.all(same).as_py() else only(unscaled_parts, same)
         results.append(convert(part, scale))
     return merged(results, target, len(values))
 
