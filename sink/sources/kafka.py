@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.decoding import any_of
+from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
@@ -43,13 +43,7 @@ class KafkaSource:
             .option("subscribe", ",".join(self._starts))
             .option("startingOffsets", json.dumps(self._starts))
             .load()
-            .select(
-                F.col("topic").alias("source"),
-                "partition",
-                "offset",
-                "key",
-                F.col("value").cast("string").alias("value"),
-            )
+            .select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
         )
         tables = tuple(self._config.tables)
         return [Stream(self._config.sink.id, frame, self._folder.location(self._generation), tables)]

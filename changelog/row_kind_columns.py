@@ -1,0 +1,204 @@
+"""Rows that carry their kind as typed columns of Parquet files; what `changelog.row_kind` is for JSON.
+
+Spark reads the files, so they are decoded by Spark's own expressions, without a detour through Python. Checks and results are those
+of `changelog.decoding`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.row_kind import Kinds
+from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, TIE, BadRecord, RowKind, order_column
+from changelog.spec import ChangelogSpec
+
+_ERROR = f"{PREFIX}error"
+_OP = f"{PREFIX}op"
+_UUID_TEXT = f"{PREFIX}uuid_"
+_METADATA = {
+    "_op": "string",
+    "_ts": "timestamp",
+    "_source": "string",
+    "_partition": "int",
+    "_offset": "bigint",
+    "_timestamp": "timestamp",
+}
+"""Metadata columns, as in `changelog.decoding`, as Spark SQL types."""
+
+
+def columns_to_read(spec: ChangelogSpec) -> T.StructType:
+    """Columns that change files must have: the kind, the table's columns, the order columns."""
+    kind = Kinds.of(spec.options).column
+    kind_type = T.LongType() if spec.options.get("column_type") == "integer" else T.StringType()
+    fields = {kind: T.StructField(kind, kind_type)}
+    for column in spec.columns:
+        dtype = T.StringType() if column.is_uuid else column.type
+        fields.setdefault(column.field, T.StructField(column.field, dtype))
+    for name, order_type in spec.order_by:
+        fields.setdefault(name, T.StructField(name, order_type))
+    return T.StructType(list(fields.values()))
+
+
+def columns_decoder(spec: ChangelogSpec) -> "Decoder":
+    """Decodes typed records: the columns of `columns_to_read`, and `source` with the file's path."""
+    kinds = Kinds.of(spec.options)
+    uuids = [c for c in spec.columns if c.is_uuid]
+    op = F.col(quoted(kinds.column)).cast("string")
+    images = Select(
+        [
+            F.col("source").alias(f"{PREFIX}source"),
+            op.alias(_OP),
+            _kind(op, kinds).alias(KIND),
+            *(F.col(quoted(name)).cast(dtype).alias(_order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
+            *(F.col(quoted(c.field)).alias(_UUID_TEXT + c.name) for c in uuids),
+            *((binary_uuid(c.field) if c.is_uuid else F.col(quoted(c.field))).alias(c.name) for c in spec.columns),
+        ]
+    )
+    misfits = [
+        F.when(
+            F.col(quoted(_UUID_TEXT + c.name)).isNotNull() & F.col(quoted(c.name)).isNull(),
+            _error(BadRecord.TYPE_MISMATCH, f"column {c.name} is not a UUID"),
+        )
+        for c in uuids
+    ]
+    fields = {kinds.column: F.col(_OP)}
+    fields |= {name: F.col(_order_value(i)) for i, (name, _) in enumerate(spec.order_by)}
+    fields |= {c.field: F.col(quoted(_UUID_TEXT + c.name if c.is_uuid else c.name)) for c in spec.columns}
+    value = F.to_json(F.struct(*(column.alias(name) for name, column in fields.items())))
+    return Decoder((images, *_finish(spec, [_unknown_kind(F.col(_OP), kinds), *misfits], value)))
+
+
+def _kind(op: Column, kinds: Kinds) -> Column:
+    cases = []
+    for kind in RowKind:
+        spellings = [text for text, meaning in kinds.meanings.items() if meaning is kind]
+        cases.append(F.when(op.isin(spellings), F.lit(int(kind))))
+    return F.coalesce(*cases)
+
+
+def _unknown_kind(op: Column, kinds: Kinds) -> Column:
+    shown = F.coalesce(F.concat(F.lit("'"), op, F.lit("'")), F.lit("missing"))
+    return F.when(
+        F.col(KIND).isNull(),
+        _error(BadRecord.UNKNOWN_OPERATION, f"{kinds.column} is ", shown, f"; expected one of {kinds.expected}"),
+    )
+
+
+def _order_value(index: int) -> str:
+    return f"{PREFIX}order_value_{index}"
+
+
+def _error(error_class: str, *reason: Column | str) -> Column:
+    """An error value: its class and a sentence made of `reason`'s parts."""
+    parts = [F.lit(part) if isinstance(part, str) else part for part in reason]
+    return F.struct(F.concat(*parts).alias("reason"), F.lit(error_class).alias("error_class"))
+
+
+def _sets_row(kind: Column) -> Column:
+    """Whether a kind sets the row: +I or +U."""
+    return kind.isin(int(RowKind.INSERT), int(RowKind.UPDATE_AFTER))
+
+
+@dataclass(frozen=True)
+class Select:
+    """A projection: a step of a decoder."""
+
+    columns: Sequence[Column]
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        return frame.select(*self.columns)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Raw records to changelog rows, as projections and filters whose expressions were built once.
+
+    Building them costs hundreds of calls to the JVM, which every micro-batch would pay again.
+    """
+
+    steps: tuple[Select, ...]
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        return reduce(lambda frame, step: step(frame), self.steps, records)
+
+
+def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Select]:
+    """Check keys, order and required columns, and shape the changelog row.
+
+    :param errors: what was found wrong already; comes before these checks.
+    :param value: the record as JSON, for the dead letters.
+    """
+    kind, source = F.col(KIND), F.col(f"{PREFIX}source")
+    checks = list(errors)
+    checks += [
+        F.when(F.col(quoted(name)).isNull(), _error(BadRecord.NULL_KEY, f"key column {name} is null"))
+        for name in spec.key
+    ]
+    checks += [
+        F.when(
+            F.col(_order_value(i)).isNull(), _error(BadRecord.MISSING_ORDER, f"order column {name} is null or missing")
+        )
+        for i, (name, _) in enumerate(spec.order_by)
+    ]
+    checks += [
+        F.when(
+            _sets_row(kind) & F.col(quoted(column.name)).isNull(),
+            _error(BadRecord.TYPE_MISMATCH, f"column {column.name} is null, and the table requires a value"),
+        )
+        for column in spec.columns
+        if column.required and column.name not in spec.key
+    ]
+    parts = {"source": source, "value": value}
+    parts |= {name: F.col(f"{_ERROR}.{name}") for name in ("reason", "error_class")}
+    fields = [parts.get(name, F.lit(None)).cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
+    rows = [
+        F.col(quoted(column.name))
+        if column.name in spec.kept_by_removals
+        else F.when(_sets_row(kind), F.col(quoted(column.name))).alias(column.name)
+        for column in spec.columns
+    ]
+    metadata = {"_op": F.col(_OP), "_source": source}
+    result = [
+        F.coalesce(kind, F.lit(int(RowKind.DELETE))).cast("tinyint").alias(KIND),
+        *(F.col(_order_value(i)).alias(order_column(i)) for i in range(len(spec.order_by))),
+        tie(spec).alias(TIE),
+        F.when(F.col(_ERROR).isNotNull(), F.struct(*fields)).alias(BAD),
+        *rows,
+        *(metadata.get(name, F.lit(None)).cast(_METADATA[name]).alias(name) for name in spec.metadata),
+    ]
+    error = F.coalesce(*checks, F.lit(None).cast("struct<reason:string,error_class:string>"))
+    return [Select([F.col("*"), error.alias(_ERROR)]), Select(result)]
+
+
+def tie(spec: ChangelogSpec) -> Column:
+    """Hash of a row's content: what decides between changes whose order is the same."""
+    # of removals only the columns that they keep: the rest is null by then, and hashing it costs as much as writing it
+    whole, kept = (
+        F.xxhash64(*(F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in some))
+        for some in (spec.columns, [c for c in spec.columns if c.name in spec.kept_by_removals])
+    )
+    return F.when(_sets_row(F.col(KIND)), whole).otherwise(kept)
+
+
+def _has_map(dtype: T.DataType) -> bool:
+    """Spark refuses to hash maps, since equal maps may differ in the order of their entries."""
+    return "map<" in dtype.simpleString()
+
+
+def quoted(name: str) -> str:
+    """`name` as an identifier, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def any_of(conditions: list[Column]) -> Column:
+    """Disjunction; false for none."""
+    return reduce(lambda a, b: a | b, conditions, F.lit(False))
+
+
+def binary_uuid(name: str) -> Column:
+    """The 16 bytes of the UUID in the text column `name`; null if it is none."""
+    return F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')").alias(name)
