@@ -49,15 +49,13 @@ def _converted(values: pa.Array, wire: WireType, target: pa.DataType, is_uuid: b
         return times.to_dates(values, wire)
     if pa.types.is_decimal(target):
         return _decimals(values, wire, target)
-    is_encoded = _is_encoded_decimal(values, wire)
-    if is_encoded:
+    if _is_encoded_decimal(values, wire):
         values = _decimal_text(values, wire)
     if pa.types.is_integer(target):
         return numerals.to_integers(values, target)
     if pa.types.is_floating(target):
-        if is_encoded:
-            return numerals.exact_floats_of_text(values, target)
-        return numerals.to_floats(values, target, wire.kind)
+        is_exact = wire.kind.startswith("int") or wire.name in (logical.DECIMAL, logical.VARIABLE_SCALE_DECIMAL)
+        return numerals.to_floats(values, target, "exact" if is_exact else wire.kind)
     if pa.types.is_boolean(target):
         return numerals.to_booleans(values)
     raise TypeError(f"no rule makes {target} of anything")
@@ -65,10 +63,19 @@ def _converted(values: pa.Array, wire: WireType, target: pa.DataType, is_uuid: b
 
 def _nested(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.Array:
     if wire.name == logical.ENUM_SET and nested.is_list(target) and pa.types.is_string(values.type):
-        values = pc.split_pattern(values, ",")
+        return _names(values, target)
     if pa.types.is_string(values.type):
         return nested.from_json(values, wire, target, _converted)
     return nested.from_arrow(values, wire, target, _converted)
+
+
+def _names(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Names with commas between them, or a JSON array of names."""
+    arrays = pc.starts_with(values, "[")
+    names = pc.split_pattern(only(values, pc.and_not(pc.not_equal(values, ""), arrays)), ",")
+    none = only(pa.array([[]] * len(values), names.type), pc.equal(values, ""))
+    split = _converted(merged([names, none], names.type, len(values)), WireType(), target)
+    return merged([split, _converted(only(values, arrays), WireType(), target)], target, len(values))
 
 
 def _bytes(values: pa.Array, wire: WireType) -> pa.Array:

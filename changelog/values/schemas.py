@@ -35,7 +35,7 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
         return (text,)
     if is_list(target):
         element = json_candidates(wire.children.get("element", WireType()), target.value_type)
-        return (pa.list_(element[0]), text)
+        return (text,) if name == logical.ENUM_SET else (pa.list_(element[0]), text)
     if pa.types.is_struct(target):
         parts = [(f.name, json_candidates(wire.children.get(f.name, WireType()), f.type)[0]) for f in target]
         return (pa.struct(parts), text)

@@ -439,8 +439,16 @@ def test_floats() -> None:
         None,
     ]
     assert fits([1 / 3, third, math.inf], pa.float64(), pa.float32(), kind="double") == [MISFIT, third, math.inf]
-    assert fits([2**24, 2**24 + 1, 2**60, None], pa.int64(), pa.float32()) == [2.0**24, MISFIT, 2.0**60, None]
-    assert fits([2**53, 2**53 + 1, -(2**63)], pa.int64(), pa.float64()) == [2.0**53, MISFIT, -(2.0**63)]
+    assert fits([2**24, 2**24 + 1, 2**60, None], pa.int64(), pa.float32(), kind="int64") == [
+        2.0**24,
+        MISFIT,
+        2.0**60,
+        None,
+    ]
+    assert fits([2**53 + 1], pa.int64(), pa.float64()) == [
+        2.0**53
+    ]  # a number of JSON, and nobody says that it is no float
+    assert fits([2**53, 2**53 + 1, -(2**63)], pa.int64(), pa.float64(), kind="int64") == [2.0**53, MISFIT, -(2.0**63)]
     assert fits([1.5, -2.0, 2.0**63, 1e300, math.nan, None], pa.float64(), pa.int64()) == [
         MISFIT,
         -2,
@@ -515,6 +523,13 @@ def test_the_types_of_avro() -> None:
     assert fits([2**64 - 1], pa.uint64(), pa.decimal128(20, 0)) == [Decimal(2**64 - 1)]
     dictionary = pa.array(["1", "x", "1", None]).dictionary_encode()
     assert converted(dictionary, WireType(), pa.int64()).to_pylist() == [1, None, 1, None]
+
+
+def test_sets_of_names() -> None:
+    values = ["a,c", "", '["a"]', "a", None]
+    expected = [["a", "c"], [], ["a"], ["a"], None]
+    assert fits(values, pa.string(), arrow_type("array<string>"), logical.ENUM_SET) == expected
+    assert fits(["1,2", "1,x"], pa.string(), arrow_type("array<int>"), logical.ENUM_SET) == [[1, 2], MISFIT]
 
 
 def test_times_of_day_as_text() -> None:
