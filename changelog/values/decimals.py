@@ -20,12 +20,14 @@ _LONGEST = 1_000_000
 """Characters of a number; more are a misfit rather than minutes of work."""
 
 
-def scale_of(wire: WireType) -> int:
-    """Digits after the point of Kafka Connect's Decimal.
+def scale_of(wire: WireType) -> int | None:
+    """Digits after the point of Kafka Connect's Decimal; None if its schema doesn't say, which it must."""
+    return integer_of(wire, "scale")
 
-    :raises ValueError: the schema's parameter is no integer.
-    """
-    return int(wire.parameters.get("scale", "0"))
+
+def integer_of(wire: WireType, parameter: str) -> int | None:
+    text = wire.parameters.get(parameter, "")
+    return int(text) if re.fullmatch("-?[0-9]{1,9}", text) else None
 
 
 def number(text: str) -> Decimal | None:
@@ -141,7 +143,7 @@ def _of_38_digits(numbers: Any) -> Flags:
     return result
 
 
-def from_bytes(values: pa.Array, scale: int, target: pa.Decimal128Type) -> pa.Array:
+def from_bytes(values: pa.Array, scale: int | None, target: pa.Decimal128Type) -> pa.Array:
     """Kafka Connect's Decimal.
 
     :param values: binary, or string: base64.
@@ -156,7 +158,7 @@ def from_bytes(values: pa.Array, scale: int, target: pa.Decimal128Type) -> pa.Ar
     return _from_bytes(values, scale, target, fast, slow, variable)
 
 
-def bytes_as_text(values: pa.Array, scale: int) -> pa.Array:
+def bytes_as_text(values: pa.Array, scale: int | None) -> pa.Array:
     """Kafka Connect's Decimal to text, of any number of digits."""
 
     def slow(raw: bytes) -> str | None:
@@ -167,7 +169,7 @@ def bytes_as_text(values: pa.Array, scale: int) -> pa.Array:
 
 def _from_bytes(
     values: pa.Array,
-    scale: int,
+    scale: int | None,
     target: pa.DataType,
     fast: Callable[[pa.Array], pa.Array],
     slow: Callable[[bytes], Any],
@@ -179,7 +181,9 @@ def _from_bytes(
     """
     is_text = pa.types.is_string(values.type)
     decoded = from_base64(values) if is_text else values.cast(pa.binary())
-    if 0 <= scale <= 38:
+    if scale is None:
+        result = pa.nulls(len(values), target)
+    elif 0 <= scale <= 38:
         narrow = unscaled(decoded, scale)
         result = fast(narrow)
         if narrow.null_count > decoded.null_count:
@@ -260,8 +264,8 @@ def _objects(values: pa.Array) -> pa.Array:
     return each(values, pa.struct([("scale", pa.int64()), ("value", pa.string())]), parse)
 
 
-def _shifted(raw: bytes, scale: int) -> Decimal | None:
-    if not 0 < len(raw) <= 1024:
+def _shifted(raw: bytes, scale: int | None) -> Decimal | None:
+    if scale is None or not 0 < len(raw) <= 1024:
         return None
     sign, digits, _ = Decimal(int.from_bytes(raw, "big", signed=True)).as_tuple()
     return Decimal((sign, digits, -scale))

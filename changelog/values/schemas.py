@@ -5,7 +5,7 @@ from pyspark.sql import types as T
 
 from changelog.changes import WireType
 from changelog.values import logical
-from changelog.values.decimals import scale_of
+from changelog.values.decimals import integer_of, scale_of
 from changelog.values.nested import is_list
 
 _ENCODED = pa.struct([("scale", pa.int64()), ("value", pa.string())])
@@ -44,7 +44,7 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
     if name == logical.VARIABLE_SCALE_DECIMAL:
         return (_ENCODED, text)
     if name == logical.DECIMAL and not pa.types.is_temporal(target):
-        scale = target.scale if pa.types.is_decimal(target) else scale_of(wire)
+        scale = target.scale if pa.types.is_decimal(target) else scale_of(wire) or 0
         return (text, pa.decimal128(38, min(max(scale, 0), 38)), _ENCODED)
     if pa.types.is_decimal(target):
         return (pa.decimal128(38, target.scale), text)
@@ -102,8 +102,7 @@ def spark_type(wire: WireType) -> T.DataType:
 
 def _decimal_type(wire: WireType) -> T.DataType:
     """By scale and, where the connector says it, precision. Text if Spark has no such decimal."""
-    scale = scale_of(wire)
-    precision = int(wire.parameters.get("connect.decimal.precision", "38"))
-    if not 0 <= scale <= precision <= 38:
+    scale, precision = scale_of(wire), integer_of(wire, "connect.decimal.precision") or 38
+    if scale is None or not 0 <= scale <= precision <= 38:
         return T.StringType()
     return T.DecimalType(precision, scale)

@@ -525,6 +525,14 @@ def test_the_types_of_avro() -> None:
     assert converted(dictionary, WireType(), pa.int64()).to_pylist() == [1, None, 1, None]
 
 
+@pytest.mark.parametrize("parameters", [{}, {"scale": ""}, {"scale": "two"}, {"scale": "1e3"}])
+def test_a_decimal_whose_scale_nobody_knows_is_no_decimal(parameters: dict[str, str]) -> None:
+    wire = WireType("bytes", logical.DECIMAL, parameters)
+    for target in (pa.decimal128(5, 2), pa.string(), pa.int64(), pa.float64()):
+        assert converted(pa.array(["AQ=="]), wire, target).to_pylist() == [None]
+    assert spark_type(wire).simpleString() == "string"
+
+
 def test_sets_of_names() -> None:
     values = ["a,c", "", '["a"]', "a", None]
     expected = [["a", "c"], [], ["a"], ["a"], None]
