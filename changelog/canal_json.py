@@ -32,6 +32,7 @@ from changelog.row_images import (
     PARTITION_REMOVED,
     TEXT,
     TRUNCATED,
+    Fields,
     Images,
     Operations,
     Rows,
@@ -68,7 +69,7 @@ class CanalJson:
     def __init__(self, spec: ChangelogSpec) -> None:
         self._images = Images(spec, _spell, likely=(pa.string(),))
         self._kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
-        fields = {
+        fields: Fields = {
             "type": TEXT,
             "isDdl": Leaf((pa.bool_(),)),
             "es": INTEGER,

@@ -63,9 +63,7 @@ def test_rows_and_bad_rows(spark: SparkSession) -> None:
         ({"column": "op", "column_type": "integer", "insert": ("0",), "update": ("7",), "delete": "9"}, [0, 7, 9]),
     ],
 )
-def test_kinds_by_number_and_by_one_s_own_words(
-    spark: SparkSession, options: dict[str, Any], kinds: list[Any]
-) -> None:
+def test_kinds_by_number_and_by_one_s_own_words(spark: SparkSession, options: dict[str, Any], kinds: list[Any]) -> None:
     table = spec({"id": "bigint"}, order_by=SEQ, source_order=False, options=options)
     rows = [(kind, number, number) for number, kind in enumerate(kinds)]
     found = columns_decoder(table)(records(spark, table, [*rows, (None, 9, 9)])).orderBy("id").collect()
