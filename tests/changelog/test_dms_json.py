@@ -213,8 +213,11 @@ DAMAGED = [
 
 
 @settings(deadline=None, max_examples=100)
-@given(fuzz.damaged(DAMAGED))
-def test_nothing_is_lost(values: list[bytes | None]) -> None:
+@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
+def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
     fuzz.assert_accounted(
-        "dms-json", values, fuzz.table(trust_before=True), lambda value: value["metadata"]["record-type"] == "control"
+        "dms-json",
+        values,
+        fuzz.table(trust_before=True, schema_changes=schema_changes),
+        lambda value: value["metadata"]["record-type"] == "control",
     )

@@ -237,6 +237,8 @@ def is_ignored(value: Any) -> bool:
 
 
 @settings(deadline=None, max_examples=100)
-@given(fuzz.damaged(DAMAGED))
-def test_nothing_is_lost(values: list[bytes | None]) -> None:
-    fuzz.assert_accounted("maxwell-json", values, fuzz.table(trust_before=True), is_ignored)
+@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
+def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
+    fuzz.assert_accounted(
+        "maxwell-json", values, fuzz.table(trust_before=True, schema_changes=schema_changes), is_ignored
+    )

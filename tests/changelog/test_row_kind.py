@@ -187,6 +187,6 @@ DAMAGED = [
 
 
 @settings(deadline=None, max_examples=100)
-@given(fuzz.damaged(DAMAGED))
-def test_nothing_is_lost(values: list[bytes | None]) -> None:
-    fuzz.assert_accounted("row-kind", values, fuzz.table(), lambda value: False)
+@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
+def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
+    fuzz.assert_accounted("row-kind", values, fuzz.table(schema_changes=schema_changes), lambda value: False)
