@@ -252,7 +252,8 @@ class _Bodies:
         """The cursors' new places, none behind its body's end."""
         end = self.end[rows]
         self.reject(rows, at > end)
-        return np.minimum(at, end)
+        moved: _Ints = np.minimum(at, end)
+        return moved
 
 
 _STRING = Node("string")

@@ -63,7 +63,6 @@ _LOGICAL = {
     ("string", "uuid"): "io.debezium.data.Uuid",
     ("fixed", "uuid"): "io.debezium.data.Uuid",
 }
-_MAP_ENTRY = {"key", "value"}
 _MAX_DEPTH = 60
 
 
@@ -108,9 +107,10 @@ class Node:
     @cached_property
     def is_entries(self) -> bool:
         """Connect writes maps whose keys aren't strings as arrays of key-value records."""
-        return self.kind == "array" and self.item.kind == "record" and set(self.item.fields) == _MAP_ENTRY and (
-            self.item.properties.get("connect.internal.type") == "MapEntry"
-        )  # fmt: skip
+        if self.kind != "array" or self.item.kind != "record":
+            return False
+        internal = self.item.properties.get("connect.internal.type")
+        return set(self.item.fields) == {"key", "value"} and internal == "MapEntry"
 
     def arrow(self) -> pa.DataType:
         """The Arrow type that values are read as. :raises Unsupported: there is none."""
@@ -165,7 +165,6 @@ class Node:
             raise Unsupported("a record that contains itself")
         return node
 
-
     @property
     def is_empty(self) -> bool:
         """Values take no bytes."""
@@ -186,7 +185,15 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
             parse_schema(_without_defaults(json.loads(other)), named)
         parsed = parse_schema(_without_defaults(json.loads(text)), named)
         return _node(parsed, named, {}, 0)
-    except (SchemaParseException, UnknownType, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        SchemaParseException,
+        UnknownType,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise SchemaError(f"{type(error).__name__}: {error}") from None
 
 

@@ -14,6 +14,8 @@ from changelog.changes import FormatType
 GROUP = "rowdelta.formats"
 
 OURS = {
+    "avro": "changelog.avro:Avro",
+    "debezium-avro": "changelog.debezium_avro:DebeziumAvro",
     "debezium-json": "changelog.debezium_json:DebeziumJson",
     "row-kind": "changelog.row_kind:RowKindJson",
 }

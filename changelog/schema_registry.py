@@ -14,12 +14,12 @@ Each Python worker asks for a schema once.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from changelog.avro_schema import Node, SchemaError, parse
@@ -111,10 +111,12 @@ class Registry:
     def _references(self, what: str, schema: Schema) -> Iterator[str]:
         """Texts of the schemas that a schema refers to, those that they refer to before them."""
         for reference in schema.references or []:
-            name, version = str(reference.subject), reference.version
-            other = self._ask(what, lambda name=name, version=version: self._client.get_version(name, version).schema)
+            other = self._ask(what, partial(self._version, reference))
             yield from self._references(what, other)
             yield other.schema_str or ""
+
+    def _version(self, reference: SchemaReference) -> Schema:
+        return self._client.get_version(str(reference.subject), reference.version or "latest").schema
 
     def _ask(self, what: str, question: Callable[[], Schema]) -> Schema:
         try:
@@ -123,7 +125,7 @@ class Registry:
             if error.http_status_code == _NOT_FOUND:
                 raise SchemaError(f"{what} is unknown to the schema registry {self.url}") from None
             raise RegistryError(f"the schema registry {self.url} refused {what}: {error}") from error
-        except Exception as error:  # noqa: BLE001 - whatever the HTTP client, the token or TLS raises
+        except Exception as error:
             raise RegistryError(
                 f"the schema registry {self.url} can't be asked for {what}: {type(error).__name__}: {error}"
             ) from error
