@@ -230,6 +230,8 @@ def _node(schema: Any, named: Mapping[str, Any], built: dict[str, Node], depth: 
         node = built[schema["name"]] = Node(kind, schema, symbols=list(schema["symbols"]))
     elif kind == "fixed":
         node = built[schema["name"]] = Node(kind, schema, size=int(schema["size"]))
+        if node.size < 0:
+            raise ValueError("a fixed of negative size")
     elif kind == "array":
         node = Node(kind, schema, element=_node(schema["items"], named, built, depth + 1))
     elif kind == "map":
