@@ -63,12 +63,18 @@ def optional(schema: Any) -> list[Any]:
                 optional=False,
             ),
         ),
-        ({"type": "int", "logicalType": "date"}, WireType("int32", "org.apache.kafka.connect.data.Date", optional=False)),
+        (
+            {"type": "int", "logicalType": "date"},
+            WireType("int32", "org.apache.kafka.connect.data.Date", optional=False),
+        ),
         (
             {"type": "int", "logicalType": "time-millis"},
             WireType("int32", "org.apache.kafka.connect.data.Time", optional=False),
         ),
-        ({"type": "long", "logicalType": "time-micros"}, WireType("int64", "io.debezium.time.MicroTime", optional=False)),
+        (
+            {"type": "long", "logicalType": "time-micros"},
+            WireType("int64", "io.debezium.time.MicroTime", optional=False),
+        ),
         (
             {"type": "long", "logicalType": "timestamp-millis"},
             WireType("int64", "org.apache.kafka.connect.data.Timestamp", optional=False),
@@ -107,7 +113,9 @@ def optional(schema: Any) -> list[Any]:
                     "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": ["null", "string"]}],
                 },
             },
-            WireType("map", children={"key": WireType("int32", optional=False), "value": WireType("string")}, optional=False),
+            WireType(
+                "map", children={"key": WireType("int32", optional=False), "value": WireType("string")}, optional=False
+            ),
         ),
     ],
 )
@@ -286,7 +294,7 @@ def read(schema: Any, encoded: list[bytes], want: Any = True) -> tuple[list[Any]
     return array.to_pylist(), good.tolist()
 
 
-SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100)
 
 
 @SLOW
@@ -442,7 +450,10 @@ ROW: dict[str, Any] = {
     "fields": [
         {"name": "id", "type": "long"},
         {"name": "name", "type": ["null", "string"]},
-        {"name": "meta", "type": ["null", {"type": "record", "name": "Meta", "fields": [{"name": "lsn", "type": "long"}]}]},
+        {
+            "name": "meta",
+            "type": ["null", {"type": "record", "name": "Meta", "fields": [{"name": "lsn", "type": "long"}]}],
+        },
         {"name": "either", "type": ["null", "int", "string"]},
     ],
 }
