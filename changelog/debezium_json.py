@@ -5,12 +5,16 @@
 
 What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work. With an envelope
 (`{"schema": …, "payload": …}`), the schema says how a value is encoded. Without one, `format_options` repeat the connector's settings.
+With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState` leaves them, with `add.fields.prefix` (`__`) before the
+names of fields that aren't the row's.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
@@ -20,6 +24,7 @@ from changelog import debezium
 from changelog.changes import Changes, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, compact, parse
 from changelog.paths import at_path, with_path
+from changelog.rows import BadRecord
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
 
@@ -30,6 +35,7 @@ _READERS = 64
 """Schemas remembered; a topic has one after each change of its table."""
 
 Fields = Mapping[str, WireType]
+Rows = npt.NDArray[np.int64]
 
 
 class DebeziumJson:
@@ -39,35 +45,59 @@ class DebeziumJson:
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         "decimal.handling.mode": ("precise", "string", "double"),
         "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
+        "flattened": ("false", "true"),
+        "add.fields.prefix": (),
     }
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
         self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
-        self._readers: dict[bytes, _EventReader] = {}
+        self._flattened = spec.options.get("flattened") == "true"
+        self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
         values = records.column("value")
         rows = np.flatnonzero(values.is_valid())
         if len(rows) < len(values):
+            if self._flattened:
+                yield from self._reader(b"").tombstones(records, np.flatnonzero(values.is_null()))
             values = values.drop_null()
         for schema, members, texts in _by_schema(values):
             yield from self._reader(schema).changes(records, rows if members is None else rows[members], texts)
 
-    def _reader(self, schema: bytes) -> "_EventReader":
+    def _reader(self, schema: bytes) -> "_EventReader | _RowReader":
         if schema not in self._readers:
             if len(self._readers) >= _READERS:
                 self._readers.clear()
-            declared = _row_types(parse(schema)) if schema else None
-            self._readers[schema] = _EventReader(self._spec, self._implied, declared)
+            reader = _RowReader if self._flattened else _EventReader
+            self._readers[schema] = reader(self._spec, self._implied, parse(schema) if schema else None)
         return self._readers[schema]
+
+
+class _Keys:
+    """Reads the messages' keys, for deletes that have nothing else."""
+
+    def __init__(self, spec: ChangelogSpec, implied: Fields) -> None:
+        self._types = implied
+        self._reader = JsonReader(Object({c.field: _leaf(c, implied) for c in spec.columns if c.name in spec.key}))
+
+    def images(self, records: pa.RecordBatch, record: pa.Array) -> debezium.Images | None:
+        """Images made of the keys of messages, or None if not every one of them has a key that can be read."""
+        keys = records.column("key").take(record)
+        if keys.null_count:
+            return None
+        found = list(self._reader.read(pa.array([_payload(key) for key in keys.to_pylist()], pa.binary())))
+        if len(found) != 1 or isinstance(found[0], Rejected):
+            return None
+        return _images(found[0].values, self._types)
 
 
 class _EventReader:
     """Events of one schema. `declared` is None if they come without one."""
 
-    def __init__(self, spec: ChangelogSpec, implied: Fields, declared: Fields | None) -> None:
+    def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
         self._spec = spec
+        declared = None if schema is None else _row_types(schema)
         self._types = (
             implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
         )
@@ -75,8 +105,8 @@ class _EventReader:
         self._unknown = {} if declared is None else {name: t for name, t in declared.items() if name not in named}
         watched = declared is None and spec.schema_changes != "ignore"
         kept = spec.kept_by_removals
-        after: dict[str, Any] = {c.field: self._leaf(c) for c in spec.columns}
-        before: dict[str, Any] = {c.field: self._leaf(c) for c in spec.columns if c.name in kept}
+        after: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
+        before: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns if c.name in kept}
         shape: dict[str, Any] = {"op": Leaf((pa.string(),))}
         for name, dtype in spec.order_by:
             leaf = Leaf(json_candidates(WireType(), to_arrow_type(dtype)))
@@ -89,15 +119,13 @@ class _EventReader:
                 shape = with_path(shape, path, Leaf((pa.int64(),)))
         shape |= {"before": Object(before), "after": Object(after, watched)}
         self._reader = JsonReader(Object(shape))
-        self._keys = JsonReader(Object({c.field: self._leaf(c) for c in spec.columns if c.name in spec.key}))
+        self._keys = _Keys(spec, implied)
 
-    def _leaf(self, column: ColumnSpec) -> Leaf:
-        target = to_arrow_type(column.type)
-        return Leaf(json_candidates(self._types[column.field], target, column.is_uuid))
+    def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
+        """Ignored: the `d` before did the work."""
+        return iter(())
 
-    def changes(
-        self, records: pa.RecordBatch, rows: "np.ndarray[Any, np.dtype[np.int64]]", texts: pa.Array
-    ) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
         for found in self._reader.read(texts):
             record = pa.array(rows[found.record.to_numpy()])
             if isinstance(found, Rejected):
@@ -109,18 +137,18 @@ class _EventReader:
         values = found.values
         op = values.field("op")
         op = op.cast(pa.string()) if not pa.types.is_string(op.type) else op
-        before, after = (self._images(values.field(side)) for side in ("before", "after"))
+        before, after = (_images(values.field(side), self._types) for side in ("before", "after"))
         order = [
             Wire(_first(at_path(values, name), at_path(values, f"after.{name}"), at_path(values, f"before.{name}")))
             for name, _ in self._spec.order_by
         ]
         metadata = {"_op": op} if "_op" in self._spec.metadata else {}
         if "_ts" in self._spec.metadata:
-            metadata["_ts"] = _source_time(values)
+            metadata["_ts"] = _source_time(values, _SOURCE_TIME)
         headless = pc.and_not(pc.equal(op, "d"), before.present)
         if pc.any(headless).as_py():
             # the key is all that a delete needs, and the message has one
-            keys = self._message_keys(records, record.filter(headless))
+            keys = self._keys.images(records, record.filter(headless))
             if keys is not None:
                 removed = debezium.Events(
                     record.filter(headless), op.filter(headless), keys, keys, *_taken(order, metadata, headless)
@@ -132,25 +160,84 @@ class _EventReader:
                 )
                 return
         for change in debezium.changes(self._spec, debezium.Events(record, op, before, after, order, metadata)):
-            if isinstance(change, Changes) and (self._unknown or found.unknown):
-                yield Changes(**(vars(change) | {"unknown": self._unknown or found.unknown}))
+            yield replace(change, unknown=self._unknown or found.unknown) if isinstance(change, Changes) else change
+
+
+class _RowReader:
+    """Rows that `ExtractNewRecordState` made of events, of one schema: the fields of the row, and the operation in fields with a prefix.
+
+        {"id": 1, "customer": "Ada", "__op": "u", "__deleted": "false", "__source_ts_ms": 1767323045123}
+
+    A row is a +U, or what `__op` says; with `__deleted` true or `__op` d it is a -D, as is a tombstone, of the message's key.
+    """
+
+    def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
+        self._spec = spec
+        self._prefix = str(spec.options.get("add.fields.prefix", "__"))
+        declared = None if schema is None else {part["field"]: wire_type(part) for part in schema.get("fields", ())}
+        self._types = (
+            implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
+        )
+        named = {column.field for column in spec.columns}
+        self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not n.startswith(self._prefix)}
+        shape: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
+        for name, dtype in spec.order_by:
+            shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
+        shape = with_path(shape, f"{self._prefix}op", Leaf((pa.string(),)))
+        shape = with_path(shape, f"{self._prefix}deleted", Leaf((pa.string(), pa.bool_())))
+        for name in self._times:
+            shape = with_path(shape, name, Leaf((pa.int64(),)))
+        self._reader = JsonReader(Object(shape, declared is None and spec.schema_changes != "ignore"))
+        self._keys = _Keys(spec, implied)
+
+    @property
+    def _times(self) -> tuple[str, ...]:
+        if "_ts" not in self._spec.metadata:
+            return ()
+        return (f"{self._prefix}source_ts_ms", f"{self._prefix}ts_ms")
+
+    def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
+        """Deletes by the messages' keys."""
+        for row in rows.tolist():
+            record = pa.array([row], pa.int64())
+            images = self._keys.images(records, record)
+            if images is None:
+                yield Rejected(record, BadRecord.NULL_KEY, "a tombstone whose message has no key that can be read")
             else:
-                yield change
+                nulls = [Wire(pa.nulls(1)) for _ in self._spec.order_by]
+                yield from debezium.changes(self._spec, debezium.Events(record, pa.array(["d"]), images, images, nulls))
 
-    def _images(self, side: pa.StructArray) -> debezium.Images:
-        fields = zip(side.type.names, side.flatten(), strict=True) if pa.types.is_struct(side.type) else ()
-        wires = {name: Wire(values, self._types.get(name, WireType())) for name, values in fields}
-        return debezium.Images(side.is_valid(), wires)
+    def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
+        for found in self._reader.read(texts):
+            record = pa.array(rows[found.record.to_numpy()])
+            if isinstance(found, Rejected):
+                yield Rejected(record, found.error_class, found.reason)
+                continue
+            values = found.values
+            deleted = values.field(f"{self._prefix}deleted").cast(pa.string())
+            said = values.field(f"{self._prefix}op").cast(pa.string())
+            op = pc.if_else(pc.fill_null(pc.equal(deleted, "true"), False), "d", pc.coalesce(said, "u"))
+            images = _images(values, self._types)
+            order = [Wire(_first(at_path(values, name))) for name, _ in self._spec.order_by]
+            metadata = {"_op": op} if "_op" in self._spec.metadata else {}
+            if self._times:
+                metadata["_ts"] = _source_time(values, self._times)
+            unknown = self._unknown or {n: t for n, t in found.unknown.items() if not n.startswith(self._prefix)}
+            # one image is all there is: before a delete, after anything else
+            before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
+            for change in debezium.changes(self._spec, debezium.Events(record, op, before, images, order, metadata)):
+                yield replace(change, unknown=unknown) if isinstance(change, Changes) else change
 
-    def _message_keys(self, records: pa.RecordBatch, record: pa.Array) -> debezium.Images | None:
-        """Images made of the messages' keys, or None if not every message has one that can be read."""
-        keys = records.column("key").take(record)
-        if keys.null_count:
-            return None
-        found = list(self._keys.read(pa.array([_payload(key) for key in keys.to_pylist()], pa.binary())))
-        if len(found) != 1 or isinstance(found[0], Rejected):
-            return None
-        return self._images(found[0].values)
+
+def _leaf(column: ColumnSpec, types: Fields) -> Leaf:
+    return Leaf(json_candidates(types[column.field], to_arrow_type(column.type), column.is_uuid))
+
+
+def _images(side: pa.StructArray, types: Fields) -> debezium.Images:
+    fields = zip(side.type.names, side.flatten(), strict=True)
+    return debezium.Images(
+        side.is_valid(), {name: Wire(values, types.get(name, WireType())) for name, values in fields}
+    )
 
 
 def _taken(
@@ -172,7 +259,7 @@ def _payload(text: bytes) -> bytes:
     return compact(key["payload"]).encode() if enveloped else text
 
 
-def _by_schema(values: pa.Array) -> "Iterator[tuple[bytes, np.ndarray[Any, np.dtype[np.int64]] | None, pa.Array]]":
+def _by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]:
     """Values grouped by their schema's text (empty: they have none), without the envelope: the schema, rows (None: all), values.
 
     Kafka Connect spells a schema alike each time, and puts it first: only distinct beginnings are parsed.
@@ -259,7 +346,7 @@ def wire_type(schema: Mapping[str, Any]) -> WireType:
 
 def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> WireType:
     """How the connector's settings spell a column, for want of a schema."""
-    chosen = {name: options.get(name, values[0]) for name, values in DebeziumJson.OPTIONS.items()}
+    chosen = {name: options.get(name, values[0]) for name, values in DebeziumJson.OPTIONS.items() if values}
     times = chosen["time.precision.mode"]
     if isinstance(dtype, T.ArrayType):
         return WireType("array", children={"element": _implied(dtype.elementType, False, options)})
@@ -291,10 +378,10 @@ def _first(*arrays: pa.Array | None) -> pa.Array:
     return pc.coalesce(*known) if len(known) > 1 else known[0]
 
 
-def _source_time(values: pa.StructArray) -> pa.Array:
+def _source_time(values: pa.StructArray, paths: tuple[str, ...]) -> pa.Array:
     """Microseconds where the event has them, else milliseconds; null if it says neither."""
     result = pa.nulls(len(values), pa.int64())
-    for path in _SOURCE_TIME:
+    for path in paths:
         found = at_path(values, path)
         if found is not None and pa.types.is_int64(found.type):
             result = pc.coalesce(result, found if path.endswith("_us") else pc.multiply(found, 1000))

@@ -7,6 +7,7 @@ stands for is bad, so is the record.
 Runs in Spark tasks (`mapInArrow`), on Arrow record batches, and needs no JVM.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from changelog import formats
 from changelog.changes import RAW_SCHEMA, Changes, Rejected, Wire, WireType
 from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
-from changelog.values import convert
+from changelog.values import convert, spark_type
 
 CHANGES_PER_RECORD = 1 << 16
 """The order of a change is its record's offset times this, plus its place in the record."""
@@ -42,7 +43,9 @@ _OF_THE_RECORD = {"_source": "source", "_partition": "partition", "_offset": "of
 _MAX_SHOWN = 80
 
 Mask = npt.NDArray[np.bool_]
-Observed = Mapping[str, WireType]
+Observed = Mapping[str, str]
+"""What messages have and the table can't take: name of a field or column -> the Spark SQL type that it needs; empty: it must be
+optional."""
 
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
@@ -64,7 +67,8 @@ def spark_schema(spec: ChangelogSpec) -> T.StructType:
     return from_arrow_schema(decoded_schema(spec))
 
 
-_BAD = pa.struct([(name, to_arrow_type(T.DataType.fromDDL(dtype))) for name, dtype in BAD_FIELDS.items()])
+_ARROW = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary()}
+_BAD = pa.struct([(name, _ARROW[dtype]) for name, dtype in BAD_FIELDS.items()])
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class ChangelogDecoder:
 
     format: str
     spec: ChangelogSpec
-    observe: Callable[[Observed], None] | None = None
+    observe: Callable[[dict[str, str]], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         decoder = _TaskDecoder(self.format, self.spec)
@@ -84,7 +88,7 @@ class ChangelogDecoder:
             if batch.num_rows:
                 yield decoder.decode(batch)
         if self.observe is not None and decoder.observed:
-            self.observe(decoder.observed)
+            self.observe(dict(decoder.observed))
 
 
 @dataclass
@@ -104,7 +108,8 @@ class _TaskDecoder:
         self._format = formats.find(format_name)(spec)
         self._schema = decoded_schema(spec)
         self._targets = {column.name: to_arrow_type(column.type) for column in spec.columns}
-        self.observed: dict[str, WireType] = {}
+        self._evolves = spec.schema_changes != "ignore"
+        self.observed: Observed = {}
 
     def decode(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         bad = _Bad()
@@ -114,7 +119,8 @@ class _TaskDecoder:
                 reasons = found.reason if isinstance(found.reason, str) else found.reason.to_pylist()
                 bad.add(found.record, found.error_class, reasons)
             elif len(found.record):
-                self.observed |= found.unknown
+                if self._evolves and found.unknown:
+                    self._observe_fields(found)
                 parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
         rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
         tables = []
@@ -169,7 +175,7 @@ class _TaskDecoder:
             assert wire is not None
             shown = wire.values.filter(misfit)
             bad.add(changes.record.filter(misfit), BadRecord.TYPE_MISMATCH, self._misfits(column, shown))
-            self._observe_widths(column, wire, shown)
+            self._observe_width(column, wire, misfit)
         if is_key and array.null_count:
             bad.add(
                 changes.record.filter(array.is_null()),
@@ -178,6 +184,8 @@ class _TaskDecoder:
             )
         elif column.required and array.null_count:
             missing = array.is_null() if applies is None else pc.and_(array.is_null(), pa.array(applies))
+            if misfit is None and self._evolves and pc.any(missing).as_py():
+                self.observed = merged_types({column.name: ""}, self.observed)
             reason = f"column {column.name} is null or missing, and the table requires a value"
             bad.add(changes.record.filter(missing), BadRecord.TYPE_MISMATCH, reason)
         return array
@@ -187,8 +195,21 @@ class _TaskDecoder:
         texts = (_shown(value) for value in values.to_pylist())
         return [f"column {column.name}: '{text}' does not fit {dtype}" for text in texts]
 
-    def _observe_widths(self, column: ColumnSpec, wire: Wire, misfits: pa.Array) -> None:
-        """A hook for schema evolution: which wider type would hold the values."""
+    def _observe_fields(self, changes: Changes) -> None:
+        known = {column.field for column in self._spec.columns} | self._spec.excluded
+        new = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items() if name not in known}
+        self.observed = merged_types(self.observed, new)
+
+    def _observe_width(self, column: ColumnSpec, wire: Wire, misfit: pa.Array) -> None:
+        """Which wider type would hold the values that don't fit, if any would."""
+        if not self._evolves or column.is_uuid or column.name in self._spec.key:
+            return  # keys may not change
+        wider = _wider(column.type, wire.type)
+        if wider is None:
+            return
+        _, still = convert(Wire(wire.values.filter(misfit), wire.type), to_arrow_type(wider))
+        if still is None or not pc.all(still).as_py():
+            self.observed = merged_types(self.observed, {column.name: wider.simpleString()})
 
     def _order_value(self, index: int, name: str, wire: Wire, changes: Changes, bad: _Bad) -> pa.Array:
         target = to_arrow_type(self._spec.order_by[index][1])
@@ -216,6 +237,55 @@ class _TaskDecoder:
         columns: dict[str, Any] = {f.name: pa.nulls(len(rows), f.type) for f in self._schema}
         columns |= {KIND: pa.repeat(pa.scalar(int(RowKind.DELETE), pa.int8()), len(rows)), BAD: packed}
         return pa.Table.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+
+def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
+    """The widest type that Iceberg can promote a column to (spec, Schema Evolution); what the message's schema says, where it does."""
+    if isinstance(dtype, T.ByteType | T.ShortType | T.IntegerType):
+        return T.LongType()
+    if isinstance(dtype, T.FloatType):
+        return T.DoubleType()
+    if isinstance(dtype, T.DecimalType) and dtype.precision < 38:
+        declared = spark_type(wire)
+        if isinstance(declared, T.DecimalType) and is_wider(declared, dtype) and "scale" in wire.parameters:
+            return declared
+        return T.DecimalType(38, dtype.scale)
+    return None
+
+
+def is_wider(dtype: T.DataType, other: T.DataType) -> bool:
+    """Whether Iceberg can promote a column from `other` to `dtype`."""
+    if isinstance(dtype, T.DecimalType) and isinstance(other, T.DecimalType):
+        return bool(dtype.scale == other.scale and dtype.precision > other.precision)
+    return (isinstance(other, T.IntegerType) and isinstance(dtype, T.LongType)) or (
+        isinstance(other, T.FloatType) and isinstance(dtype, T.DoubleType)
+    )
+
+
+def merged_types(first: Observed, second: Observed) -> dict[str, str]:
+    """Types that hold the values of both: where they differ, the wider number, else text."""
+    result = dict(first)
+    for name, dtype in second.items():
+        known = result.get(name, dtype)
+        result[name] = dtype if known == dtype else _common_type(known, dtype)
+    return result
+
+
+def _common_type(first: str, second: str) -> str:
+    if not first or not second:
+        return first or second
+    if {first, second} <= _NUMBERS.keys():
+        return max(first, second, key=lambda name: _NUMBERS[name])
+    decimals = [_DECIMAL.fullmatch(name) for name in (first, second)]
+    if all(decimals):
+        one, other = (tuple(map(int, found.groups())) for found in decimals if found)
+        if one[1] == other[1]:
+            return first if one > other else second
+    return "string"
+
+
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_NUMBERS = {"tinyint": 0, "smallint": 1, "int": 2, "bigint": 3, "float": 4, "double": 5}
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

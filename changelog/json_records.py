@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -50,6 +51,7 @@ class ListOf:
 
 
 Shape = Leaf | Object | ListOf
+Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,7 @@ class JsonReader:
         if alone:
             yield from self._one_by_one(values, alone)
 
-    def _segment(
-        self, texts: pa.Array, rows: "np.ndarray[Any, np.dtype[np.int64]]", alone: list[int]
-    ) -> Iterator[Parsed]:
+    def _segment(self, texts: pa.Array, rows: Rows, alone: list[int]) -> Iterator[Parsed]:
         """Read what can be read at once. The other rows are appended to `alone`."""
         learned = False
         while len(rows):
@@ -181,7 +181,7 @@ class JsonReader:
         self._extra = _merged(known, _without_timestamps(pa.struct(list(table.schema))))
         return bool(self._extra != known)
 
-    def _parsed(self, rows: "np.ndarray[Any, np.dtype[np.int64]]", struct: pa.StructArray) -> Parsed:
+    def _parsed(self, rows: Rows, struct: pa.StructArray) -> Parsed:
         unknown: dict[str, WireType] = {}
         if self._watches:
             unknown = _unknown(self._shape, struct)

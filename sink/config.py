@@ -126,13 +126,43 @@ class SourceSection(_Section):
         return self.options.get("path_format", "parquet" if self.format == "row-kind" else "json")
 
 
+class ColumnSection(_Section):
+    """One entry of `columns:`: just a type, or what else there is to say.
+
+    :param source: `from:` the message's field, if it has another name.
+    :param expression: Spark SQL over the other columns and metadata columns; the column is no field then.
+    :param stored: false for a field that only expressions need.
+    """
+
+    type: str
+    source: str | None = Field(default=None, alias="from")
+    expression: str | None = None
+    stored: bool = True
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.expression is not None and (self.source is not None or not self.stored):
+            raise ValueError("a column with an expression is computed: it has no from, and is always stored")
+        return self
+
+
+def _column(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+Metadata = Literal["_op", "_ts", "_source", "_partition", "_offset", "_timestamp"]
+
+
 class TableSection(_Section):
     """One entry of `tables:`: a changelog and the table that mirrors it."""
 
     source: str
     target: str
     key: Annotated[list[str], Field(min_length=1)]
-    columns: dict[str, str] | None = None
+    columns: dict[str, Annotated[ColumnSection, BeforeValidator(_column)]] | None = None
+    exclude: list[str] = Field(default_factory=list)
+    metadata: list[Metadata] = Field(default_factory=list)
+    schema_changes: Literal["evolve", "ignore", "fail"] = "evolve"
     partition_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog"] = "upsert"
@@ -148,7 +178,7 @@ class TableSection(_Section):
 
     @field_validator("columns")
     @classmethod
-    def _columns(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+    def _columns(cls, value: dict[str, ColumnSection] | None) -> dict[str, ColumnSection] | None:
         for name in value or {}:
             if name.startswith("_rowdelta_"):
                 raise ValueError(f"{name}: names beginning with _rowdelta_ are taken")
@@ -180,12 +210,17 @@ class TableSection(_Section):
         if len(set(self.key)) != len(self.key):
             raise ValueError(f"key names a column twice: {self.key}")
         if self.columns is not None:
+            stored = [*(name for name, column in self.columns.items() if column.stored), *self.metadata]
             for what, names in (("key", self.key), ("partition_by", [f.column for f in self.partition_fields])):
                 for name in names:
-                    if name not in self.columns:
-                        raise ValueError(
-                            f"{what} names {name!r}, which is not in columns{_did_you_mean(name, self.columns)}"
-                        )
+                    if name not in stored:
+                        raise ValueError(f"{what} names {name!r}, which is not in columns{_did_you_mean(name, stored)}")
+            for name in self.key:
+                if self.columns[name].expression is not None:
+                    raise ValueError(f"key names {name!r}, which is computed; a key must be a field of the messages")
+            for name in self.exclude:
+                if name in self.columns:
+                    raise ValueError(f"exclude names {name!r}, which columns names too; remove it from one of them")
         return self
 
 
