@@ -13,6 +13,7 @@ Confluent's wire format is a zero byte, the schema's id (four bytes, big-endian)
 Each Python worker asks for a schema once.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Protocol
@@ -85,7 +86,8 @@ class Registry:
                 settings[setting] = _number(name, str(value)) if setting in _NUMBERS else str(value)
         if "url" not in settings:
             raise ValueError(f"format_options lacks {PREFIX}url, such as https://registry:8081")
-        self.url = str(settings["url"])
+        # for messages: a password may be in it
+        self.url = re.sub(r"//[^/@]*@", "//", str(settings["url"]))
         self._client = SchemaRegistryClient(settings)
         self._known: dict[int, Node] = {}
 

@@ -352,12 +352,12 @@ def fits(schema: Any, body: bytes) -> bool:
     """Whether the body is taken when it is alone. fastavro is asked too: it must read the same, or not what was written."""
     found, (good,) = read(schema, [body])
     if not good:
-        parsed, again = fastavro.parse_schema(plain(schema)), io.BytesIO()
+        parsed, rewritten = fastavro.parse_schema(plain(schema)), io.BytesIO()
         try:
-            fastavro.schemaless_writer(again, parsed, fastavro.schemaless_reader(io.BytesIO(body), parsed, None))
+            fastavro.schemaless_writer(rewritten, parsed, fastavro.schemaless_reader(io.BytesIO(body), parsed, None))
         except Exception:  # noqa: BLE001 - whatever fastavro says of bytes that aren't Avro
             return False
-        assert again.getvalue() != body
+        assert rewritten.getvalue() != body
     if good and "NaN" not in repr(found) and "nan" not in repr(found):
         # another spelling of the same value is as good: longer numbers, blocks with sizes
         again, (still,) = read(schema, written(schema, found))

@@ -236,7 +236,7 @@ def test_a_delete_without_a_row_is_applied_by_the_messages_key() -> None:
 
 
 def test_an_update_that_changes_the_key_removes_the_old_row() -> None:
-    updates = [(None, event("u", row(2, v="x"), row(1, v="x"))), (None, event("u", row(3), row(3)))]
+    updates: list[Pair] = [(None, event("u", row(2, v="x"), row(1, v="x"))), (None, event("u", row(3), row(3)))]
     found = decoded(updates, spec(COLUMNS), SCHEMAS)
     assert [(n, kind, changed["id"]) for n, kind, changed in found.rows] == [(0, "-U", 1), (0, "+U", 2), (1, "+U", 3)]
 

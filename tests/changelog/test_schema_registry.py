@@ -6,8 +6,8 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -44,17 +44,27 @@ def admin(registry: Registry) -> Iterator[SchemaRegistryClient]:
         yield client
 
 
+@dataclass(frozen=True)
+class Guarded:
+    """The registry behind TLS and a password: options to get through, and the paths that were asked for."""
+
+    options: dict[str, str]
+    asked: list[str]
+
+
 @pytest.fixture(scope="module")
-def guarded(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The registry's address behind TLS and a password, and the certificate to trust."""
+def guarded(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
 
+    asked: list[str] = []
+
     class Guard(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            asked.append(self.path)
             expected = f"Basic {base64.b64encode(PASSWORD.encode()).decode()}"
             status, body = 401, b'{"error_code": 401, "message": "Unauthorized"}'
             if self.headers["Authorization"] == expected:
@@ -78,7 +88,13 @@ def guarded(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with ThreadingHTTPServer(("127.0.0.1", 0), Guard) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"https://127.0.0.1:{server.server_address[1]}", certificate
+        options = {
+            "schema.registry.url": f"https://127.0.0.1:{server.server_address[1]}",
+            "schema.registry.ssl.ca.location": str(certificate),
+            "schema.registry.basic.auth.user.info": PASSWORD,
+            "schema.registry.max.retries": "0",
+        }
+        yield Guarded(options, asked)
         server.shutdown()
 
 
@@ -151,15 +167,9 @@ def test_a_schema_that_is_not_avro(registry: Registry, admin: SchemaRegistryClie
         Client({"schema.registry.url": registry.url}).get(schema_id)
 
 
-def test_tls_and_a_password(admin: SchemaRegistryClient, guarded: tuple[str, Path]) -> None:
-    url, certificate = guarded
+def test_tls_and_a_password(admin: SchemaRegistryClient, guarded: Guarded) -> None:
     schema_id = admin.register_schema("guarded-value", Schema(json.dumps(ROW)))
-    options = {
-        "schema.registry.url": url,
-        "schema.registry.ssl.ca.location": str(certificate),
-        "schema.registry.basic.auth.user.info": PASSWORD,
-        "schema.registry.max.retries": "0",
-    }
+    options = guarded.options
     assert list(Client(options).get(schema_id).fields) == ["id", "name"]
     wrong = options | {"schema.registry.basic.auth.user.info": "user:wrong"}
     with pytest.raises(RegistryError, match=f"refused schema id {schema_id}: Unauthorized") as refused:
@@ -170,16 +180,19 @@ def test_tls_and_a_password(admin: SchemaRegistryClient, guarded: tuple[str, Pat
         Client(untrusted).get(schema_id)
 
 
-def test_a_schema_is_asked_for_once(admin: SchemaRegistryClient) -> None:
-    with running_registry() as short_lived:
-        with SchemaRegistryClient({"url": short_lived.url}) as other:
-            schema_id = other.register_schema("rows-value", Schema(json.dumps(ROW)))
-        options = {"schema.registry.url": short_lived.url, "schema.registry.max.retries": "0"}
-        found = connect(options).get(schema_id)
-        short_lived.stop()
-        assert connect(dict(options)).get(schema_id) is found
-        with pytest.raises(RegistryError, match="can't be asked for schema id 77"):
-            connect(options).get(77)
+def test_a_schema_is_asked_for_once(admin: SchemaRegistryClient, guarded: Guarded) -> None:
+    schema_id = admin.register_schema("once-value", Schema(json.dumps({**ROW, "name": "Once"})))
+    found = connect(guarded.options).get(schema_id)
+    # the next task of the worker
+    assert connect(dict(guarded.options)).get(schema_id) is found
+    assert guarded.asked.count(f"/schemas/ids/{schema_id}") == 1
+
+
+def test_a_password_in_the_address_is_not_shown() -> None:
+    options = {"schema.registry.url": "http://user:secret@127.0.0.1:9", "schema.registry.max.retries": "0"}
+    with pytest.raises(RegistryError, match=r"http://127\.0\.0\.1:9 can't be asked") as refused:
+        Client(options).get(1)
+    assert "secret" not in str(refused.value)
 
 
 def test_options_that_are_wrong() -> None:
