@@ -41,14 +41,24 @@ class Read:
     schema: Node
     values: pa.Array
 
-    def wire(self, path: Path) -> Wire | None:
-        """The field at `path`; None if the schema has none, or it wasn't wanted."""
-        node, dtype = self.schema, self.values.type
+    def array(self, path: Path) -> pa.Array | None:
+        """The values at `path`; None if the schema has no such field, or it wasn't wanted."""
+        dtype = self.values.type
         for name in path:
             if not pa.types.is_struct(dtype) or dtype.get_field_index(name) < 0:
                 return None
-            dtype, node = dtype.field(name).type, node.value.fields[name]
-        return Wire(pc.struct_field(self.values, list(path)), node.wire_type())
+            dtype = dtype.field(name).type
+        return pc.struct_field(self.values, list(path))
+
+    def wire(self, path: Path) -> Wire | None:
+        """The same, with what they mean. The field was wanted whole."""
+        values = self.array(path)
+        if values is None:
+            return None
+        node = self.schema
+        for name in path:
+            node = node.value.fields[name]
+        return Wire(values, node.wire_type())
 
 
 class AvroReader:
@@ -108,8 +118,8 @@ class KeyReader:
     def _plan(self, schema: Node) -> Want:
         if schema.value.kind == "record":
             return wanted(schema, ((field,) for field in self._fields))
-        if len(self._fields) > 1:
-            reason = f"the message's key is one {schema.value.kind}, and the table's are {', '.join(self._fields)}"
+        if len(self._fields) != 1:
+            reason = f"it is one {schema.value.kind}, and the table's key is {', '.join(self._fields)}"
             raise Refused(BadRecord.NULL_KEY, reason)
         _check(schema, True, f"column {self._fields[0]}")
         return True

@@ -17,12 +17,11 @@ Values are read as Avro lays them out, and their meaning goes into the `WireType
 | date                           | int32: days                              | int32                | `org.apache.kafka.connect.data.Date`         |
 | time-millis                    | int32                                    | int32                | `org.apache.kafka.connect.data.Time`         |
 | time-micros                    | int64                                    | int64                | `io.debezium.time.MicroTime`                 |
-| timestamp-millis               | int64: instant                           | int64                | `org.apache.kafka.connect.data.Timestamp`    |
-| timestamp-micros, -nanos       | int64: instant                           | int64                | `timestamp-micros`, `timestamp-nanos`        |
+| timestamp-millis, …            | int64: a point in time                   | int64                | `timestamp-millis`, `timestamp-micros`, `timestamp-nanos` |
 | local-timestamp-millis, …      | int64: wall clock                        | int64                | `io.debezium.time.Timestamp`, `.MicroTimestamp`, `.NanoTimestamp` |
 | uuid                           | string, or binary of 16 bytes            | string, bytes        | `io.debezium.data.Uuid`                      |
 
-Kafka Connect has no name for instants in microseconds or nanoseconds, so these keep Avro's.
+Avro's timestamps keep their names: Debezium's are wall clocks, and Connect's may be either.
 """
 
 import json
@@ -54,7 +53,7 @@ _LOGICAL = {
     ("int", "date"): "org.apache.kafka.connect.data.Date",
     ("int", "time-millis"): "org.apache.kafka.connect.data.Time",
     ("long", "time-micros"): "io.debezium.time.MicroTime",
-    ("long", "timestamp-millis"): "org.apache.kafka.connect.data.Timestamp",
+    ("long", "timestamp-millis"): "timestamp-millis",
     ("long", "timestamp-micros"): "timestamp-micros",
     ("long", "timestamp-nanos"): "timestamp-nanos",
     ("long", "local-timestamp-millis"): "io.debezium.time.Timestamp",

@@ -64,7 +64,10 @@ class DebeziumAvro:
         paths += [place for path in self._order for place in _places(path)]
         if "_ts" in self._spec.metadata:
             paths += _SOURCE_TIME
-        return avro_records.wanted(schema, paths)
+        want = avro_records.wanted(schema, paths)
+        # whether there is a row, even if none of its fields is a column
+        sides = (side for side in ("before", "after") if side in schema.value.fields)
+        return {side: {} for side in sides if schema.value.fields[side].value.kind == "record"} | want
 
     def _decode(self, found: Read, keys: pa.Array) -> Iterator[Changes | Rejected]:
         op = found.wire(("op",))
@@ -97,11 +100,11 @@ class DebeziumAvro:
 
 
 def _images(found: Read, side: str) -> Images:
-    image = found.wire((side,))
-    if image is None or not pa.types.is_struct(image.values.type):
+    image = found.array((side,))
+    if image is None:
         return Images(pa.repeat(False, len(found.record)), {})
-    wires = {name: found.wire((side, name)) for name in image.values.type.names}
-    return Images(image.values.is_valid(), {name: wire for name, wire in wires.items() if wire is not None})
+    wires = {name: found.wire((side, name)) for name in image.type.names}
+    return Images(image.is_valid(), {name: wire for name, wire in wires.items() if wire is not None})
 
 
 def _taken(events: Events, rows: pa.Array) -> Events:

@@ -77,7 +77,7 @@ def optional(schema: Any) -> list[Any]:
         ),
         (
             {"type": "long", "logicalType": "timestamp-millis"},
-            WireType("int64", "org.apache.kafka.connect.data.Timestamp", optional=False),
+            WireType("int64", "timestamp-millis", optional=False),
         ),
         ({"type": "long", "logicalType": "timestamp-micros"}, WireType("int64", "timestamp-micros", optional=False)),
         (
@@ -546,7 +546,7 @@ def test_what_is_rejected() -> None:
     assert [change.record for change in found.changes] == [3]
     two = decoded([(message(4, "long", 1), None)], spec(["id", "name"], key=("id", "name")))
     assert two.rejected == {
-        0: "null_key: the message's key: the message's key is one long, and the table's are id, name"
+        0: "null_key: the message's key: it is one long, and the table's key is id, name"
     }
 
 

@@ -278,3 +278,24 @@ def test_bad_events_say_why() -> None:
     found = decoded([pair for value, _ in cases for pair in ((None, value), good)], spec(COLUMNS), SCHEMAS)
     assert found.rejected == {2 * i: reason for i, (_, reason) in enumerate(cases)}
     assert [change.record for change in found.changes] == [2 * i + 1 for i in range(len(cases))]
+
+
+def test_events_of_a_table_that_nobody_described() -> None:
+    """No columns, no key: what there is to know is which fields the rows have."""
+    for messages in (sample("orders")[:1], [(None, event("c", row(1)))]):
+        found = decoded(messages, spec([], key=()), sample_schemas() | {1: SCHEMAS[1]})
+        (changes,) = found.raw
+        assert isinstance(changes, Changes)
+        assert {"id"} < set(changes.unknown)
+        assert found.rows == [(0, "+I", {})]
+
+
+def test_a_field_that_cannot_be_a_column_is_no_harm_until_it_is_one() -> None:
+    fields = [{"name": "id", "type": "long"}, {"name": "either", "type": ["null", "int", "string"]}]
+    either = {"type": "record", "name": "Value", "fields": fields}
+    sides = [{"name": "before", "type": ["null", either]}, {"name": "after", "type": ["null", "Value"]}]
+    schema = {"type": "record", "name": "Envelope", "fields": [*sides, {"name": "op", "type": "string"}]}
+    value = message(1, schema, {"before": None, "after": {"id": 1, "either": "x"}, "op": "c"})
+    assert decoded([(None, value)], spec(["id"]), {1: json.dumps(schema)}).rows == [(0, "+I", {"id": 1})]
+    found = decoded([(None, value)], spec(["id", "either"]), {1: json.dumps(schema)})
+    assert found.rejected == {0: "type_mismatch: column either: its schema is a union of null, int, string"}
