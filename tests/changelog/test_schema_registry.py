@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -17,10 +18,13 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 
 from changelog.avro import Avro
 from changelog.avro_schema import SchemaError
-from changelog.debezium_avro import DebeziumAvro
+from changelog.decoding import ChangelogDecoder
 from changelog.schema_registry import Registry as Client
 from changelog.schema_registry import RegistryError, connect
-from tests.changelog.avro_messages import message, outcome, sample, sample_schemas, spec
+from tests.changelog import test_debezium_samples
+from tests.changelog.avro_messages import Pair, batch, message, outcome, sample, sample_schemas, spec
+from tests.changelog.messages import Decoded, in_order
+from tests.changelog.messages import spec as typed_spec
 from tests.services.registry import Registry, running_registry
 
 ROW = {
@@ -124,22 +128,51 @@ def test_rows_with_registered_schemas(registry: Registry, admin: SchemaRegistryC
     }
 
 
-def test_real_debezium_messages_with_registered_schemas(registry: Registry, admin: SchemaRegistryClient) -> None:
-    messages = []
-    for key, value in sample("comp"):
-        messages.append((key, value))
+def registered(admin: SchemaRegistryClient, table: str) -> list[Pair]:
+    """Real messages with the ids that the registry gave their schemas."""
+
+    def renumbered(value: bytes | None) -> bytes | None:
         if value is None:
-            continue
+            return None
         old = int.from_bytes(value[1:5], "big")
-        schema_id = admin.register_schema(f"comp-{old}", Schema(sample_schemas()[old]))
-        messages[-1] = (key, value[:1] + schema_id.to_bytes(4, "big") + value[5:])
-    decoder = DebeziumAvro(spec(["tenant", "v"], key=("tenant",), options={"schema.registry.url": registry.url}))
-    assert [(kind, row) for _, kind, row in outcome(decoder, messages).rows] == [
-        ("+I", {"tenant": 1, "v": "a"}),
-        ("+I", {"tenant": 1, "v": "b"}),
-        ("+U", {"tenant": 1, "v": "z"}),
-        ("-D", {"tenant": 1}),
+        new = admin.register_schema(f"{table}-{old}", Schema(sample_schemas()[old]))
+        return value[:1] + new.to_bytes(4, "big") + value[5:]
+
+    return [(renumbered(key), renumbered(value)) for key, value in sample(table)]
+
+
+def typed_rows(registry: Registry, messages: list[Pair], columns: dict[str, str]) -> list[Decoded]:
+    """From raw records to the table's types, as a Spark task does it."""
+    table = typed_spec(columns, options={"schema.registry.url": registry.url})
+    (rows,) = ChangelogDecoder("debezium-avro", table)([batch(messages)])
+    rows.validate(full=True)
+    return in_order(rows, table, {})
+
+
+def test_real_debezium_messages_become_what_the_database_held(registry: Registry, admin: SchemaRegistryClient) -> None:
+    rows = typed_rows(registry, registered(admin, "orders"), test_debezium_samples.ORDERS)
+    assert [row.error for row in rows if row.bad] == []
+    ann = test_debezium_samples.ANN_NEW
+    assert [(row.kind, row.row) for row in rows][:4] == [
+        ("+I", ann),
+        ("+I", test_debezium_samples.BOB),
+        ("+I", test_debezium_samples.ZOE),
+        ("+I", test_debezium_samples.CAT),
     ]
+    assert (rows[4].kind, rows[4].row) == ("+U", test_debezium_samples.ANN_PAID)
+    assert (rows[5].kind, rows[5].row["id"]) == ("-D", 2)
+
+
+def test_every_postgres_type(registry: Registry, admin: SchemaRegistryClient) -> None:
+    """The same values as with `debezium-json`."""
+    (first, *_) = registered(admin, "alltypes")
+    columns = test_debezium_samples.ALLTYPES | {"pt": "struct<x:double,y:double,wkb:binary,srid:int>", "na": "array<decimal(10,2)>"}
+    (row,) = typed_rows(registry, [first], columns)
+    assert row.error is None
+    expected = test_debezium_samples.TRUE_VALUES | {"i8": 9007199254740993, "na": [Decimal("1.10"), Decimal("2.20")]}
+    wkb = bytes.fromhex("0101000000000000000000f83f0000000000000040")
+    expected |= {"pt": {"x": 1.5, "y": 2.0, "wkb": wkb, "srid": None}}
+    assert test_debezium_samples.true_row(row.row) == expected
 
 
 def test_a_schema_that_refers_to_another(registry: Registry, admin: SchemaRegistryClient) -> None:
