@@ -200,6 +200,8 @@ class _Bodies:
         if node.kind == "map":
             names = pa.chunked_array(keys, pa.string()).combine_chunks().take(order)
             return pa.MapArray.from_arrays(pa.array(offsets), names, child)
+        if node.is_entries:
+            return pa.MapArray.from_arrays(pa.array(offsets), child.field("key"), child.field("value"))
         return pa.ListArray.from_arrays(pa.array(offsets), child)
 
     def _bytes(

@@ -105,11 +105,10 @@ class Node:
 
     @cached_property
     def is_entries(self) -> bool:
-        """Connect writes maps whose keys aren't strings as arrays of key-value records."""
-        if self.kind != "array" or self.item.kind != "record":
+        """Connect writes maps whose keys aren't strings as arrays of key-value records. Maps of Arrow have no null keys."""
+        if self.kind != "array" or self.item.properties.get("connect.internal.type") != "MapEntry":
             return False
-        internal = self.item.properties.get("connect.internal.type")
-        return set(self.item.fields) == {"key", "value"} and internal == "MapEntry"
+        return set(self.item.fields) == {"key", "value"} and self.item.fields["key"].kind not in ("union", "null")
 
     def arrow(self) -> pa.DataType:
         """The Arrow type that values are read as. :raises Unsupported: there is none."""
@@ -122,7 +121,7 @@ class Node:
             return pa.struct([(name, child._arrow(above)) for name, child in node.fields.items()])
         if node.is_entries:
             key, value = node.item.fields["key"], node.item.fields["value"]
-            return pa.list_(pa.struct([("key", key._arrow(above)), ("value", value._arrow(above))]))
+            return pa.map_(key._arrow(above), value._arrow(above))
         if node.kind == "array":
             return pa.list_(node.item._arrow(above))
         if node.kind == "map":

@@ -1,10 +1,13 @@
 """Plain Avro: schemas to types, bodies to values, messages to changes. What fastavro writes is what we read."""
 
+import datetime as dt
 import io
 import json
 import math
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import fastavro
 import pyarrow as pa
@@ -21,6 +24,7 @@ from changelog.changes import Changes, WireType
 from changelog.debezium_avro import DebeziumAvro
 from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
+from changelog.values import convert
 from tests.changelog import avro_messages
 from tests.changelog.avro_messages import Outcome, Pair, message, outcome, spec
 
@@ -545,15 +549,94 @@ def test_what_is_rejected() -> None:
     }
     assert [change.record for change in found.changes] == [3]
     two = decoded([(message(4, "long", 1), None)], spec(["id", "name"], key=("id", "name")))
-    assert two.rejected == {
-        0: "null_key: the message's key: it is one long, and the table's key is id, name"
-    }
+    assert two.rejected == {0: "null_key: the message's key: it is one long, and the table's key is id, name"}
 
 
 def test_a_union_of_several_types_is_rejected_if_it_is_a_column() -> None:
     found = decoded([(None, message(1, ROW, row(1, either="x")))], spec(["id", "either"]))
     assert found.rejected == {0: "type_mismatch: column either: its schema is a union of null, int, string"}
     assert decoded([(None, message(1, ROW, row(1, either="x")))], spec(["id"])).rows == [(0, "+I", {"id": 1})]
+
+
+UTC = dt.UTC
+ENTRIES = {
+    "type": "array",
+    "items": {
+        "type": "record",
+        "name": "MapEntry",
+        "connect.internal.type": "MapEntry",
+        "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": ["null", "string"]}],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "target", "expected"),
+    [
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+            Decimal("-12.34"),
+            pa.decimal128(9, 2),
+            Decimal("-12.34"),
+        ),
+        (
+            {"type": "fixed", "name": "f", "size": 16, "logicalType": "decimal", "precision": 38, "scale": 0},
+            Decimal(10**38 - 1),
+            pa.decimal128(38, 0),
+            Decimal(10**38 - 1),
+        ),
+        ({"type": "int", "logicalType": "date"}, dt.date(1969, 12, 31), pa.date32(), dt.date(1969, 12, 31)),
+        (
+            {"type": "long", "logicalType": "timestamp-millis"},
+            dt.datetime(2026, 1, 2, 3, 4, 5, 678000, UTC),
+            pa.timestamp("us", "UTC"),
+            dt.datetime(2026, 1, 2, 3, 4, 5, 678000, UTC),
+        ),
+        (
+            {"type": "long", "logicalType": "timestamp-micros"},
+            dt.datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
+            pa.timestamp("us", "UTC"),
+            dt.datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
+        ),
+        (
+            {"type": "long", "logicalType": "local-timestamp-micros"},
+            dt.datetime(1066, 10, 14, 9, 0, 0, 1),
+            pa.timestamp("us"),
+            dt.datetime(1066, 10, 14, 9, 0, 0, 1),
+        ),
+        ({"type": "string", "logicalType": "uuid"}, UUID(int=7), "uuid", UUID(int=7).bytes),
+        (
+            {"type": "fixed", "name": "f", "size": 16, "logicalType": "uuid"},
+            UUID(int=7).bytes,
+            "uuid",
+            UUID(int=7).bytes,
+        ),
+        ({"type": "enum", "name": "e", "symbols": ["A", "B"]}, "B", pa.string(), "B"),
+        ({"type": "fixed", "name": "f", "size": 2}, b"ab", pa.binary(), b"ab"),
+        (
+            {"type": "map", "values": ["null", "int"]},
+            {"a": 1, "b": None},
+            pa.map_(pa.string(), pa.int32()),
+            [("a", 1), ("b", None)],
+        ),
+        (
+            ENTRIES,
+            [{"key": 1, "value": "x"}, {"key": 2, "value": None}],
+            pa.map_(pa.int32(), pa.string()),
+            [(1, "x"), (2, None)],
+        ),
+    ],
+)
+def test_values_become_the_columns_types(schema: Any, value: Any, target: Any, expected: Any) -> None:
+    record = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}, {"name": "v", "type": schema}]}
+    known = avro_messages.given({1: json.dumps(record)})
+    found = outcome(Avro(spec(["id", "v"]), known), [(None, message(1, record, {"id": 1, "v": value}))])
+    (changes,) = found.raw
+    assert isinstance(changes, Changes)
+    is_uuid = isinstance(target, str)
+    array, misfits = convert(changes.fields["v"], pa.binary() if is_uuid else target, is_uuid)
+    assert misfits is None or not any(misfits.to_pylist())
+    assert array.to_pylist() == [expected]
 
 
 def test_a_registry_that_cannot_be_asked_stops_the_job() -> None:

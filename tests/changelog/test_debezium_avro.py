@@ -282,7 +282,8 @@ def test_bad_events_say_why() -> None:
 
 def test_events_of_a_table_that_nobody_described() -> None:
     """No columns, no key: what there is to know is which fields the rows have."""
-    for messages in (sample("orders")[:1], [(None, event("c", row(1)))]):
+    alone: list[Pair] = [(None, event("c", row(1)))]
+    for messages in (sample("orders")[:1], alone):
         found = decoded(messages, spec([], key=()), sample_schemas() | {1: SCHEMAS[1]})
         (changes,) = found.raw
         assert isinstance(changes, Changes)

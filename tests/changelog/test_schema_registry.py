@@ -166,7 +166,10 @@ def test_real_debezium_messages_become_what_the_database_held(registry: Registry
 def test_every_postgres_type(registry: Registry, admin: SchemaRegistryClient) -> None:
     """The same values as with `debezium-json`."""
     (first, *_) = registered(admin, "alltypes")
-    columns = test_debezium_samples.ALLTYPES | {"pt": "struct<x:double,y:double,wkb:binary,srid:int>", "na": "array<decimal(10,2)>"}
+    columns = test_debezium_samples.ALLTYPES | {
+        "pt": "struct<x:double,y:double,wkb:binary,srid:int>",
+        "na": "array<decimal(10,2)>",
+    }
     (row,) = typed_rows(registry, [first], columns)
     assert row.error is None
     expected = test_debezium_samples.TRUE_VALUES | {"i8": 9007199254740993, "na": [Decimal("1.10"), Decimal("2.20")]}
