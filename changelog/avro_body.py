@@ -26,6 +26,7 @@ _Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _PADDING = 16  # bytes after the last body, so that a look-ahead needs no check
 _MAX_VARINT = 10
+_HIGH_BITS = np.uint64(0x8080808080808080)
 _MAX_DEPTH = 64  # of values that are stepped over: their schema may be recursive. Schemas that aren't are less deep.
 
 
@@ -60,6 +61,8 @@ class _Bodies:
         self._data = np.zeros(int(offsets[-1] - offsets[0]) + _PADDING, np.uint8)
         if used is not None:
             self._data[:-_PADDING] = np.frombuffer(used, np.uint8)[offsets[0] : offsets[-1]]
+        # the word that begins at each byte
+        self._words = np.ndarray(len(self._data) - 7, "<u8", self._data, strides=(1,))
         self._buffer = pa.py_buffer(self._data)
         self.end = offsets[1:] - offsets[0]
         self.begin = np.minimum(offsets[:-1] - offsets[0] + skip, self.end)
@@ -235,20 +238,37 @@ class _Bodies:
     def _long(self, rows: _Ints, at: _Ints) -> tuple[_Ints, _Ints]:
         """A zigzag-coded number of each of `rows`: seven bits a byte, the lowest first, and the eighth says that there are more."""
         byte = self._data[at]
-        value = (byte & 0x7F).astype(np.uint64)
+        value = byte.astype(np.uint64)
         after = at + 1
         more = np.flatnonzero(byte & 0x80)
-        for place in range(1, _MAX_VARINT):
-            if not len(more):
-                break
-            byte = self._data[at[more] + place]
-            value[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * place)
-            after[more] += 1
-            if place == _MAX_VARINT - 1:  # of the last byte one bit is left
-                self.reject(rows[more], byte > 1)
-            more = more[(byte & 0x80) != 0]
+        if len(more):
+            value[more], size = self._groups(rows[more], at[more])
+            after[more] = at[more] + size
         number = (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64)
         return number, self._move(rows, after)
+
+    def _groups(self, rows: _Ints, at: _Ints) -> tuple[npt.NDArray[np.uint64], _Ints]:
+        """Groups of seven bits put together, and how many there were. Eight bytes are one word, and one step."""
+        word = self._words[at]
+        stop = ~word & _HIGH_BITS
+        stop &= ~stop + np.uint64(1)  # the lowest, where the last byte is; 0 if there are more than eight
+        below = stop - np.uint64(1)
+        size = np.bitwise_count(below).astype(np.int64) // 8 + 1
+        value = word & below & ~_HIGH_BITS
+        for width, low in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
+            # each pair of neighbours becomes one group of twice the width
+            value = (value & np.uint64(low)) | ((value >> np.uint64(width)) & np.uint64(low << (7 * width)))
+        longer = np.flatnonzero(stop == 0)
+        for place in range(8, _MAX_VARINT):
+            if not len(longer):
+                break
+            byte = self._data[at[longer] + place]
+            value[longer] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+            size[longer] = place + 1
+            if place == _MAX_VARINT - 1:  # one bit is left, and no byte follows
+                self.reject(rows[longer], byte > 1)
+            longer = longer[(byte & 0x80) != 0]
+        return value, size
 
     def _move(self, rows: _Ints, at: _Ints) -> _Ints:
         """The cursors' new places, none behind its body's end."""
