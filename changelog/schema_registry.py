@@ -58,7 +58,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {PREFIX + name: () for name in (*_TEXTS
 
 # the client's own default is to wait for ever
 _DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}
-_NOT_FOUND = 404
+# subject, version, schema not found. Another 404 may come from whoever else listens there.
+_NOT_FOUND = (40401, 40402, 40403)
 
 
 class RegistryError(RuntimeError):
@@ -124,7 +125,7 @@ class Registry:
         try:
             return question()
         except SchemaRegistryError as error:
-            if error.http_status_code == _NOT_FOUND:
+            if error.error_code in _NOT_FOUND:
                 raise SchemaError(f"{what} is unknown to the schema registry {self.url}") from None
             raise RegistryError(f"the schema registry {self.url} refused {what}: {error}") from error
         except Exception as error:

@@ -231,6 +231,13 @@ def test_a_password_in_the_address_is_not_shown() -> None:
     assert "secret" not in str(refused.value)
 
 
+def test_an_address_that_is_not_the_registrys(registry: Registry) -> None:
+    """All schemas are unknown there, which is no reason to refuse every record."""
+    elsewhere = registry.url.removesuffix("/apis/ccompat/v7")
+    with pytest.raises(RegistryError, match=f"the schema registry {elsewhere} refused schema id 1: "):
+        Client({"schema.registry.url": elsewhere}).get(1)
+
+
 def test_options_that_are_wrong() -> None:
     with pytest.raises(ValueError, match=r"lacks schema\.registry\.url"):
         Client({})
