@@ -14,8 +14,14 @@ TIMESTAMPS = {
     "org.apache.kafka.connect.data.Timestamp": 10**3,
     "io.debezium.time.MicroTimestamp": 10**6,
     "io.debezium.time.NanoTimestamp": 10**9,
+    "timestamp-millis": 10**3,
+    "timestamp-micros": 10**6,
+    "timestamp-nanos": 10**9,
 }
 """Integers since 1970-01-01: units in a second."""
+
+INSTANTS = frozenset({"timestamp-millis", "timestamp-micros", "timestamp-nanos"})
+"""Avro's own names of timestamps that are points in time; Kafka Connect's and Debezium's don't say."""
 
 TIMES = {
     "io.debezium.time.Time": 10**3,

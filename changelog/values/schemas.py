@@ -79,7 +79,9 @@ def spark_type(wire: WireType) -> T.DataType:
         return T.DateType()
     if name in logical.TIMESTAMPS:
         # a nanosecond has no place in Iceberg's timestamps of format version 2
-        return T.LongType() if logical.TIMESTAMPS[name] == 10**9 else T.TimestampNTZType()
+        if logical.TIMESTAMPS[name] == 10**9:
+            return T.LongType()
+        return T.TimestampType() if name in logical.INSTANTS else T.TimestampNTZType()
     if name == logical.ISO_DATE:
         return T.DateType()
     if name == logical.ISO_TIMESTAMP:
