@@ -32,6 +32,7 @@ from changelog.row_images import (
     PARTITION_REMOVED,
     TEXT,
     TRUNCATED,
+    Fields,
     Images,
     Operations,
     Rows,
@@ -68,7 +69,7 @@ class CanalJson:
     def __init__(self, spec: ChangelogSpec) -> None:
         self._images = Images(spec, _spell, likely=(pa.string(),))
         self._kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
-        fields = {
+        fields: Fields = {
             "type": TEXT,
             "isDdl": Leaf((pa.bool_(),)),
             "es": INTEGER,
@@ -133,14 +134,14 @@ class CanalJson:
         place = np.arange(len(message)) - np.repeat(np.cumsum(count) - count, count)
         starts = np.cumsum(olds) - olds
         partner = pa.array(starts[message] + place, mask=~has_old[message], type=pa.int64())
-        whole = found.values.take(pa.array(message))
+        whole = _without(found.values, "data", "old").take(pa.array(message))
         op = text(at_field(whole, "type"))
         after = at_field(found.values, "data").flatten()
         before = at_field(found.values, "old").flatten().take(partner)
-        record = found.record.take(pa.array(message))
+        texts = records.column("value").take(found.record)
         yield from self._images.changes(
             Rows(
-                record=record,
+                record=found.record.take(pa.array(message)),
                 op=op,
                 kind=OPERATIONS.kind(op),
                 after=after,
@@ -148,7 +149,7 @@ class CanalJson:
                 removed=after,
                 order=self._images.order(whole, after, before),
                 place=pa.array(place, pa.int64()),
-                states_null=lambda name: says_null(records.column("value").take(record), name),
+                states_null=lambda name: says_null(texts, name).take(pa.array(message)),
                 time=epoch(at_field(whole, "es"), 1000),
                 unknown=found.unknown,
             )
@@ -163,6 +164,12 @@ class CanalJson:
             found[parents[there]] = True
             found |= says_null(values, name).to_numpy(zero_copy_only=False)
         return found
+
+
+def _without(message: pa.StructArray, *names: str) -> pa.StructArray:
+    """Fewer fields: rows that are repeated for each row would be squares."""
+    fields = [part for part in message.type if part.name not in names]
+    return pa.StructArray.from_arrays([at_field(message, part.name) for part in fields], fields=fields)
 
 
 def _without_rows(data: pa.Array) -> pa.Array:

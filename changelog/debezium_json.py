@@ -122,7 +122,7 @@ class _EventReader:
         self._reader = JsonReader(Object(shape | images))
         self._halves: tuple[JsonReader, JsonReader] | None = None
         if watched:
-            self._halves = JsonReader(Object(images), around=("", "}")), JsonReader(Object(shape), around=("{", ""))
+            self._halves = JsonReader(Object(images), around=("", "}")), JsonReader(Object(shape), around=("{" + _SOURCE[1:], ""))
         self._keys = _Keys(spec, implied)
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
@@ -149,17 +149,12 @@ class _EventReader:
             texts = texts.cast(pa.string())
         except pa.ArrowInvalid:
             return None
-        marks = pc.find_substring(texts, _SOURCE).to_numpy()
-        if (marks < 0).any():
+        parts = pc.split_pattern(texts, _SOURCE, max_splits=1).flatten()
+        if len(parts) < 2 * len(texts):
             return None
-        offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
-        # head, comma, tail, and so on, in the same bytes
-        bounds = np.empty(3 * len(texts) + 1, np.int32)
-        bounds[0::3], bounds[1::3], bounds[2::3] = offsets, offsets[:-1] + marks, offsets[:-1] + marks + 1
-        parts = pa.StringArray.from_buffers(3 * len(texts), pa.py_buffer(bounds), texts.buffers()[2])
         read = []
-        for reader, first in zip(self._halves, (0, 2), strict=True):
-            found = list(reader.read(parts.take(pa.array(np.arange(first, 3 * len(texts), 3)))))
+        for reader, first in zip(self._halves, (0, 1), strict=True):
+            found = list(reader.read(parts.take(pa.array(np.arange(first, len(parts), 2)))))
             if len(found) != 1 or isinstance(found[0], Rejected) or len(found[0].record) < len(texts):
                 return None
             read.append(found[0])

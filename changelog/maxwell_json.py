@@ -28,6 +28,7 @@ from changelog.row_images import (
     PARTITION_REMOVED,
     TEXT,
     TRUNCATED,
+    Fields,
     Images,
     Operations,
     Rows,
@@ -69,7 +70,13 @@ class MaxwellJson:
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._images = Images(spec, spell_plain, bytes_type)
-        fields = {"type": TEXT, "ts": INTEGER, "sql": TEXT, "data": self._images.whole(), "old": self._images.kept()}
+        fields: Fields = {
+            "type": TEXT,
+            "ts": INTEGER,
+            "sql": TEXT,
+            "data": self._images.whole(),
+            "old": self._images.kept(),
+        }
         self._reader = JsonReader(self._images.message(fields))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:

@@ -26,6 +26,7 @@ from changelog.json_records import JsonReader, Leaf, Parsed
 from changelog.row_images import (
     TEXT,
     TRUNCATED,
+    Fields,
     Images,
     Operations,
     Rows,
@@ -61,7 +62,7 @@ class OggJson:
         self._images = Images(spec, spell_plain, bytes_type)
         self._rejects = spec.options.get("missing.columns", "reject") == "reject"
         flags = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns} if self._rejects else {}
-        fields = {
+        fields: Fields = {
             "op_type": TEXT,
             "op_ts": TEXT,
             "before": self._images.kept(),

@@ -12,7 +12,8 @@ A format's module reads its messages (`read`), sorts them by operation (`Operati
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Operations:
     field: str
     kinds: Mapping[str, RowKind]
     ignored: frozenset[str] = frozenset()
-    unsupported: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = dataclass_field(default_factory=dict)
     snapshot: frozenset[str] = frozenset()
 
     def kind(self, op: pa.Array) -> pa.Array:
@@ -103,7 +104,7 @@ class Rows:
     states_null: Callable[[str], pa.Array] | None = None
     time: pa.Array | None = None
     snapshot: pa.Array | None = None
-    unknown: Mapping[str, WireType] = field(default_factory=dict)
+    unknown: Mapping[str, WireType] = dataclass_field(default_factory=dict)
 
     def filter(self, mask: pa.Array) -> "Rows":
         """The rows where `mask`, without `states_null`."""

@@ -59,7 +59,7 @@ class Kinds:
     def of(cls, options: Mapping[str, str | tuple[str, ...]]) -> "Kinds":
         """By `format_options`; ours if they map nothing."""
         column = str(options.get("column", "row_kind"))
-        mapped = {}
+        mapped: dict[str, RowKind] = {}
         for name, kind in _MAPPED.items():
             values = options.get(name, ())
             mapped |= dict.fromkeys((values,) if isinstance(values, str) else values, kind)

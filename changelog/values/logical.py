@@ -45,6 +45,9 @@ GEOMETRIES = frozenset(
 )
 """Structs of `wkb` (well-known binary), `srid`, and for points `x` and `y`."""
 
+ENUM_SET = "io.debezium.data.EnumSet"
+"""Text of names with commas between them."""
+
 TEXTS = frozenset(
     {
         "io.debezium.time.ZonedTime",
@@ -54,7 +57,7 @@ TEXTS = frozenset(
         "io.debezium.data.Json",
         "io.debezium.data.Xml",
         "io.debezium.data.Enum",
-        "io.debezium.data.EnumSet",
+        ENUM_SET,
         "io.debezium.data.Ltree",
     }
 )

@@ -1,44 +1,70 @@
-"""Rows that carry their kind, as JSON and as typed columns."""
+"""JSON rows that carry their kind."""
 
+import base64
 import datetime as dt
 import json
 from decimal import Decimal
 from typing import Any
 
-import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from changelog import row_kind
-from changelog.decoding import ColumnSpec
-from changelog.rows import TIE
-from tests.changelog.messages import decode, messages, raw_records, spec
-
-pytestmark = pytest.mark.spark
+from changelog.decoding import ChangelogDecoder
+from tests.changelog import fuzz
+from tests.changelog.messages import Decoded, decode, messages, raw_records, spec
 
 COLUMNS = {"id": "bigint", "v": "string"}
 
 
-def change(kind: str, **row: Any) -> dict[str, Any]:
+def change(kind: Any, **row: Any) -> dict[str, Any]:
     return {"row_kind": kind, **row}
 
 
-def test_kinds_and_what_they_keep(spark: SparkSession) -> None:
+def decoded(values: list[Any], **table: Any) -> list[Decoded]:
+    columns = table.pop("columns", COLUMNS)
+    return decode("row-kind", raw_records(messages(*values)), spec(columns, **table))
+
+
+def test_kinds_and_what_they_keep() -> None:
     """-U and -D keep the key and what partition values derive from, and need nothing else."""
-    columns = COLUMNS | {"region": "string"}
     row = {"id": 1, "v": "a", "region": "eu"}
     kinds = ["+I", "-U", "+U", "-D", "INSERT", "UPDATE_BEFORE", "UPDATE_AFTER", "DELETE"]
     values = [change(kind, **row) for kind in kinds] + [change("-D", id=2), None]
-    table = spec(columns, partition_sources=("region",))
-    found = decode(row_kind.json_decoder, raw_records(spark, messages(*values)), table)
+    found = decoded(values, columns=COLUMNS | {"region": "string"}, partition_sources=("region",))
     assert [d.error for d in found] == [None] * 9
     assert [d.kind for d in found] == ["+I", "-U", "+U", "-D"] * 2 + ["-D"]
     removed = row | {"v": None}
     assert [d.row for d in found] == [row, removed] * 4 + [{"id": 2, "v": None, "region": None}]
 
 
-def test_bad_records_say_why(spark: SparkSession) -> None:
+def test_spark_s_row_operations() -> None:
+    """As numbers and as their text; UPDATE is an upsert."""
+    found = decoded([change(kind, id=1) for kind in (1, 2, 3, "1", "2", "3")])
+    assert [d.kind for d in found] == ["-D", "+U", "+I"] * 2
+    (bad,) = decoded([change(4, id=1)])
+    assert bad.error == "unknown_operation: row_kind is '4'; expected one of +I, -U, +U, -D"
+
+
+def test_a_mapping_of_one_s_own() -> None:
+    """It holds alone: our own spellings mean nothing beside it."""
+    options = {"column": "op", "insert": ("I", "c"), "update": ("U",), "update_before": ("B",), "delete": "D"}
+    values = [{"op": op, "id": 1} for op in ("I", "c", "B", "U", "D", "+I", 3)]
+    found = decoded(values, options=options)
+    assert [d.kind for d in found[:5]] == ["+I", "+I", "-U", "+U", "-D"]
+    expected = "; expected one of I, c, U, B, D"
+    assert [d.error for d in found[5:]] == [
+        "unknown_operation: op is '+I'" + expected,
+        "unknown_operation: op is '3'" + expected,
+    ]
+    numbers = {"column": "meta.deleted", "insert": ("false",), "delete": ("true",)}
+    found = decoded([{"meta": {"deleted": flag}, "id": 1} for flag in (False, True)], options=numbers)
+    assert [d.kind for d in found] == ["+I", "-D"]
+    (found_one,) = decoded([{"op": "DELETE", "id": 1}], options={"column": "op"})
+    assert found_one.kind == "-D"
+
+
+def test_bad_records_say_why() -> None:
     expected = "; expected one of +I, -U, +U, -D"
     cases: list[tuple[Any, str]] = [
         ("no JSON", "unparseable: the value is not a JSON object"),
@@ -46,19 +72,22 @@ def test_bad_records_say_why(spark: SparkSession) -> None:
         ("7", "unparseable: the value is not a JSON object"),
         ({"id": 1, "v": "a"}, "unknown_operation: row_kind is missing" + expected),
         (change("+i", id=1, v="a"), "unknown_operation: row_kind is '+i'" + expected),
-        (change("+I", v="a"), "null_key: key column id is missing"),
-        (change("-D", id=None), "null_key: key column id is null"),
-        (change("+I", id=1), "missing_column: column v is missing"),
+        (change("+I", v="a"), "null_key: key column id is null or missing"),
+        (change("-D", id=None), "null_key: key column id is null or missing"),
         (change("+I", id="x", v="a"), "type_mismatch: column id: 'x' does not fit bigint"),
         (change("-U", id="x"), "type_mismatch: column id: 'x' does not fit bigint"),
     ]
-    records = raw_records(spark, messages(*(value for value, _ in cases)))
-    found = decode(row_kind.json_decoder, records, spec(COLUMNS))
+    found = decoded([value for value, _ in cases])
     assert [d.error for d in found] == [reason for _, reason in cases]
     assert [d.bad["value"] for d in found if d.bad][:2] == [b"no JSON", b"[]"]
 
 
-def test_json_values_are_exact_or_refused(spark: SparkSession) -> None:
+def test_removals_need_only_what_they_keep() -> None:
+    (found,) = decoded([change("-D", id=1, n="not a number")], columns=COLUMNS | {"n": "int"})
+    assert (found.error, found.row) == (None, {"id": 1, "v": None, "n": None})
+
+
+def test_json_values_are_exact_or_refused() -> None:
     columns = {
         "id": "bigint",
         "amount": "decimal(12,2)",
@@ -86,7 +115,7 @@ def test_json_values_are_exact_or_refused(spark: SparkSession) -> None:
         ("u", "1111"),
     ]
     bad = [json.dumps(whole | {"wide": None, name: value}) for name, value in misfits]
-    found = decode(row_kind.json_decoder, raw_records(spark, messages(good, *bad)), spec(columns))
+    found = decoded([good, *bad], columns=columns)
     assert found[0].error is None
     assert found[0].row == {
         "id": 9007199254740993,
@@ -98,61 +127,66 @@ def test_json_values_are_exact_or_refused(spark: SparkSession) -> None:
         "data": b"\x00\xff",
         "u": bytes.fromhex("11111111222233334444555555555555"),
     }
-    errors = [d.error or "" for d in found[1:]]
-    for (name, _), error in zip(misfits, errors, strict=True):
-        assert error.startswith(f"type_mismatch: column {name}: "), (name, error)
+    for (name, _), d in zip(misfits, found[1:], strict=True):
+        assert (d.error or "").startswith(f"type_mismatch: column {name}: "), (name, d.error)
 
 
-def test_files_are_ordered_by_columns_and_ties_by_content(spark: SparkSession) -> None:
-    table = spec(COLUMNS, order_by=(("seq", T.LongType()),), source_order=False)
-    values = [change("+I", id=1, v="a", seq=1), change("+I", id=1, v="b", seq=1), change("+I", id=1, v="a", seq=1)]
-    values += [change("+I", id=1, v="a"), change("+I", id=1, v="a", seq="x")]
-    records = raw_records(spark, messages(*values))
-    rows = row_kind.json_decoder(table)(records).where("_rowdelta_bad is null").select("v", TIE).collect()
-    ties = {v: {row[TIE] for row in rows if row["v"] == v} for v in "ab"}
-    assert len(ties["a"]) == len(ties["b"]) == 1
-    assert ties["a"] != ties["b"]
-    errors = [d.error for d in decode(row_kind.json_decoder, records, table) if d.bad]
-    assert errors == ["missing_order: order column seq is null or missing"] * 2
-
-
-def test_typed_columns(spark: SparkSession) -> None:
-    """Of Parquet files: the columns are typed already, UUIDs are text."""
-    table = spec({"id": "bigint", "v": "string", "u": "uuid"}, order_by=(("seq", T.LongType()),), source_order=False)
-    read = row_kind.columns_to_read(table)
-    assert read.simpleString() == "struct<row_kind:string,id:bigint,v:string,u:string,seq:bigint>"
-    uuid = "11111111-2222-3333-4444-555555555555"
-    rows: list[tuple[Any, ...]] = [("+I", 1, "a", uuid, 1), ("-D", 2, "b", None, 2)]
-    rows += [
-        (None, 3, "c", None, 3),
-        ("?", 4, "d", None, 4),
-        ("+I", None, "e", None, 5),
-        ("+I", 6, "f", "no", 6),
-        ("+I", 7, "g", None, None),
+def test_order_columns() -> None:
+    order = (("seq", T.LongType()), ("meta.at", T.LongType()))
+    values = [change("+I", id=1, seq=1, meta={"at": 2}), change("+I", id=1, seq=1), change("+I", id=1, seq="x")]
+    (batch,) = ChangelogDecoder("row-kind", spec(COLUMNS, order_by=order))([raw_records(messages(*values))])
+    assert batch.column("_rowdelta_order_0").to_pylist()[0] == 1
+    assert batch.column("_rowdelta_order_1").to_pylist()[0] == 2
+    assert [d.error for d in decoded(values, order_by=order) if d.bad] == [
+        "missing_order: order column meta.at is null or missing",
+        "missing_order: order column seq does not fit bigint",
     ]
-    records = spark.createDataFrame(rows, read).withColumn("source", F.when(F.rand() >= 0, "file:/changes/1.parquet"))
-    found = decode(row_kind.columns_decoder, records, table)
-    good = {d.row["id"]: (d.kind, d.row) for d in found if d.bad is None}
-    assert good == {
-        1: ("+I", {"id": 1, "v": "a", "u": bytes.fromhex(uuid.replace("-", ""))}),
-        2: ("-D", {"id": 2, "v": None, "u": None}),
-    }
-    bad = {json.loads(d.bad["value"])["v"]: d.error for d in found if d.bad}
-    assert bad == {
-        "c": "unknown_operation: row_kind is missing; expected one of +I, -U, +U, -D",
-        "d": "unknown_operation: row_kind is '?'; expected one of +I, -U, +U, -D",
-        "e": "null_key: key column id is null",
-        "f": "type_mismatch: column u is not a UUID",
-        "g": "missing_order: order column seq is null or missing",
-    }
-    assert {d.bad["source"] for d in found if d.bad} == {"file:/changes/1.parquet"}
 
 
-def test_a_column_with_a_map_can_break_ties(spark: SparkSession) -> None:
-    """Spark doesn't hash maps."""
-    columns = (ColumnSpec("id", T.LongType()), ColumnSpec("m", T.MapType(T.StringType(), T.LongType())))
-    table = spec({"id": "bigint", "m": "map<string,bigint>"}, order_by=(("seq", T.LongType()),), source_order=False)
-    assert table.columns == columns
-    values = [change("+I", id=1, m={"a": 1}, seq=1), change("+I", id=1, m={"a": 2}, seq=1)]
-    frame = row_kind.json_decoder(table)(raw_records(spark, messages(*values)))
-    assert frame.select(TIE).distinct().count() == 2
+def test_renamed_columns_metadata_and_unknown_fields() -> None:
+    seen: dict[str, str] = {}
+    table = spec(COLUMNS, schema_changes="evolve", metadata=("_op", "_ts"))
+    values = raw_records(messages(change("+I", id=1, v="a", extra=True)))
+    (batch,) = ChangelogDecoder("row-kind", table, seen.update)([values])
+    assert (batch.column("_op").to_pylist(), batch.column("_ts").to_pylist()) == (["+I"], [None])
+    assert seen == {"extra": "boolean"}
+
+
+# Random.
+
+
+def spelled(kind: str, row: fuzz.Row) -> dict[str, Any]:
+    values = {"row_kind": kind, **row}
+    values["at"] = None if row["at"] is None else row["at"].isoformat()
+    values["day"] = None if row["day"] is None else row["day"].isoformat()
+    values["data"] = None if row["data"] is None else base64.b64encode(row["data"]).decode()
+    return values
+
+
+@settings(deadline=None, max_examples=100)
+@given(fuzz.histories, st.sampled_from([("+I", "+U", "-D"), ("INSERT", "UPDATE_AFTER", "DELETE"), (3, 2, 1)]))
+def test_random_changes_come_back(history: list[fuzz.Change], kinds: tuple[Any, ...]) -> None:
+    """Each row is a message: an update is its new row, after a delete of the old one if the key changed."""
+    parts: list[list[fuzz.Change]] = []
+    for part in history:
+        if part.old is not None and part.new is not None and part.old["id"] != part.new["id"]:
+            parts.append([fuzz.Change(part.old, None)])
+            parts.append([fuzz.Change(None, part.new)])
+        else:
+            parts.append([part])
+    by_name = dict(zip(("insert", "update", "delete"), kinds, strict=True))
+    values = [spelled(by_name[c.operation], c.new or c.old or {}) for (c,) in parts]
+    fuzz.assert_decoded("row-kind", values, parts, fuzz.table())
+
+
+DAMAGED = [
+    spelled("+I", dict.fromkeys(fuzz.COLUMNS) | {"id": 1, "region": "eu", "amount": 1.5, "ok": True, "ratio": 0.5}),
+    {"row_kind": "-U", "id": 1, "region": None},
+    {"row_kind": 2, "id": 1},
+]
+
+
+@settings(deadline=None, max_examples=100)
+@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
+def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
+    fuzz.assert_accounted("row-kind", values, fuzz.table(schema_changes=schema_changes), lambda value: False)
