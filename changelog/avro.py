@@ -14,6 +14,7 @@ with schema 9
 | a record             | +I of it. Key columns that it lacks are read from the message's key (ksqlDB leaves them out of values)   |
 | a null (tombstone)   | -D of the message's key: the fields of a record, or a single value for a table with one key column      |
 
+Rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, are for `debezium-avro` with `flattened: true`.
 `format_options`: `changelog.schema_registry`. Types: `changelog.avro_schema`. `order_by` names fields of the row; a tombstone has none.
 """
 

@@ -7,11 +7,14 @@
             "source": {"lsn": 27657456, …}, "transaction": null, "op": "r", "ts_ms": 1795245173708}
 
 What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work. A `d` without a
-row is applied by the message's key. The schemas say how values are encoded, so there are no options but the registry's
+row is applied by the message's key. The schemas say how values are encoded, so the registry's options are all that is needed
 (`changelog.schema_registry`).
+
+With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState` leaves them: a +U, or what `__op` says; with
+`__deleted` true or `__op` d a -D, as is a tombstone, of the message's key. `add.fields.prefix` is what such fields begin with (`__`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,22 +41,33 @@ class DebeziumAvro:
     """
 
     DELETES_CARRY_ROW = False
-    OPTIONS: Mapping[str, tuple[str, ...]] = schema_registry.OPTIONS
+    OPTIONS: Mapping[str, tuple[str, ...]] = {
+        **schema_registry.OPTIONS,
+        "flattened": ("false", "true"),
+        "add.fields.prefix": (),
+    }
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
         self._spec = spec
         schemas = schemas or avro_records.registry(spec)
         self._columns = [column.field for column in spec.columns]
         self._order = avro_records.order_paths(spec)
-        self._events = AvroReader(schemas, self._plan)
+        self._prefix = str(spec.options.get("add.fields.prefix", "__"))
+        self._flattened = spec.options.get("flattened") == "true"
+        self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
         self._keys = KeyReader(spec, schemas)
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
-        for found in self._events.read(records.column("value")):
+        values, keys = records.column("value"), records.column("key")
+        if self._flattened and values.null_count:
+            yield from self._tombstones(pa.array(np.flatnonzero(values.is_null())), keys)
+        for found in self._messages.read(values):
             if isinstance(found, Rejected):
                 yield found
+            elif self._flattened:
+                yield from self._rows(found)
             else:
-                yield from self._decode(found, records.column("key"))
+                yield from self._events(found, keys)
 
     def _plan(self, schema: Node) -> Want:
         op = schema.value.fields.get("op")
@@ -69,12 +83,12 @@ class DebeziumAvro:
         sides = (side for side in ("before", "after") if side in schema.value.fields)
         return {side: {} for side in sides if schema.value.fields[side].value.kind == "record"} | want
 
-    def _decode(self, found: Read, keys: pa.Array) -> Iterator[Changes | Rejected]:
+    def _events(self, found: Read, keys: pa.Array) -> Iterator[Changes | Rejected]:
         op = found.wire(("op",))
         assert op is not None
         metadata = {"_op": op.values} if "_op" in self._spec.metadata else {}
         if "_ts" in self._spec.metadata:
-            metadata["_ts"] = _source_time(found)
+            metadata["_ts"] = _source_time(found, _SOURCE_TIME)
         order = [_first(found, path) for path in self._order]
         events = Events(found.record, op.values, _images(found, "before"), _images(found, "after"), order, metadata)
         row = found.schema.value.fields.get("after")
@@ -82,6 +96,48 @@ class DebeziumAvro:
         for part in self._with_keys(events, keys):
             for change in debezium.changes(self._spec, part):
                 yield replace(change, unknown=unknown) if isinstance(change, Changes) and unknown else change
+
+    def _row_plan(self, schema: Node) -> Want:
+        if schema.value.kind != "record":
+            raise Refused(BadRecord.UNPARSEABLE, f"the value is Avro of type {schema.value.kind}, expected a record")
+        added = [(self._prefix + "op",), (self._prefix + "deleted",), *self._row_times]
+        return avro_records.wanted(schema, [*((field,) for field in self._columns), *self._order, *added])
+
+    @property
+    def _row_times(self) -> list[Path]:
+        names = ("source_ts_us", "source_ts_ms", "ts_ms")
+        return [(self._prefix + name,) for name in names] if "_ts" in self._spec.metadata else []
+
+    def _rows(self, found: Read) -> Iterator[Changes | Rejected]:
+        count = len(found.record)
+        deleted = pc.equal(_text(found.array((self._prefix + "deleted",)), count), "true")
+        said = pc.coalesce(_text(found.array((self._prefix + "op",)), count), "u")
+        op = pc.if_else(pc.fill_null(deleted, False), "d", said)
+        metadata = {"_op": op} if "_op" in self._spec.metadata else {}
+        if self._row_times:
+            metadata["_ts"] = _source_time(found, self._row_times)
+        wires = {field: found.wire((field,)) for field in self._columns}
+        fields = {field: wire for field, wire in wires.items() if wire is not None}
+        order = [found.wire(path) or Wire(pa.nulls(count)) for path in self._order]
+        # one image is all there is: before a delete, after anything else
+        before, after = Images(pc.equal(op, "d"), fields), Images(pa.repeat(True, count), fields)
+        new = avro_records.unknown(found.schema, self._columns)
+        new = {name: wire_type for name, wire_type in new.items() if not name.startswith(self._prefix)}
+        for change in debezium.changes(self._spec, Events(found.record, op, before, after, order, metadata)):
+            yield replace(change, unknown=new) if isinstance(change, Changes) else change
+
+    def _tombstones(self, rows: pa.Array, keys: pa.Array) -> Iterator[Changes | Rejected]:
+        for keyed in self._keys.read(keys.take(rows)):
+            if isinstance(keyed, Rejected):
+                yield Rejected(rows.take(keyed.record), keyed.error_class, keyed.reason)
+                continue
+            chosen, key = keyed
+            count = len(chosen)
+            images = Images(pa.repeat(True, count), key)
+            order = [Wire(pa.nulls(count)) for _ in self._order]
+            yield from debezium.changes(
+                self._spec, Events(rows.take(chosen), pa.repeat("d", count), images, images, order)
+            )
 
     def _with_keys(self, events: Events, keys: pa.Array) -> Iterator[Events]:
         """The events, in parts: where a delete has no row, the message's key stands in for it, if there is one."""
@@ -139,11 +195,18 @@ def _first(found: Read, path: Path) -> Wire:
     return Wire(pc.coalesce(*alike) if len(alike) > 1 else alike[0], wires[0].type)
 
 
-def _source_time(found: Read) -> pa.Array:
+def _text(values: pa.Array | None, count: int) -> pa.Array:
+    """Strings, and booleans as such; nothing else."""
+    if values is not None and (pa.types.is_string(values.type) or pa.types.is_boolean(values.type)):
+        return values.cast(pa.string())
+    return pa.nulls(count, pa.string())
+
+
+def _source_time(found: Read, paths: Sequence[Path]) -> pa.Array:
     """Microseconds where the event has them, else milliseconds; null if it says neither."""
     result = pa.nulls(len(found.record), pa.int64())
-    for path in _SOURCE_TIME:
+    for path in paths:
         wire = found.wire(path)
         if wire is not None and pa.types.is_int64(wire.values.type):
-            result = pc.coalesce(result, wire.values if path[-1] == "ts_us" else pc.multiply(wire.values, 1000))
+            result = pc.coalesce(result, wire.values if path[-1].endswith("ts_us") else pc.multiply(wire.values, 1000))
     return result.cast(pa.timestamp("us", "UTC"))

@@ -300,3 +300,54 @@ def test_a_field_that_cannot_be_a_column_is_no_harm_until_it_is_one() -> None:
     assert decoded([(None, value)], spec(["id"]), {1: json.dumps(schema)}).rows == [(0, "+I", {"id": 1})]
     found = decoded([(None, value)], spec(["id", "either"]), {1: json.dumps(schema)})
     assert found.rejected == {0: "type_mismatch: column either: its schema is a union of null, int, string"}
+
+
+FLAT: dict[str, Any] = {
+    "type": "record",
+    "name": "Value",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "v", "type": ["null", "string"]},
+        {"name": "n", "type": ["null", "int"]},
+        {"name": "__op", "type": ["null", "string"]},
+        {"name": "__deleted", "type": ["null", "string"]},
+        {"name": "__source_ts_ms", "type": ["null", "long"]},
+    ],
+}
+
+
+def flat(number: int, **more: Any) -> bytes:
+    row = {"id": number, "v": None, "n": None, "__op": None, "__deleted": "false", "__source_ts_ms": 1767323045123}
+    return message(5, FLAT, row | more)
+
+
+def test_flattened_rows() -> None:
+    options = {"flattened": "true"}
+    messages: list[Pair] = [
+        (None, flat(1, v="a", __op="c")),
+        (None, flat(1, v="b")),
+        (None, flat(1, __deleted="true")),
+        (None, flat(2, __op="d")),
+        (message(2, KEY, {"id": 3}), None),
+        (None, None),
+        (None, flat(4, v="__debezium_unavailable_value")),
+        (None, flat(5, __op="x")),
+    ]
+    found = decoded(
+        messages, spec(["id", "v"], options=options, metadata=("_op", "_ts")), SCHEMAS | {5: json.dumps(FLAT)}
+    )
+    assert [(c.record, c.kind, c.row) for c in found.changes] == [
+        (0, "+I", {"id": 1, "v": "a"}),
+        (1, "+U", {"id": 1, "v": "b"}),
+        (2, "-D", {"id": 1}),
+        (3, "-D", {"id": 2}),
+        (4, "-D", {"id": 3}),
+    ]
+    assert found.rejected == {
+        5: "null_key: the message has no key",
+        6: "unavailable_value: column v: the source didn't send the unchanged value",
+        7: "unknown_operation: op is 'x'; expected one of r, c, u, d, t, m",
+    }
+    (first, *_) = (c for c in found.raw if isinstance(c, Changes) and c.metadata.get("_ts") is not None)
+    assert str(first.metadata["_ts"][0]) == "2026-01-02 03:04:05.123000+00:00"
+    assert set(first.unknown) == {"n"}
