@@ -91,7 +91,14 @@ def from_decimals(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
     """Decimals to another precision and scale."""
     if values.type == target:
         return values
+    more = target.scale - values.type.scale
     try:
+        if more > 0:
+            # Arrow's own cast wraps around where the wider scale needs more than 128 bits, so the room is made sure of before
+            narrow = pa.decimal128 if pa.types.is_decimal128(values.type) else pa.decimal256
+            if target.precision <= more:
+                raise pa.ArrowInvalid("all digits before the point are too many")
+            values = pc.cast(values, narrow(target.precision - more, values.type.scale))
         return pc.cast(values, target)
     except pa.ArrowInvalid:
         return from_text(pc.cast(values, pa.string()), target)

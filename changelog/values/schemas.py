@@ -28,6 +28,7 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
     """Arrow types that `pyarrow.json` may read a field as, likeliest first, so that `convert` can make `target` of it.
 
     None of them may lose anything: a number that the type doesn't hold makes `pyarrow.json` refuse, and the next one is tried.
+    Decimals are read with 256 bits: `pyarrow.json` counts a number's own digits, and then those that the scale adds wrap around.
     """
     text, integer = pa.string(), pa.int64()
     name = wire.name or ""
@@ -45,9 +46,9 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
         return (_ENCODED, text)
     if name == logical.DECIMAL and not pa.types.is_temporal(target):
         scale = target.scale if pa.types.is_decimal(target) else scale_of(wire) or 0
-        return (text, pa.decimal128(38, min(max(scale, 0), 38)), _ENCODED)
+        return (text, pa.decimal256(38, min(max(scale, 0), 38)), _ENCODED)
     if pa.types.is_decimal(target):
-        return (pa.decimal128(38, target.scale), text)
+        return (pa.decimal256(38, target.scale), text)
     if pa.types.is_integer(target):
         return (text, integer) if wire.kind == "string" else (integer, text)
     if pa.types.is_floating(target):
