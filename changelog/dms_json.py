@@ -118,7 +118,7 @@ class DmsJson:
         values = records.column("value").take(rows.record)
         rest = pa.repeat(True, len(rows.op))
         for column in self._spec.columns:
-            missing = pc.and_(updates, lacks(values, "data", rows.after, rows.before, column.field))
+            missing = pc.and_(updates, lacks(values, "data", rows.after, column.field))
             reason = f"column {column.name} is missing"
             yield from rejected(rows.record, pc.and_(rest, missing), BadRecord.MISSING_COLUMN, reason)
             rest = pc.and_not(rest, missing)

@@ -107,7 +107,7 @@ class OggJson:
         rest = pa.repeat(True, len(rows.op))
         for column in self._spec.columns:
             flag = at_field(rows.after, column.field + _IS_MISSING)
-            missing = pc.or_(lacks(values, "after", rows.after, rows.before, column.field), _is_true(flag))
+            missing = pc.or_(lacks(values, "after", rows.after, column.field), _is_true(flag))
             missing = pc.and_(pc.and_(updates, missing), rest)
             reason = f"column {column.name} is missing: is the update compressed?"
             yield from rejected(rows.record, missing, BadRecord.MISSING_COLUMN, reason)

@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from changelog.changes import Changes, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
-from changelog.rows import BadRecord, RowKind
+from changelog.rows import PREFIX, BadRecord, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
 
@@ -153,7 +153,8 @@ class Images:
     def _ordered(self, fields: Fields) -> Fields:
         for name, leaf in self._order.items():
             fields = with_path(fields, name, leaf)
-        return fields
+        # to infer a table's columns none is read; an Arrow struct without fields has no length
+        return fields or {f"{PREFIX}nothing": TEXT}
 
     def message(self, fields: Fields) -> Object:
         """A message with `fields`, and the order columns that are elsewhere in it."""
@@ -313,22 +314,19 @@ def says_null(values: pa.Array, name: str) -> pa.Array:
     return pc.match_substring_regex(values, rf'(?:{quoted}|\\u[0-9A-Fa-f]{{4}}[^"]*")\s*:\s*null')
 
 
-def lacks(values: pa.Array, side: str, images: pa.StructArray, others: pa.StructArray, name: str) -> pa.Array:
+def lacks(values: pa.Array, side: str, images: pa.StructArray, name: str) -> pa.Array:
     """bool; messages (binary) whose image lacks the field `name`, rather than having null there.
 
-    :param side: where a message has the image. :param images: as read. :param others: the messages' other images.
+    :param side: where a message has the image. :param images: as read.
     """
     absent = pc.and_(images.is_valid(), at_field(images, name).is_null()).to_numpy(zero_copy_only=False).copy()
     rows = np.flatnonzero(absent)
     if len(rows):
-        texts = values.take(pa.array(rows))
-        quoted = re.escape(json.dumps(name, ensure_ascii=False))
-        nulls = pc.count_substring_regex(texts, rf"{quoted}\s*:\s*null").to_numpy()
-        most = 1 + others.is_valid().to_numpy(zero_copy_only=False)[rows]
-        absent[rows] = nulls < most
-        # which of two images has the null: only the message can tell. So can it where names may be escaped
-        doubtful = (nulls < most) & ((nulls > 0) | pc.match_substring(texts, "\\u").to_numpy(zero_copy_only=False))
-        for row in rows[doubtful].tolist():
+        image, field = (re.escape(json.dumps(part, ensure_ascii=False)) for part in (side, name))
+        # between braces there are only fields of the image: quotes within texts are escaped
+        stated = pc.match_substring_regex(values.take(pa.array(rows)), rf"{image}\s*:\s*\{{[^{{}}]*{field}\s*:\s*null")
+        absent[rows] = False
+        for row in rows[~stated.to_numpy(zero_copy_only=False)].tolist():
             absent[row] = name not in parse(values[row].as_py())[side]
     return pa.array(absent)
 

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from changelog.changes import RAW_SCHEMA
+from changelog import formats
+from changelog.changes import RAW_SCHEMA, Changes
 from changelog.rows import BadRecord
 from changelog.spec import ChangelogSpec
 from tests.changelog.messages import Decoded, decode, spec
@@ -81,6 +82,16 @@ def _updates() -> st.SearchStrategy[Change]:
 
 changes = st.builds(Change, st.none(), rows) | st.builds(Change, rows, st.none()) | _updates()
 histories: st.SearchStrategy[list[Change]] = st.lists(changes, min_size=1, max_size=12)
+
+
+def inferred(name: str, values: Sequence[Any]) -> dict[str, str]:
+    """Fields of messages' rows, of which nothing is known before: name -> kind."""
+    made = formats.find(name)(ChangelogSpec((), (), schema_changes="evolve"))
+    found: dict[str, str] = {}
+    for part in made.changes(records([text(value) for value in values])):
+        if isinstance(part, Changes):
+            found |= {field: wire.kind for field, wire in part.unknown.items()}
+    return found
 
 
 def assert_decoded(name: str, values: Sequence[Any], history: Sequence[Sequence[Change]], table: ChangelogSpec) -> None:

@@ -233,6 +233,20 @@ def test_unknown_fields_are_noticed() -> None:
     assert seen == {"colour": "string"}
 
 
+def test_columns_are_inferred() -> None:
+    values = [
+        message("INSERT", [thing(1)]),
+        message("UPDATE", [thing(1)], [{"id": "2"}]),
+        message("DELETE", [thing(1)]),
+    ]
+    assert fuzz.inferred("canal-json", values) == {
+        "id": "string",
+        "title": "string",
+        "weight": "string",
+        "shelf": "string",
+    }
+
+
 # Random.
 
 

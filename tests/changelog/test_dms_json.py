@@ -179,6 +179,16 @@ def test_order_and_metadata() -> None:
     assert (columns["_op"], columns["_ts"]) == (["load"], [time])
 
 
+def test_columns_are_inferred() -> None:
+    values = [message("load", thing(1)), message("update", thing(1), {"id": 2}), message("delete", thing(1))]
+    assert fuzz.inferred("dms-json", values) == {
+        "id": "int64",
+        "title": "string",
+        "weight": "double",
+        "shelf": "string",
+    }
+
+
 # Random.
 
 

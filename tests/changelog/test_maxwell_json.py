@@ -194,6 +194,16 @@ def test_unknown_fields_are_noticed() -> None:
     assert seen == {"count": "bigint"}
 
 
+def test_columns_are_inferred() -> None:
+    values = [message("insert", thing(1)), message("update", thing(1), {"id": 2}), message("delete", thing(1))]
+    assert fuzz.inferred("maxwell-json", values) == {
+        "id": "int64",
+        "title": "string",
+        "weight": "double",
+        "shelf": "string",
+    }
+
+
 # Random.
 
 

@@ -101,6 +101,9 @@ FLAGS = {f"{name}_isMissing": False for name in COLUMNS}
         (message("U", thing(1), thing(1, TITLE=None)), None),
         (message("U", thing(1, TITLE=None), thing(1, TITLE=None)), None),
         (message("U", None, thing(1, TITLE=None)), None),
+        (message("U", None, thing(1, TITLE=None, SHELF="{}")), None),
+        (message("U", None, {"ID": 1, "WEIGHT": 1, "SHELF": '"TITLE":null'}), "TITLE"),
+        (message("U", None, {"ID": 1, "WEIGHT": 1, "SHELF": "b2"}, x={"TITLE": None}), "TITLE"),
         (message("U", thing(1), thing(1, TITLE=None) | FLAGS), None),
         (message("U", thing(1), {"ID": 1, "TITLE": "x", "SHELF": None}), "WEIGHT"),
         (message("U", thing(1, TITLE=None), {"ID": 1, "WEIGHT": 1, "SHELF": "b2"}), "TITLE"),
@@ -161,6 +164,16 @@ def test_order_and_metadata() -> None:
     assert columns["_op"] == ["I", "D", "D", "D", "D"]
     second = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
     assert columns["_ts"] == [second.replace(microsecond=123456)] * 2 + [None, second, None]
+
+
+def test_columns_are_inferred() -> None:
+    values = [message("I", after=thing(1)), message("U", thing(2), thing(1)), message("D", thing(1))]
+    assert fuzz.inferred("ogg-json", values) == {
+        "ID": "int64",
+        "TITLE": "string",
+        "WEIGHT": "double",
+        "SHELF": "string",
+    }
 
 
 # Random.

@@ -152,6 +152,10 @@ def test_renamed_columns_metadata_and_unknown_fields() -> None:
     assert seen == {"extra": "boolean"}
 
 
+def test_columns_are_inferred() -> None:
+    assert fuzz.inferred("row-kind", [change("+I", id=1, v="a")]) == {"id": "int64", "v": "string"}
+
+
 # Random.
 
 
