@@ -50,7 +50,7 @@ class Wire:
     """A field of n images: the values as the parser gave them (null: null or missing), and what they mean."""
 
     values: pa.Array
-    type: WireType = WireType()  # noqa: RUF009 - frozen
+    type: WireType = WireType()
 
 
 @dataclass(frozen=True)

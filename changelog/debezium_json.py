@@ -3,160 +3,386 @@
     {"before": null, "after": {"id": 1, "customer": "Ada", "amount": "BNI=", "created_at": 1767323045000000},
      "source": {"lsn": 24023128, …}, "op": "c", "ts_ms": 1767323045123}
 
-| op   | changelog rows                                                                                                     |
-|------|--------------------------------------------------------------------------------------------------------------------|
-| r, c | +I of `after` (r is a snapshot read of the source)                                                                 |
-| u    | +U of `after`; before it -U of `before`, if the event has one and it matters (changelog mode, or the key changed)  |
-| d    | -D of `before`, of which only the key is relied upon (REPLICA IDENTITY DEFAULT sends no more)                      |
-| t    | a bad record: a TRUNCATE removes rows that no key names                                                            |
-| m    | ignored: a logical decoding message changes no row                                                                 |
-
-A tombstone (null value) is ignored; the `d` before it did the work. With an envelope, the schema's semantic names say how a
-value is encoded. Without one, `format_options` repeat the connector's settings: `decimal.handling.mode` (precise, string,
-double) and `time.precision.mode` (adaptive, adaptive_time_microseconds, microseconds, connect, isostring).
+What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work. With an envelope
+(`{"schema": …, "payload": …}`), the schema says how a value is encoded. Without one, `format_options` repeat the connector's settings.
+With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState` leaves them, with `add.fields.prefix` (`__`) before the
+names of fields that aren't the row's.
 """
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from changelog.decoding import ChangelogSpec, Decoder, Select, Where, any_of, error, extend, finish, order_value
-from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, typed_columns
-from changelog.rows import KIND, PREFIX, SNAPSHOT, BadRecord, RowKind
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
 
-DELETES_CARRY_ROW = False
-"""A `d` may carry the key only, and null or a default for every other column."""
+from changelog import debezium
+from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.json_records import JsonReader, Leaf, Object, Parsed, compact, parse
+from changelog.paths import at_path, with_path
+from changelog.rows import BadRecord
+from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.values import json_candidates
 
-UNAVAILABLE = (
-    "__debezium_unavailable_value",
-    "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==",
-    '["__debezium_unavailable_value"]',
-)
-"""Debezium's placeholder for an unchanged TOAST value, as text, in base64 and as an array."""
+_PAYLOAD = ',"payload":'
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_SOURCE_TIME = ("source.ts_us", "source.ts_ms", "ts_ms")
+_READERS = 64
+"""Schemas remembered; a topic has one after each change of its table."""
 
-OPTIONS = {
-    "decimal.handling.mode": ("precise", "string", "double"),
-    "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
-}
-"""`format_options` and their values; the first is the default, as in Debezium."""
-
-_EVENT = f"{PREFIX}event"
-_OP = f"{PREFIX}op"
-_SEMANTIC = f"{PREFIX}semantic"
-_FIELDS = "array<struct<field:string,fields:array<struct<field:string,name:string,type:string>>>>"
+Fields = Mapping[str, WireType]
+Rows = npt.NDArray[np.int64]
 
 
-def decoder(spec: ChangelogSpec) -> Decoder:
-    """Decodes Debezium records (`changelog.decoding.RAW_COLUMNS`)."""
-    message = F.col(f"{PREFIX}message")
-    parsed = Select(
-        [
-            F.struct("source", "partition", "offset", "key", "value").alias(f"{PREFIX}raw"),
-            F.try_parse_json("value").alias(f"{PREFIX}message"),
-        ]
-    )
-    event = Select(
-        [
-            F.col(f"{PREFIX}raw"),
-            F.coalesce(F.try_variant_get(message, path("payload"), "variant"), message).alias(_EVENT),
-            _semantic_names(F.try_variant_get(message, path("schema", "fields"), _FIELDS)).alias(_SEMANTIC),
-        ]
-    )
-    before = F.col(KIND).isin(int(RowKind.UPDATE_BEFORE), int(RowKind.DELETE))
-    image = extend(
-        F.when(before, _image("before")).otherwise(_image("after")).alias(IMAGE),
-        (F.col(_OP) == "r").alias(SNAPSHOT),
-        *(_order_value(name).try_cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
-    )
-    return Decoder(
-        (
-            Where(F.col("value").isNotNull()),
-            parsed,
-            event,
-            extend(field(_EVENT, "op").alias(_OP)),
-            Where(F.coalesce(F.col(_OP), F.lit("")) != "m"),
-            extend(F.explode(_kinds(spec)).alias(KIND)),
-            image,
-            extend(*text_columns(spec.columns)),
-            *typed_columns(spec.columns, _encoding(spec.options)),
-            *finish(spec, _errors(spec), has_snapshot=True),
+class DebeziumJson:
+    """Decodes Debezium records."""
+
+    DELETES_CARRY_ROW = False
+    OPTIONS: Mapping[str, tuple[str, ...]] = {
+        "decimal.handling.mode": ("precise", "string", "double"),
+        "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
+        "flattened": ("false", "true"),
+        "add.fields.prefix": (),
+    }
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
+        self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
+        self._flattened = spec.options.get("flattened") == "true"
+        self._readers: dict[bytes, _EventReader | _RowReader] = {}
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+        values = records.column("value")
+        rows = np.flatnonzero(values.is_valid())
+        if len(rows) < len(values):
+            if self._flattened:
+                yield from self._reader(b"").tombstones(records, np.flatnonzero(values.is_null()))
+            values = values.drop_null()
+        for schema, members, texts in _by_schema(values):
+            yield from self._reader(schema).changes(records, rows if members is None else rows[members], texts)
+
+    def _reader(self, schema: bytes) -> "_EventReader | _RowReader":
+        if schema not in self._readers:
+            if len(self._readers) >= _READERS:
+                self._readers.clear()
+            reader = _RowReader if self._flattened else _EventReader
+            self._readers[schema] = reader(self._spec, self._implied, parse(schema) if schema else None)
+        return self._readers[schema]
+
+
+class _Keys:
+    """Reads the messages' keys, for deletes that have nothing else."""
+
+    def __init__(self, spec: ChangelogSpec, implied: Fields) -> None:
+        self._types = implied
+        self._reader = JsonReader(Object({c.field: _leaf(c, implied) for c in spec.columns if c.name in spec.key}))
+
+    def images(self, records: pa.RecordBatch, record: pa.Array) -> debezium.Images | None:
+        """Images made of the keys of messages, or None if not every one of them has a key that can be read."""
+        keys = records.column("key").take(record)
+        if keys.null_count:
+            return None
+        found = list(self._reader.read(pa.array([_payload(key) for key in keys.to_pylist()], pa.binary())))
+        if len(found) != 1 or isinstance(found[0], Rejected):
+            return None
+        return _images(found[0].values, self._types)
+
+
+class _EventReader:
+    """Events of one schema. `declared` is None if they come without one."""
+
+    def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
+        self._spec = spec
+        declared = None if schema is None else _row_types(schema)
+        self._types = (
+            implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
         )
+        named = {column.field for column in spec.columns}
+        self._unknown = {} if declared is None else {name: t for name, t in declared.items() if name not in named}
+        watched = declared is None and spec.schema_changes != "ignore"
+        kept = spec.kept_by_removals
+        after: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
+        before: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns if c.name in kept}
+        shape: dict[str, Any] = {"op": Leaf((pa.string(),))}
+        for name, dtype in spec.order_by:
+            leaf = Leaf(json_candidates(WireType(), to_arrow_type(dtype)))
+            if name.split(".")[0] not in ("before", "after", "op"):
+                shape = with_path(shape, name, leaf)
+            after = with_path(after, name, leaf)
+            before = with_path(before, name, leaf)
+        if "_ts" in spec.metadata:
+            for path in _SOURCE_TIME:
+                shape = with_path(shape, path, Leaf((pa.int64(),)))
+        shape |= {"before": Object(before), "after": Object(after, watched)}
+        self._reader = JsonReader(Object(shape))
+        self._keys = _Keys(spec, implied)
+
+    def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
+        """Ignored: the `d` before did the work."""
+        return iter(())
+
+    def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
+        for found in self._reader.read(texts):
+            record = pa.array(rows[found.record.to_numpy()])
+            if isinstance(found, Rejected):
+                yield Rejected(record, found.error_class, found.reason)
+            else:
+                yield from self._events(records, record, found)
+
+    def _events(self, records: pa.RecordBatch, record: pa.Array, found: Parsed) -> Iterator[Changes | Rejected]:
+        values = found.values
+        op = values.field("op")
+        op = op.cast(pa.string()) if not pa.types.is_string(op.type) else op
+        before, after = (_images(values.field(side), self._types) for side in ("before", "after"))
+        order = [
+            Wire(_first(at_path(values, name), at_path(values, f"after.{name}"), at_path(values, f"before.{name}")))
+            for name, _ in self._spec.order_by
+        ]
+        metadata = {"_op": op} if "_op" in self._spec.metadata else {}
+        if "_ts" in self._spec.metadata:
+            metadata["_ts"] = _source_time(values, _SOURCE_TIME)
+        headless = pc.and_not(pc.equal(op, "d"), before.present)
+        if pc.any(headless).as_py():
+            # the key is all that a delete needs, and the message has one
+            keys = self._keys.images(records, record.filter(headless))
+            if keys is not None:
+                removed = debezium.Events(
+                    record.filter(headless), op.filter(headless), keys, keys, *_taken(order, metadata, headless)
+                )
+                yield from debezium.changes(self._spec, removed)
+                rest = pc.invert(headless)
+                yield from self._events(
+                    records, record.filter(rest), Parsed(record, values.filter(rest), found.unknown)
+                )
+                return
+        for change in debezium.changes(self._spec, debezium.Events(record, op, before, after, order, metadata)):
+            yield replace(change, unknown=self._unknown or found.unknown) if isinstance(change, Changes) else change
+
+
+class _RowReader:
+    """Rows that `ExtractNewRecordState` made of events, of one schema: the fields of the row, and the operation in fields with a prefix.
+
+        {"id": 1, "customer": "Ada", "__op": "u", "__deleted": "false", "__source_ts_ms": 1767323045123}
+
+    A row is a +U, or what `__op` says; with `__deleted` true or `__op` d it is a -D, as is a tombstone, of the message's key.
+    """
+
+    def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
+        self._spec = spec
+        self._prefix = str(spec.options.get("add.fields.prefix", "__"))
+        declared = None if schema is None else {part["field"]: wire_type(part) for part in schema.get("fields", ())}
+        self._types = (
+            implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
+        )
+        named = {column.field for column in spec.columns}
+        self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not n.startswith(self._prefix)}
+        shape: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
+        for name, dtype in spec.order_by:
+            shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
+        shape = with_path(shape, f"{self._prefix}op", Leaf((pa.string(),)))
+        shape = with_path(shape, f"{self._prefix}deleted", Leaf((pa.string(), pa.bool_())))
+        for name in self._times:
+            shape = with_path(shape, name, Leaf((pa.int64(),)))
+        self._reader = JsonReader(Object(shape, declared is None and spec.schema_changes != "ignore"))
+        self._keys = _Keys(spec, implied)
+
+    @property
+    def _times(self) -> tuple[str, ...]:
+        if "_ts" not in self._spec.metadata:
+            return ()
+        return (f"{self._prefix}source_ts_ms", f"{self._prefix}ts_ms")
+
+    def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
+        """Deletes by the messages' keys."""
+        for row in rows.tolist():
+            record = pa.array([row], pa.int64())
+            images = self._keys.images(records, record)
+            if images is None:
+                yield Rejected(record, BadRecord.NULL_KEY, "a tombstone whose message has no key that can be read")
+            else:
+                nulls = [Wire(pa.nulls(1)) for _ in self._spec.order_by]
+                yield from debezium.changes(self._spec, debezium.Events(record, pa.array(["d"]), images, images, nulls))
+
+    def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
+        for found in self._reader.read(texts):
+            record = pa.array(rows[found.record.to_numpy()])
+            if isinstance(found, Rejected):
+                yield Rejected(record, found.error_class, found.reason)
+                continue
+            values = found.values
+            deleted = values.field(f"{self._prefix}deleted").cast(pa.string())
+            said = values.field(f"{self._prefix}op").cast(pa.string())
+            op = pc.if_else(pc.fill_null(pc.equal(deleted, "true"), False), "d", pc.coalesce(said, "u"))
+            images = _images(values, self._types)
+            order = [Wire(_first(at_path(values, name))) for name, _ in self._spec.order_by]
+            metadata = {"_op": op} if "_op" in self._spec.metadata else {}
+            if self._times:
+                metadata["_ts"] = _source_time(values, self._times)
+            unknown = self._unknown or {n: t for n, t in found.unknown.items() if not n.startswith(self._prefix)}
+            # one image is all there is: before a delete, after anything else
+            before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
+            for change in debezium.changes(self._spec, debezium.Events(record, op, before, images, order, metadata)):
+                yield replace(change, unknown=unknown) if isinstance(change, Changes) else change
+
+
+def _leaf(column: ColumnSpec, types: Fields) -> Leaf:
+    return Leaf(json_candidates(types[column.field], to_arrow_type(column.type), column.is_uuid))
+
+
+def _images(side: pa.StructArray, types: Fields) -> debezium.Images:
+    fields = zip(side.type.names, side.flatten(), strict=True)
+    return debezium.Images(
+        side.is_valid(), {name: Wire(values, types.get(name, WireType())) for name, values in fields}
     )
 
 
-def _kinds(spec: ChangelogSpec) -> Column:
-    """The kinds of the changes that an event stands for. An event that stands for none keeps one row, to become a bad record."""
-
-    def kinds(*values: RowKind) -> Column:
-        return F.array(*(F.lit(int(value)) for value in values))
-
-    op = F.col(_OP)
-    has_before = F.try_variant_get(F.col(_EVENT), path("before"), "map<string,variant>").isNotNull()
-    if not spec.trust_before:
-        has_before = any_of([_before(name).isNotNull() & (_before(name) != _after(name)) for name in spec.key])
+def _taken(
+    order: list[Wire], metadata: Mapping[str, pa.Array], mask: pa.Array
+) -> tuple[list[Wire], dict[str, pa.Array]]:
     return (
-        F.when(op.isin("r", "c"), kinds(RowKind.INSERT))
-        .when((op == "u") & has_before, kinds(RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER))
-        .when(op == "u", kinds(RowKind.UPDATE_AFTER))
-        .when(op == "d", kinds(RowKind.DELETE))
-        .otherwise(F.array(F.lit(None).cast("int")))
+        [Wire(wire.values.filter(mask), wire.type) for wire in order],
+        {name: values.filter(mask) for name, values in metadata.items()},
     )
 
 
-def _errors(spec: ChangelogSpec) -> list[Column]:
-    op, event, image = F.col(_OP), F.col(_EVENT), F.col(IMAGE)
-    side = F.when(op == "d", F.lit("before")).otherwise(F.lit("after"))
-    has_fields = any_of([F.try_variant_get(image, path(name), "variant").isNotNull() for name in spec.key])
-    return [
-        F.when(event.isNull(), error(BadRecord.UNPARSEABLE, "the value is not JSON")),
-        F.when(
-            op.isNull(), error(BadRecord.UNKNOWN_OPERATION, "the event has no op; is this a Debezium change event?")
-        ),
-        F.when(
-            op == "t",
-            error(BadRecord.UNSUPPORTED_EVENT, "TRUNCATE: no key says which rows it removed; empty the table by hand"),
-        ),
-        F.when(
-            F.col(KIND).isNull(),
-            error(BadRecord.UNKNOWN_OPERATION, "op is '", op, "'; expected one of r, c, u, d, t, m"),
-        ),
-        F.when(
-            ~has_fields & F.try_variant_get(image, "$", "map<string,variant>").isNull(),
-            error(BadRecord.MISSING_COLUMN, "op '", op, "' has no ", side),
-        ),
-        *column_errors(spec.columns, spec.key, spec.kept_by_removals, UNAVAILABLE),
-    ]
+def _payload(text: bytes) -> bytes:
+    """A message key without its envelope."""
+    try:
+        key = parse(text)
+    except (ValueError, RecursionError):
+        return text
+    enveloped = isinstance(key, dict) and set(key) == {"schema", "payload"}
+    return compact(key["payload"]).encode() if enveloped else text
 
 
-def _semantic_names(fields: Column) -> Column:
-    """Field name -> semantic name (or plain type) of the row schema in the envelope; null without an envelope."""
-    row = F.filter(fields, lambda f: f["field"] == "after")[0]["fields"]
-    entries = F.transform(row, lambda f: F.struct(f["field"], F.coalesce(f["name"], f["type"])))
-    return F.when(fields.isNotNull(), F.map_from_entries(entries))
+def _by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]:
+    """Values grouped by their schema's text (empty: they have none), without the envelope: the schema, rows (None: all), values.
+
+    Kafka Connect spells a schema alike each time, and puts it first: only distinct beginnings are parsed.
+    """
+    enveloped = pc.match_substring_regex(values, r'^\s*\{\s*"(?:schema|payload)"\s*:').to_numpy(zero_copy_only=False)
+    if not enveloped.any():
+        yield b"", None, values
+        return
+    plain = [np.flatnonzero(~enveloped)]
+    odd: list[int] = []
+    rows = np.flatnonzero(enveloped)
+    starts = pc.find_substring(values.take(pa.array(rows)), _PAYLOAD).to_numpy()
+    for start in np.unique(starts):
+        members = rows[starts == start]
+        if start < 0:
+            odd += members.tolist()
+            continue
+        texts = values.take(pa.array(members))
+        beginnings = pc.binary_slice(texts, 0, int(start)).dictionary_encode()
+        bodies = pc.binary_slice(texts, int(start) + len(_PAYLOAD), -1)
+        ends = pc.equal(pc.binary_slice(texts, -1, 2**31 - 1), b"}").to_numpy(zero_copy_only=False)
+        numbers = beginnings.indices.to_numpy()
+        for number, beginning in enumerate(beginnings.dictionary.to_pylist()):
+            chosen = np.flatnonzero((numbers == number) & ends)
+            schema = _schema(beginning + b"}")
+            if schema:
+                yield schema, members[chosen], bodies.take(pa.array(chosen))
+            else:
+                odd += members[chosen].tolist()
+        odd += members[~ends].tolist()
+    again: dict[bytes, list[tuple[int, bytes]]] = {}
+    for row in odd:
+        schema, payload = _opened(values[row].as_py())
+        again.setdefault(schema, []).append((row, payload))
+    for schema, pairs in again.items():
+        yield schema, np.array([row for row, _ in pairs]), pa.array([text for _, text in pairs], pa.binary())
+    if len(plain[0]):
+        yield b"", plain[0], values.take(pa.array(plain[0]))
 
 
-def _encoding(options: dict[str, str]) -> Encoding:
-    chosen = {name: options.get(name, values[0]) for name, values in OPTIONS.items()}
-    return Encoding(
-        epoch=chosen["time.precision.mode"] != "isostring",
-        epoch_unit="millis" if chosen["time.precision.mode"] == "connect" else "micros",
-        base64_decimals=chosen["decimal.handling.mode"] == "precise",
-        semantic=_SEMANTIC,
-    )
+def _schema(text: bytes) -> bytes:
+    """The schema in `{"schema": …}` as compact JSON, or nothing if there is none."""
+    try:
+        document = parse(text)
+    except (ValueError, RecursionError):
+        return b""
+    schema = document.get("schema") if isinstance(document, dict) and len(document) == 1 else None
+    return compact(schema).encode() if isinstance(schema, dict) and "fields" in schema else b""
 
 
-def _order_value(name: str) -> Column:
-    """An order column is a path into the event (`ts_ms`, `source.lsn`), or else a column of the row, after the change if it has one."""
-    in_event = F.try_variant_get(F.col(_EVENT), path(*name.split(".")), "string")
-    return F.coalesce(in_event, _after(name), _before(name))
+def _opened(text: bytes) -> tuple[bytes, bytes]:
+    """Schema and payload of a message that is spelled unusually; no schema if it has no envelope."""
+    try:
+        document = parse(text)
+    except (ValueError, RecursionError):
+        return b"", text
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), dict) or "payload" not in document:
+        if isinstance(document, dict) and set(document) == {"schema", "payload"}:
+            return b"", compact(document["payload"]).encode()  # "schema": null
+        return b"", text
+    return compact(document["schema"]).encode(), compact(document["payload"]).encode()
 
 
-def _image(side: str) -> Column:
-    return F.try_variant_get(F.col(_EVENT), path(side), "variant")
+def _row_types(schema: Any) -> dict[str, WireType]:
+    """Field -> type of the row schema in an event's schema."""
+    sides = {part.get("field"): part for part in schema.get("fields", ())}
+    row = sides.get("after") or sides.get("before") or {}
+    return {part["field"]: wire_type(part) for part in row.get("fields", ())}
 
 
-def _before(name: str) -> Column:
-    return F.try_variant_get(F.col(_EVENT), path("before", name), "string")
+def wire_type(schema: Mapping[str, Any]) -> WireType:
+    """A Kafka Connect schema, as its JSON converter writes it."""
+    kind = str(schema.get("type", ""))
+    children = {}
+    if kind == "array":
+        children = {"element": wire_type(schema["items"])}
+    elif kind == "map":
+        children = {"key": wire_type(schema["keys"]), "value": wire_type(schema["values"])}
+    elif kind == "struct":
+        children = {part["field"]: wire_type(part) for part in schema.get("fields", ())}
+    parameters = {name: str(value) for name, value in (schema.get("parameters") or {}).items()}
+    return WireType(kind, schema.get("name"), parameters, children, bool(schema.get("optional", True)))
 
 
-def _after(name: str) -> Column:
-    return F.try_variant_get(F.col(_EVENT), path("after", name), "string")
+def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> WireType:
+    """How the connector's settings spell a column, for want of a schema."""
+    chosen = {name: options.get(name, values[0]) for name, values in DebeziumJson.OPTIONS.items() if values}
+    times = chosen["time.precision.mode"]
+    if isinstance(dtype, T.ArrayType):
+        return WireType("array", children={"element": _implied(dtype.elementType, False, options)})
+    if isinstance(dtype, T.MapType):
+        return WireType("map", children={"key": WireType("string"), "value": _implied(dtype.valueType, False, options)})
+    if isinstance(dtype, T.StructType):
+        return WireType("struct", children={f.name: _implied(f.dataType, False, options) for f in dtype.fields})
+    if isinstance(dtype, T.DecimalType) and chosen["decimal.handling.mode"] == "precise":
+        return WireType("bytes", _DECIMAL, {"scale": str(dtype.scale)})
+    if isinstance(dtype, T.DateType) and times != "isostring":
+        return WireType("int32", "io.debezium.time.Date")
+    if isinstance(dtype, T.TimestampType | T.TimestampNTZType) and times != "isostring":
+        if times == "connect":
+            return WireType("int64", "org.apache.kafka.connect.data.Timestamp")
+        return WireType("int64", "io.debezium.time.MicroTimestamp")
+    if isinstance(dtype, T.BinaryType) and not is_uuid:
+        return WireType("bytes")
+    return WireType()
+
+
+def _first(*arrays: pa.Array | None) -> pa.Array:
+    """The first value that isn't null, row by row. Values of an odd record may have other types: then as text."""
+    there = [array for array in arrays if array is not None]
+    known = [array for array in there if not pa.types.is_null(array.type)]
+    if not known:
+        return there[0]
+    if len({array.type for array in known}) > 1:
+        known = [array.cast(pa.string()) for array in known]
+    return pc.coalesce(*known) if len(known) > 1 else known[0]
+
+
+def _source_time(values: pa.StructArray, paths: tuple[str, ...]) -> pa.Array:
+    """Microseconds where the event has them, else milliseconds; null if it says neither."""
+    result = pa.nulls(len(values), pa.int64())
+    for path in paths:
+        found = at_path(values, path)
+        if found is not None and pa.types.is_int64(found.type):
+            result = pc.coalesce(result, found if path.endswith("_us") else pc.multiply(found, 1000))
+    return result.cast(pa.timestamp("us", "UTC"))

@@ -1,204 +1,297 @@
 """What all wire formats share: raw records in, changelog rows out, and nothing lost on the way.
 
-A *raw record* has the columns of `RAW_COLUMNS`. A format module turns it into an *image* for each change: the kind, the
-row's fields as text or as typed columns, and an error if it can't. `finish` here checks keys and required columns, computes the order
-columns, and packs whatever can't be applied into `_rowdelta_bad`.
+A `changelog.changes.Format` makes changes of records; here their values become the table's types, keys and order are checked, and
+whatever can't be applied is packed into `_rowdelta_bad`. A record is applied whole or not at all: if one of the changes that it
+stands for is bad, so is the record.
+
+Runs in Spark tasks (`mapInArrow`), on Arrow record batches, and needs no JVM.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
-from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, SNAPSHOT, TIE, BadRecord, RowKind, order_column
+from changelog import formats
+from changelog.changes import RAW_SCHEMA, Changes, Rejected, Wire, WireType
+from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
+from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.values import convert, spark_type
 
-RAW_COLUMNS = {"source": "string", "partition": "int", "offset": "bigint", "key": "binary", "value": "string"}
-"""A record as its source gave it. For files `source` is the file's path, `partition` and `key` are null."""
+CHANGES_PER_RECORD = 1 << 16
+"""The order of a change is its record's offset times this, plus its place in the record."""
 
-ERROR = f"{PREFIX}error"
-_ORDER_VALUE = f"{PREFIX}order_value_"
+METADATA: Mapping[str, pa.DataType] = {
+    "_op": pa.string(),
+    "_ts": pa.timestamp("us", "UTC"),
+    "_source": pa.string(),
+    "_partition": pa.int32(),
+    "_offset": pa.int64(),
+    "_timestamp": pa.timestamp("us", "UTC"),
+}
+"""Columns about a change that a table may have: the operation as the format spells it, when it was committed at the source; and
+of its record the topic or file, partition, offset and Kafka timestamp."""
 
+_OF_THE_RECORD = {"_source": "source", "_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
+_MAX_SHOWN = 80
 
-@dataclass(frozen=True)
-class ColumnSpec:
-    """A column of the target table. `is_uuid`: text here, 16 bytes in the table."""
-
-    name: str
-    type: T.DataType
-    required: bool = False
-    is_uuid: bool = False
-
-
-@dataclass(frozen=True)
-class ChangelogSpec:
-    """What a format must know of the table that its changes are for.
-
-    :param key: key columns, in the table's order.
-    :param partition_sources: columns that partition values derive from; -U and -D rows keep them.
-    :param order_by: (name or dotted path, type) of the user's order columns.
-    :param source_order: records have a partition and an offset that order them (Kafka).
-    :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
-    """
-
-    columns: tuple[ColumnSpec, ...]
-    key: tuple[str, ...]
-    partition_sources: tuple[str, ...] = ()
-    order_by: tuple[tuple[str, T.DataType], ...] = ()
-    source_order: bool = True
-    trust_before: bool = False
-    options: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def kept_by_removals(self) -> frozenset[str]:
-        """Columns that -U and -D rows keep; the others would only cost shuffle bytes."""
-        return frozenset(self.key) | frozenset(self.partition_sources)
+Mask = npt.NDArray[np.bool_]
+Observed = Mapping[str, str]
+"""What messages have and the table can't take: name of a field or column -> the Spark SQL type that it needs; empty: it must be
+optional."""
 
 
-def order_value(index: int) -> str:
-    """Name under which a format hands `finish` the value of the index-th `order_by` entry."""
-    return f"{_ORDER_VALUE}{index}"
-
-
-def error(error_class: str, *reason: Column | str) -> Column:
-    """An error value: its class and a sentence made of `reason`'s parts."""
-    parts = [F.lit(part) if isinstance(part, str) else part for part in reason]
-    return F.struct(F.concat(*parts).alias("reason"), F.lit(error_class).alias("error_class"))
-
-
-def first_error(errors: list[Column]) -> Column:
-    """The first error that is not null."""
-    return F.coalesce(*errors, F.lit(None).cast("struct<reason:string,error_class:string>"))
-
-
-def sets_row(kind: Column) -> Column:
-    """Whether a kind sets the row: +I or +U."""
-    return kind.isin(int(RowKind.INSERT), int(RowKind.UPDATE_AFTER))
-
-
-@dataclass(frozen=True)
-class Select:
-    """A projection: a step of a decoder."""
-
-    columns: Sequence[Column]
-
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        return frame.select(*self.columns)
-
-
-@dataclass(frozen=True)
-class Where:
-    """A filter: a step of a decoder."""
-
-    condition: Column
-
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        return frame.where(self.condition)
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """Raw records to changelog rows, as projections and filters whose expressions were built once.
-
-    Building them costs hundreds of calls to the JVM, which every micro-batch would pay again.
-    """
-
-    steps: tuple[Select | Where, ...]
-
-    def __call__(self, records: DataFrame) -> DataFrame:
-        return reduce(lambda frame, step: step(frame), self.steps, records)
-
-
-def extend(*columns: Column) -> Select:
-    """Keep all columns and add some."""
-    return Select([F.col("*"), *columns])
-
-
-def finish(
-    spec: ChangelogSpec, errors: list[Column], has_snapshot: bool = False, record: dict[str, Column] | None = None
-) -> list[Select | Where]:
-    """The last steps of every format: check keys, order and required columns, and shape the changelog row.
-
-    They expect `_rowdelta_raw` (`RAW_COLUMNS` as a struct), `_rowdelta_kind` (null if unknown), the order values, the table's columns typed,
-    and `_rowdelta_snapshot` if the format has it.
-
-    :param errors: what the format itself found wrong; comes before the common checks.
-    :param record: the record's parts by name, for a format without `_rowdelta_raw`; parts not named are null.
-    """
-    kind = F.col(KIND)
-    checks = list(errors)
-    checks += [
-        F.when(F.col(quoted(name)).isNull(), error(BadRecord.NULL_KEY, f"key column {name} is null"))
-        for name in spec.key
-    ]
-    checks += [
-        F.when(
-            F.col(order_value(i)).isNull(), error(BadRecord.MISSING_ORDER, f"order column {name} is null or missing")
-        )
-        for i, (name, _) in enumerate(spec.order_by)
-    ]
-    checks += [
-        F.when(
-            sets_row(kind) & F.col(quoted(column.name)).isNull(),
-            error(BadRecord.TYPE_MISMATCH, f"column {column.name} is null, and the table requires a value"),
-        )
-        for column in spec.columns
-        if column.required and column.name not in spec.key
-    ]
-    if record is None:
-        record = {name: F.col(f"{PREFIX}raw.{name}") for name in RAW_COLUMNS}
-    record |= {name: F.col(f"{ERROR}.{name}") for name in ("reason", "error_class")}
-    fields = [record.get(name, F.lit(None)).cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
-    bad = F.when(F.col(ERROR).isNotNull(), F.struct(*fields))
-    rows = [
-        F.col(quoted(column.name))
-        if column.name in spec.kept_by_removals
-        else F.when(sets_row(kind), F.col(quoted(column.name))).alias(column.name)
-        for column in spec.columns
-    ]
-    result = [
-        F.coalesce(kind, F.lit(int(RowKind.DELETE))).cast("tinyint").alias(KIND),
-        *_order_columns(spec, kind),
-        *([F.col(SNAPSHOT)] if has_snapshot else []),
-        bad.alias(BAD),
-        *rows,
-    ]
-    return [extend(first_error(checks).alias(ERROR)), Select(result)]
-
-
-def _order_columns(spec: ChangelogSpec, kind: Column) -> list[Column]:
-    columns = [F.col(order_value(i)) for i in range(len(spec.order_by))]
+def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
+    """Arrow schema of decoded rows: kind, order, snapshot (`trust_before` only), bad, the table's columns, metadata columns."""
+    order = [to_arrow_type(dtype) for _, dtype in spec.order_by]
     if spec.source_order:
-        # one message may give -U and +U: two places for each offset make the order total
-        columns.append(F.col(f"{PREFIX}raw.partition"))
-        columns.append(F.col(f"{PREFIX}raw.offset") * 2 + sets_row(kind).cast("int"))
-        return [column.alias(order_column(i)) for i, column in enumerate(columns)]
-    # of removals only the columns that they keep: the rest is null by then, and hashing it costs as much as writing it
-    whole, kept = (
-        F.xxhash64(*(F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in some))
-        for some in (spec.columns, [c for c in spec.columns if c.name in spec.kept_by_removals])
+        order += [pa.int32(), pa.int64()]
+    fields = [pa.field(KIND, pa.int8(), nullable=False)]
+    fields += [pa.field(order_column(i), dtype) for i, dtype in enumerate(order)]
+    fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.trust_before else []
+    fields += [pa.field(BAD, _BAD)]
+    fields += [pa.field(column.name, to_arrow_type(column.type)) for column in spec.columns]
+    fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
+    return pa.schema(fields)
+
+
+def spark_schema(spec: ChangelogSpec) -> T.StructType:
+    """The same for Spark's `mapInArrow`."""
+    return from_arrow_schema(decoded_schema(spec))
+
+
+_ARROW = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary()}
+_BAD = pa.struct([(name, _ARROW[dtype]) for name, dtype in BAD_FIELDS.items()])
+
+
+@dataclass(frozen=True)
+class ChangelogDecoder:
+    """Raw records (`RAW_SCHEMA`) to changelog rows (`decoded_schema`), for Spark tasks. Pickles small.
+
+    :param observe: told about fields that are no columns, and columns too narrow for a value (name -> type), once a task.
+    """
+
+    format: str
+    spec: ChangelogSpec
+    observe: Callable[[dict[str, str]], None] | None = None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        decoder = _TaskDecoder(self.format, self.spec)
+        for batch in batches:
+            if batch.num_rows:
+                yield decoder.decode(batch)
+        if self.observe is not None and decoder.observed:
+            self.observe(dict(decoder.observed))
+
+
+@dataclass
+class _Bad:
+    """Bad records of a batch, by row; the first reason counts."""
+
+    errors: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def add(self, records: pa.Array, error_class: str, reasons: Sequence[str] | str) -> None:
+        for i, row in enumerate(records.to_pylist()):
+            self.errors.setdefault(row, (error_class, reasons if isinstance(reasons, str) else reasons[i]))
+
+
+class _TaskDecoder:
+    def __init__(self, format_name: str, spec: ChangelogSpec) -> None:
+        self._spec = spec
+        self._format = formats.find(format_name)(spec)
+        self._schema = decoded_schema(spec)
+        self._targets = {column.name: to_arrow_type(column.type) for column in spec.columns}
+        self._evolves = spec.schema_changes != "ignore"
+        self.observed: Observed = {}
+
+    def decode(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        bad = _Bad()
+        parts: list[tuple[npt.NDArray[np.int64], dict[str, pa.Array]]] = []
+        for found in self._format.changes(raw):
+            if isinstance(found, Rejected):
+                reasons = found.reason if isinstance(found.reason, str) else found.reason.to_pylist()
+                bad.add(found.record, found.error_class, reasons)
+            elif len(found.record):
+                if self._evolves and found.unknown:
+                    self._observe_fields(found)
+                parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
+        rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
+        tables = []
+        for records, columns in parts:
+            table = pa.Table.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+            good = ~np.isin(records, rejected) if len(rejected) else None
+            tables.append(table if good is None or good.all() else table.filter(pa.array(good)))
+        if bad.errors:
+            tables.append(self._bad_rows(raw, bad))
+        if not tables:
+            return _empty(self._schema)
+        whole = pa.concat_tables(tables).combine_chunks()
+        return whole.to_batches()[0] if whole.num_rows else _empty(self._schema)
+
+    def _row_columns(self, raw: pa.RecordBatch, changes: Changes, bad: _Bad) -> dict[str, pa.Array]:
+        spec, count = self._spec, len(changes.record)
+        kinds = changes.kind.to_numpy(zero_copy_only=False)
+        sets = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
+        columns: dict[str, pa.Array] = {KIND: changes.kind, BAD: pa.nulls(count, _BAD)}
+        if spec.trust_before:
+            columns[SNAPSHOT] = changes.snapshot if changes.snapshot is not None else pa.repeat(False, count)
+        all_set = bool(sets.all())
+        for column in spec.columns:
+            applies = None if all_set or column.name in spec.kept_by_removals else sets
+            columns[column.name] = self._column(column, changes, applies, bad)
+        for i, ((name, _), wire) in enumerate(zip(spec.order_by, changes.order, strict=True)):
+            columns[order_column(i)] = self._order_value(i, name, wire, changes, bad)
+        if spec.source_order:
+            place = pc.multiply(raw.column("offset").take(changes.record), CHANGES_PER_RECORD)
+            columns[order_column(len(spec.order_by))] = raw.column("partition").take(changes.record)
+            columns[order_column(len(spec.order_by) + 1)] = pc.add(place, changes.after)
+        for name in spec.metadata:
+            if name in _OF_THE_RECORD:
+                columns[name] = raw.column(_OF_THE_RECORD[name]).take(changes.record)
+            else:
+                columns[name] = changes.metadata.get(name, pa.nulls(count, METADATA[name]))
+        return columns
+
+    def _column(self, column: ColumnSpec, changes: Changes, applies: Mask | None, bad: _Bad) -> pa.Array:
+        """The column's values; those where `applies` is false are null, whatever the message has."""
+        target = self._targets[column.name]
+        wire = changes.fields.get(column.field)
+        is_key = column.name in self._spec.key
+        if wire is None or wire.values.null_count == len(wire.values):
+            array, misfit = pa.nulls(len(changes.record), target), None
+        else:
+            array, misfit = convert(wire, target, column.is_uuid)
+        if applies is not None:
+            array = pc.if_else(pa.array(applies), array, pa.scalar(None, target))
+            misfit = None if misfit is None else pc.and_(misfit, pa.array(applies))
+        if misfit is not None and pc.any(misfit).as_py():
+            assert wire is not None
+            shown = wire.values.filter(misfit)
+            bad.add(changes.record.filter(misfit), BadRecord.TYPE_MISMATCH, self._misfits(column, shown))
+            self._observe_width(column, wire, misfit)
+        if is_key and array.null_count:
+            bad.add(
+                changes.record.filter(array.is_null()),
+                BadRecord.NULL_KEY,
+                f"key column {column.name} is null or missing",
+            )
+        elif column.required and array.null_count:
+            missing = array.is_null() if applies is None else pc.and_(array.is_null(), pa.array(applies))
+            if misfit is None and self._evolves and pc.any(missing).as_py():
+                self.observed = merged_types({column.name: ""}, self.observed)
+            reason = f"column {column.name} is null or missing, and the table requires a value"
+            bad.add(changes.record.filter(missing), BadRecord.TYPE_MISMATCH, reason)
+        return array
+
+    def _misfits(self, column: ColumnSpec, values: pa.Array) -> list[str]:
+        dtype = "uuid" if column.is_uuid else column.type.simpleString()
+        texts = (_shown(value) for value in values.to_pylist())
+        return [f"column {column.name}: '{text}' does not fit {dtype}" for text in texts]
+
+    def _observe_fields(self, changes: Changes) -> None:
+        known = {column.field for column in self._spec.columns} | self._spec.excluded
+        new = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items() if name not in known}
+        self.observed = merged_types(self.observed, new)
+
+    def _observe_width(self, column: ColumnSpec, wire: Wire, misfit: pa.Array) -> None:
+        """Which wider type would hold the values that don't fit, if any would."""
+        if not self._evolves or column.is_uuid or column.name in self._spec.key:
+            return  # keys may not change
+        wider = _wider(column.type, wire.type)
+        if wider is None:
+            return
+        _, still = convert(Wire(wire.values.filter(misfit), wire.type), to_arrow_type(wider))
+        if still is None or not pc.all(still).as_py():
+            self.observed = merged_types(self.observed, {column.name: wider.simpleString()})
+
+    def _order_value(self, index: int, name: str, wire: Wire, changes: Changes, bad: _Bad) -> pa.Array:
+        target = to_arrow_type(self._spec.order_by[index][1])
+        array, misfit = (
+            (pa.nulls(len(changes.record), target), None)
+            if wire.values.null_count == len(wire.values)
+            else convert(wire, target)
+        )
+        if misfit is not None and pc.any(misfit).as_py():
+            reason = f"order column {name} does not fit {self._spec.order_by[index][1].simpleString()}"
+            bad.add(changes.record.filter(misfit), BadRecord.MISSING_ORDER, reason)
+        if array.null_count:
+            reason = f"order column {name} is null or missing"
+            bad.add(changes.record.filter(array.is_null()), BadRecord.MISSING_ORDER, reason)
+        return array
+
+    def _bad_rows(self, raw: pa.RecordBatch, bad: _Bad) -> pa.Table:
+        """One row for each bad record. A reason says what is wrong, and the record comes with it, whole."""
+        rows = pa.array(list(bad.errors), pa.int64())
+        parts: dict[str, pa.Array] = {name: raw.column(name).take(rows) for name in RAW_SCHEMA.names}
+        parts["error_class"] = pa.array([error_class for error_class, _ in bad.errors.values()], pa.string())
+        parts["reason"] = pa.array([reason for _, reason in bad.errors.values()], pa.string())
+        fields = list(_BAD)
+        packed = pa.StructArray.from_arrays([parts[f.name].cast(f.type) for f in fields], fields=fields)
+        columns: dict[str, Any] = {f.name: pa.nulls(len(rows), f.type) for f in self._schema}
+        columns |= {KIND: pa.repeat(pa.scalar(int(RowKind.DELETE), pa.int8()), len(rows)), BAD: packed}
+        return pa.Table.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+
+def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
+    """The widest type that Iceberg can promote a column to (spec, Schema Evolution); what the message's schema says, where it does."""
+    if isinstance(dtype, T.ByteType | T.ShortType | T.IntegerType):
+        return T.LongType()
+    if isinstance(dtype, T.FloatType):
+        return T.DoubleType()
+    if isinstance(dtype, T.DecimalType) and dtype.precision < 38:
+        declared = spark_type(wire)
+        if isinstance(declared, T.DecimalType) and is_wider(declared, dtype) and "scale" in wire.parameters:
+            return declared
+        return T.DecimalType(38, dtype.scale)
+    return None
+
+
+def is_wider(dtype: T.DataType, other: T.DataType) -> bool:
+    """Whether Iceberg can promote a column from `other` to `dtype`."""
+    if isinstance(dtype, T.DecimalType) and isinstance(other, T.DecimalType):
+        return bool(dtype.scale == other.scale and dtype.precision > other.precision)
+    return (isinstance(other, T.IntegerType) and isinstance(dtype, T.LongType)) or (
+        isinstance(other, T.FloatType) and isinstance(dtype, T.DoubleType)
     )
-    named = [column.alias(order_column(i)) for i, column in enumerate(columns)]
-    return [*named, F.when(sets_row(kind), whole).otherwise(kept).alias(TIE)]
 
 
-def _has_map(dtype: T.DataType) -> bool:
-    """Spark refuses to hash maps, since equal maps may differ in the order of their entries."""
-    return "map<" in dtype.simpleString()
+def merged_types(first: Observed, second: Observed) -> dict[str, str]:
+    """Types that hold the values of both: where they differ, the wider number, else text."""
+    result = dict(first)
+    for name, dtype in second.items():
+        known = result.get(name, dtype)
+        result[name] = dtype if known == dtype else _common_type(known, dtype)
+    return result
 
 
-def quoted(name: str) -> str:
-    """`name` as an identifier, whatever characters it has."""
-    return "`" + name.replace("`", "``") + "`"
+def _common_type(first: str, second: str) -> str:
+    if not first or not second:
+        return first or second
+    if {first, second} <= _NUMBERS.keys():
+        return max(first, second, key=lambda name: _NUMBERS[name])
+    decimals = [_DECIMAL.fullmatch(name) for name in (first, second)]
+    if all(decimals):
+        one, other = (tuple(map(int, found.groups())) for found in decimals if found)
+        if one[1] == other[1]:
+            return first if one > other else second
+    return "string"
 
 
-def any_of(conditions: list[Column]) -> Column:
-    """Disjunction; false for none."""
-    return reduce(lambda a, b: a | b, conditions, F.lit(False))
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_NUMBERS = {"tinyint": 0, "smallint": 1, "int": 2, "bigint": 3, "float": 4, "double": 5}
 
 
-def binary_uuid(name: str) -> Column:
-    """The 16 bytes of the UUID in the text column `name`; null if it is none."""
-    return F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')").alias(name)
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

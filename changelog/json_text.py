@@ -11,8 +11,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.decoding import ColumnSpec, Select, any_of, error, extend, quoted, sets_row
+from changelog.row_kind_columns import Select, any_of, error, extend, quoted, sets_row
 from changelog.rows import KIND, PREFIX, BadRecord
+from changelog.spec import ColumnSpec
 
 IMAGE = f"{PREFIX}image"
 """The VARIANT object with the row's fields."""

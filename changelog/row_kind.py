@@ -10,8 +10,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.decoding import (
-    ChangelogSpec,
+from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, typed_columns
+from changelog.row_kind_columns import (
     Decoder,
     Select,
     Where,
@@ -22,8 +22,8 @@ from changelog.decoding import (
     order_value,
     quoted,
 )
-from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, typed_columns
 from changelog.rows import KIND, PREFIX, BadRecord, RowKind
+from changelog.spec import ChangelogSpec
 
 COLUMN = "row_kind"
 DELETES_CARRY_ROW = True
@@ -115,3 +115,8 @@ def _unknown_kind(text: Column) -> Column:
         _kind(text).isNull(),
         error(BadRecord.UNKNOWN_OPERATION, f"{COLUMN} is ", shown, "; expected one of +I, -U, +U, -D"),
     )
+
+
+class RowKindJson:
+    OPTIONS: dict[str, tuple[str, ...]] = {}
+    DELETES_CARRY_ROW = True

@@ -39,6 +39,8 @@ class ChangelogSpec:
     :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
     :param options: the format's own, checked against its `OPTIONS`.
     :param schema_changes: what to do about fields that are no columns, and values too wide for their column.
+    :param metadata: further columns to decode: names of `Changes.metadata`, `_offset` and the like (`changelog.decoding.METADATA`).
+    :param excluded: fields that are not to become columns.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -49,6 +51,8 @@ class ChangelogSpec:
     trust_before: bool = False
     options: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     schema_changes: SchemaChanges = "ignore"
+    metadata: tuple[str, ...] = ()
+    excluded: frozenset[str] = frozenset()
 
     @property
     def kept_by_removals(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from changelog import formats
 from sink.errors import ConfigError
 
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access.?key|jaas|sas\b|private", re.IGNORECASE)
@@ -109,14 +110,50 @@ class SourceSection(_Section):
     """`source:` where changes come from and how they are spelled."""
 
     type: Literal["kafka", "files"]
-    format: Literal["debezium-json", "row-kind"]
+    format: str
     options: dict[str, Text] = Field(default_factory=dict)
-    format_options: dict[str, Text] = Field(default_factory=dict)
+    format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
+
+    @field_validator("format")
+    @classmethod
+    def _format(cls, value: str) -> str:
+        if value not in formats.names():
+            raise ValueError(
+                f"there is no format {value!r}{_did_you_mean(value, formats.names())}; write one of {', '.join(formats.names())}"
+            )
+        return value
 
     @property
     def file_format(self) -> str:
         """Format of change files: `parquet` or `json` (one object a line)."""
         return self.options.get("path_format", "parquet" if self.format == "row-kind" else "json")
+
+
+class ColumnSection(_Section):
+    """One entry of `columns:`: just a type, or what else there is to say.
+
+    :param source: `from:` the message's field, if it has another name.
+    :param expression: Spark SQL over the other columns and metadata columns; the column is no field then.
+    :param stored: false for a field that only expressions need.
+    """
+
+    type: str
+    source: str | None = Field(default=None, alias="from")
+    expression: str | None = None
+    stored: bool = True
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.expression is not None and (self.source is not None or not self.stored):
+            raise ValueError("a column with an expression is computed: it has no from, and is always stored")
+        return self
+
+
+def _column(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+Metadata = Literal["_op", "_ts", "_source", "_partition", "_offset", "_timestamp"]
 
 
 class TableSection(_Section):
@@ -125,7 +162,10 @@ class TableSection(_Section):
     source: str
     target: str
     key: Annotated[list[str], Field(min_length=1)]
-    columns: dict[str, str] | None = None
+    columns: dict[str, Annotated[ColumnSection, BeforeValidator(_column)]] | None = None
+    exclude: list[str] = Field(default_factory=list)
+    metadata: list[Metadata] = Field(default_factory=list)
+    schema_changes: Literal["evolve", "ignore", "fail"] = "evolve"
     partition_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog"] = "upsert"
@@ -141,7 +181,7 @@ class TableSection(_Section):
 
     @field_validator("columns")
     @classmethod
-    def _columns(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+    def _columns(cls, value: dict[str, ColumnSection] | None) -> dict[str, ColumnSection] | None:
         for name in value or {}:
             if name.startswith("_rowdelta_"):
                 raise ValueError(f"{name}: names beginning with _rowdelta_ are taken")
@@ -173,12 +213,17 @@ class TableSection(_Section):
         if len(set(self.key)) != len(self.key):
             raise ValueError(f"key names a column twice: {self.key}")
         if self.columns is not None:
+            stored = [*(name for name, column in self.columns.items() if column.stored), *self.metadata]
             for what, names in (("key", self.key), ("partition_by", [f.column for f in self.partition_fields])):
                 for name in names:
-                    if name not in self.columns:
-                        raise ValueError(
-                            f"{what} names {name!r}, which is not in columns{_did_you_mean(name, self.columns)}"
-                        )
+                    if name not in stored:
+                        raise ValueError(f"{what} names {name!r}, which is not in columns{_did_you_mean(name, stored)}")
+            for name in self.key:
+                if self.columns[name].expression is not None:
+                    raise ValueError(f"key names {name!r}, which is computed; a key must be a field of the messages")
+            for name in self.exclude:
+                if name in self.columns:
+                    raise ValueError(f"exclude names {name!r}, which columns names too; remove it from one of them")
         return self
 
 
@@ -269,8 +314,8 @@ class Config(_Section):
     def _check_files(self) -> None:
         if self.source.file_format not in ("parquet", "json"):
             raise ValueError(f"source.options.path_format is {self.source.file_format!r}; write parquet or json")
-        if self.source.format == "debezium-json" and self.source.file_format != "json":
-            raise ValueError("source.format: debezium-json reads path_format: json")
+        if self.source.format != "row-kind" and self.source.file_format != "json":
+            raise ValueError(f"source.format: {self.source.format} reads path_format: json")
 
     @property
     def index_location(self) -> str:
@@ -428,7 +473,7 @@ def _example(path: tuple[str | int, ...]) -> str:
         ("sink", "id"): ", for example `id: shop`",
         ("sink", "checkpoint"): ", for example `checkpoint: ./state/shop`",
         ("source", "type"): ": kafka or files",
-        ("source", "format"): ": debezium-json or row-kind",
+        ("source", "format"): ", for example `format: debezium-json`",
     }
     return examples.get(tuple(str(p) for p in path), "")
 

@@ -14,8 +14,10 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
 
-from changelog.decoding import ColumnSpec
+from changelog.decoding import METADATA
+from changelog.spec import ColumnSpec
 from deltawriters import TableSpec
 from sink.config import PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
@@ -162,6 +164,32 @@ class IcebergTable:
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read the "
             "source again from the start, remove the stored position (see README, Reset)."
         )
+
+    def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
+        """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.
+
+        :raises TableError: Iceberg refuses.
+        """
+        schema = self.java.schema()
+        update = self.java.updateSchema()
+        try:
+            for name, dtype in changes.items():
+                if dtype is None:
+                    update = update.makeColumnOptional(name)
+                    continue
+                column = T.StructType([T.StructField(name, dtype)])
+                wanted = self.iceberg.spark.SparkSchemaUtil.convert(
+                    self.jvm.org.apache.spark.sql.types.DataType.fromJson(column.json())
+                )
+                iceberg_type = wanted.columns().get(0).type()
+                if schema.findField(name) is None:
+                    update = update.addColumn(None, name, iceberg_type)
+                else:
+                    update = update.updateColumn(name, iceberg_type)
+            update.commit()
+        except JAVA_ERRORS as error:
+            raise table_error(self.name, error) from None
+        self.refresh()
 
     def ensure_unpartitioned_spec(self) -> None:
         """Give a partitioned table an unpartitioned spec in its history, under which equality deletes are global.
@@ -321,20 +349,26 @@ def column_specs(table: IcebergTable) -> tuple[ColumnSpec, ...]:
     )
 
 
-def wanted_columns(table: TableSection, path: str) -> T.StructType | None:
-    """The configured `columns` as a Spark schema, key columns not null; None if the configuration names none.
+def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | None = None) -> T.StructType | None:
+    """The stored `columns` and metadata columns as a Spark schema, key columns not null; None if the configuration names none.
 
-    :raises ConfigError: a type is not one.
+    :param types: Spark SQL types of the columns, for a configuration that names none.
+    :raises ConfigError: a type is not one, or not one for a key.
     """
-    if table.columns is None:
+    if table.columns is not None:
+        types = {name: column.type for name, column in table.columns.items() if column.stored}
+    if types is None:
         return None
     fields = []
-    for name, text in table.columns.items():
+    for name, text in types.items():
         fields.append(T.StructField(name, parse_type(text, f"{path}.columns.{name}"), nullable=name not in table.key))
+    fields += [T.StructField(name, from_arrow_type(METADATA[name])) for name in table.metadata]
     for name in table.key:
+        if name not in types:
+            raise ConfigError(f"{path}.key: there is no column {name!r}. The columns are: {', '.join(types)}.")
         if isinstance(T.StructType(fields)[name].dataType, T.FloatType | T.DoubleType):
             raise ConfigError(
-                f"{path}.key: {name} is a {table.columns[name]}; Iceberg allows no floating-point keys. Use decimal or string."
+                f"{path}.key: {name} is a {types[name]}; Iceberg allows no floating-point keys. Use decimal or string."
             )
     return T.StructType(fields)
 

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config, redacted
 from sink.iceberg import Catalogs
+from sink.inference import infer_columns
 from sink.microbatch import property_prefix, start_position
 from sink.pipeline import open_source
 from sink.tables import plan_table
@@ -23,17 +24,21 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     for name, properties in config.catalogs.items():
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
     catalogs = Catalogs(spark)
-    plans = [plan_table(config, i, catalogs.load(table.target)) for i, table in enumerate(config.tables)]
+    plans = []
+    for i, section in enumerate(config.tables):
+        table = catalogs.load(section.target)
+        types = infer_columns(spark, config, section) if table is None and section.columns is None else None
+        plans.append(plan_table(config, i, table, types))
     source = open_source(spark, config, {plan.section.target: plan.changelog for plan in plans})
     for plan in plans:
         section = plan.section
         yield f"{section.source} -> {section.target}: {'exists' if plan.exists else 'will be created'}"
         yield f"  source: {source.check(section)}"
         columns = ", ".join(
-            f"{c.name} {c.type.simpleString()}{' (key)' if c.name in section.key else ''}"
-            for c in plan.changelog.columns
+            f"{c.name} {c.type.simpleString()}{' (key)' if c.name in section.key else ''}" for c in plan.columns
         )
-        yield f"  columns: {columns}"
+        inferred = not plan.exists and section.columns is None
+        yield f"  columns{' (inferred from messages; write them down to pin them)' if inferred else ''}: {columns}"
         order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"
         yield f"  mode {section.mode}, deletes {section.deletes}, ordered by {order}"
     if config.sink.on_bad_record == "dead-letter":

@@ -32,7 +32,7 @@ from pyroaring import BitMap64
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.decoding import binary_uuid, quoted
+from changelog.row_kind_columns import binary_uuid, quoted
 from changelog.rows import HASH
 from deltawriters import TableSpec, TaskId
 from deltawriters.content import StoredPartition

@@ -6,7 +6,8 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -14,10 +15,13 @@ from uuid import uuid4
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from changelog import debezium_json, row_kind
-from changelog.decoding import Decoder
-from changelog.rows import HASH, order_column
+from changelog import row_kind
+from changelog.changes import RAW_SCHEMA
+from changelog.decoding import ChangelogDecoder, spark_schema
+from changelog.row_kind_columns import quoted, tie
+from changelog.rows import HASH, PREFIX, TIE, order_column
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import IndexSlice
 from sink import task
@@ -36,7 +40,7 @@ from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLost, KeyIndex, owner
 from sink.routing import routing_columns, to_task
 from sink.sources.source import Position, Source, Stream, TableBatch
-from sink.tables import TablePlan, deletes_carry_row, needs_global_deletes, plan_table
+from sink.tables import TablePlan, deletes_carry_row, evolved_columns, needs_global_deletes, plan_table
 
 log = logging.getLogger("rowdelta")
 
@@ -66,6 +70,10 @@ class Written:
         return sum(self.bad_by_class.values())
 
 
+class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an error for people
+    """The table has got new or wider columns."""
+
+
 class TableSink:
     """Applies micro-batches to one table. Knows the table's position and the snapshot that it belongs to."""
 
@@ -86,7 +94,7 @@ class TableSink:
         self._dead_letters = dead_letters
         self._bad_records = Counter[str]()
         self._prefix = property_prefix(config)
-        self._decode = decoder(config, plan)
+        self._decode: Callable[[DataFrame], DataFrame] | None = None
         self._routing: tuple[int, list[Column]] | None = None
         self._committer = IcebergCommitter(table)
         self._spec = table.spec
@@ -95,6 +103,7 @@ class TableSink:
         self._global_deletes = False
         self._key_index = self._open_key_index()
         self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.PathList())
+        self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
         self._adopt()
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
@@ -160,6 +169,11 @@ class TableSink:
             except TableChanged as error:
                 refused = error
                 log.info("%s: others committed meanwhile; looking up the keys and writing again", self.table.name)
+            except SchemaEvolved:
+                self.table.refresh()
+                self._replan_if_altered()
+                self._adopt()
+                continue
             except IndexLost as error:
                 refused = error
                 assert self._key_index is not None
@@ -190,7 +204,7 @@ class TableSink:
         self._global_deletes = self.table.has_data_under_other_specs()
         if self.plan.section.deletes == "equality" and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
-        self._decode = decoder(self._config, self.plan)
+        self._decode = None
         self._routing = None
         self._spec = self.table.spec
         self._key_index = self._open_key_index()
@@ -205,25 +219,41 @@ class TableSink:
         written = self._write(batch, operation, empty, index)
         wrote = time.monotonic()
         try:
+            if self._observed.value:
+                self._evolve(self._observed.value)
             self._refuse(written)
             if written.dead_letters:
                 self._keep_dead_letters(batch.end, operation, written)
             self._commit(batch.end, operation, written, empty, index)
         except CommitUnknown:
             raise
-        except (RowdeltaError, TableNoLongerEmpty, TableChanged):
+        except (RowdeltaError, TableNoLongerEmpty, TableChanged, SchemaEvolved):
             # known not to be committed; anything else might be, so its files stay
             self._delete_written()
             raise
         committed = time.monotonic()
         self._log(batch_id, batch.end, written, wrote - started, committed - wrote)
 
+    def _evolve(self, observed: Mapping[str, str]) -> None:
+        """Give the table what the micro-batch's messages have, all at once: then the micro-batch is written again, under one schema.
+
+        :raises SchemaEvolved: always, unless `TableError`.
+        """
+        changes = evolved_columns(self.plan, observed)
+        log.info(
+            "%s: the source's schema changed: %s",
+            self.table.name,
+            ", ".join(f"{n} {t or 'may be null'}" for n, t in observed.items()),
+        )
+        self.table.evolve(changes)
+        raise SchemaEvolved
+
     def _write(self, batch: TableBatch, operation: str, empty: bool, index: IndexSlice | None) -> Written:
         frame = batch.records
         section, spark = self.plan.section, frame.sparkSession
         # a session of the stream's own; re-planning at run time costs more than it can gain on one shuffle
         spark.conf.set("spark.sql.adaptive.enabled", "false")
-        changes = self._decode(frame) if batch.changes is None else batch.changes
+        changes = self._changes(frame) if batch.changes is None else batch.changes
         dead_position = self._dead_letters.position(section.target) if self._dead_letters else None
         options = DeltaOptions(
             key=tuple(section.key),
@@ -246,6 +276,7 @@ class TableSink:
         if self._key_index is not None and index is not None:
             plan = replace(plan, index=task.IndexPlan(index, self._key_index.next_sequence, tasks))
         self._written_paths.value = []
+        self._observed.value = {}
         function = functools.partial(task.run, plan, self._written_paths)
         try:
             rows = routed.mapInArrow(lambda batches: function(batches), task.RESULT_SCHEMA).collect()
@@ -260,6 +291,28 @@ class TableSink:
             runs = [run["name"] for result in written.index for run in (*result["runs"], *result["merged"])]
             self._written_paths.value += [f"{index.location}/{name}" for name in runs]
         return written
+
+    def _changes(self, records: DataFrame) -> DataFrame:
+        if self._decode is None:
+            self._decode = decoder(self._config, self.plan, self._observed.add)
+        return self._decode(records)
+
+    def decoded(
+        self, records: DataFrame, keep: Callable[[DataFrame], DataFrame] = lambda changes: changes
+    ) -> DataFrame:
+        """Changelog rows of raw records, as far as `keep` lets them through, computed and stored by the executors.
+
+        The table first gets the columns that the records have, if it follows their schema.
+        """
+        while True:
+            self._observed.value = {}
+            changes = keep(self._changes(records)).localCheckpoint()
+            if not self._observed.value:
+                return changes
+            with suppress(SchemaEvolved):
+                self._evolve(self._observed.value)
+            self.table.refresh()
+            self._replan_if_altered()
 
     def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> tuple[DataFrame, int]:
         """All changes of a key to one task. Also how many tasks there are."""
@@ -406,13 +459,36 @@ def _sum_of(results: list[dict[str, Any]], names: Sequence[str]) -> int:
     return sum(result["keys"][name] for result in results for name in names)
 
 
-def decoder(config: Config, plan: TablePlan) -> Decoder:
-    """The decoder of the configured format for a table."""
-    if config.source.format == "debezium-json":
-        return debezium_json.decoder(plan.changelog)
+def decoder(
+    config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None] | None = None
+) -> Callable[[DataFrame], DataFrame]:
+    """Raw records to changelog rows of the table's columns, by the configured format."""
+    spec = plan.changelog
     if config.source.type == "files" and config.source.file_format == "parquet":
-        return row_kind.columns_decoder(plan.changelog)
-    return row_kind.json_decoder(plan.changelog)
+        decode = row_kind.columns_decoder(spec)
+        return lambda records: _computed(decode(records), plan)
+    if config.source.format == "row-kind":
+        old = row_kind.json_decoder(spec)
+        return lambda records: _computed(old(records.withColumn("value", F.col("value").cast("string"))), plan)
+    in_tasks = ChangelogDecoder(config.source.format, spec, observe)
+    schema = spark_schema(spec)
+    ties = [] if spec.source_order else [tie(spec).alias(TIE)]
+
+    def decode_in_tasks(records: DataFrame) -> DataFrame:
+        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: in_tasks(batches), schema)
+        return _computed(rows.select("*", *ties) if ties else rows, plan)
+
+    return decode_in_tasks
+
+
+def _computed(rows: DataFrame, plan: TablePlan) -> DataFrame:
+    """Rows with computed columns, and without fields that only those need."""
+    if not plan.computed and all(column.name in {c.name for c in plan.columns} for column in plan.changelog.columns):
+        return rows
+    types = {column.name: column.type for column in plan.columns}
+    values = {name: F.expr(expression) for name, expression in plan.computed}
+    columns = [values.get(name, F.col(quoted(name))).cast(dtype).alias(name) for name, dtype in types.items()]
+    return rows.select(*(name for name in rows.columns if name.startswith(PREFIX)), *columns)
 
 
 def property_prefix(config: Config) -> str:

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from changelog.decoding import ChangelogSpec
+from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.dead_letters import open_dead_letters
 from sink.errors import RowdeltaError, TemporaryError

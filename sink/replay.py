@@ -32,7 +32,7 @@ from sink.config import Config
 from sink.dead_letters import Selection
 from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs
-from sink.microbatch import TableSink, decoder
+from sink.microbatch import TableSink
 from sink.pipeline import open_source
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
@@ -117,7 +117,6 @@ class _Replay:
         assert isinstance(source, KafkaSource)
         self._source = source
         self._sink = TableSink(config, index, table, plan, source, dead_letters=None)
-        self._decode = decoder(config, plan)
 
     def run(self, letters: DataFrame, force: bool) -> Replayed:
         """Replay `letters`, rows of the dead-letter table for this table."""
@@ -125,7 +124,7 @@ class _Replay:
         # the plan must not read the dead-letter table again once they are removed from it
         letters = letters.withColumn("passed", _passed(position)).localCheckpoint()
         log.info("%s: decoding %d dead letters", target, letters.count())
-        changes = self._decode(_as_records(letters.where("passed")))
+        changes = self._sink.decoded(_as_records(letters.where("passed")))
         refused = changes.where(F.col(BAD).isNotNull()).select(*(F.col(f"{BAD}.{name}") for name in _PLACE)).distinct()
         refused = refused.localCheckpoint()
         understood = letters.where("passed").join(refused, _PLACE, "left_anti").localCheckpoint()
@@ -160,13 +159,15 @@ class _Replay:
         target, key = self._section.target, list(self._section.key)
         again = self._read_again(letters, position)
         records = _as_records(stored) if again is None else again.unionByName(_as_records(stored))
-        concerned = self._decode(_as_records(letters)).select(*map(quoted, key)).distinct()
-        changes = self._decode(records)
-        columns = [quoted(name) for name in changes.columns]
+        concerned = self._sink.decoded(_as_records(letters)).select(*map(quoted, key)).distinct().localCheckpoint()
         concerned = concerned.withColumn(_CONCERNED, F.lit(True))
         log.info("%s: reading what the topic has of %d keys since", target, concerned.count())
-        changes = changes.join(concerned, key, "left").where(F.col(BAD).isNotNull() | F.col(_CONCERNED))
-        changes = changes.select(*columns).localCheckpoint()
+
+        def keep(changes: DataFrame) -> DataFrame:
+            rows = changes.join(concerned, key, "left").where(F.col(BAD).isNotNull() | F.col(_CONCERNED))
+            return rows.select(*(quoted(name) for name in changes.columns))
+
+        changes = self._sink.decoded(records, keep)
         self._check_refused(changes.where(F.col(BAD).isNotNull()), force)
         changes = changes.where(F.col(BAD).isNull())
         count = changes.count()
@@ -199,7 +200,9 @@ def _passed(position: Position) -> Column:
 
 def _as_records(letters: DataFrame) -> DataFrame:
     """Dead letters as the raw records that they were."""
-    return letters.select("source", "partition", "offset", "key", F.col("value").cast("string").alias("value"))
+    return letters.select(
+        "source", "partition", "offset", F.lit(None).cast("timestamp").alias("timestamp"), "key", "value"
+    )
 
 
 def _none(bad: pa.StructArray) -> pa.BooleanArray:

@@ -4,7 +4,7 @@ from pyiceberg.transforms import BucketTransform
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.decoding import quoted
+from changelog.row_kind_columns import quoted
 from deltawriters import TableSpec
 from sink.tables import TablePlan
 

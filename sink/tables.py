@@ -1,39 +1,52 @@
 """Target tables: created from the configuration, or checked against it, before any stream starts."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from changelog import debezium_json, row_kind
-from changelog.decoding import ChangelogSpec, ColumnSpec
+from changelog import formats
+from changelog.decoding import is_wider
+from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters.partitioning import source_columns
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
+from sink.inference import infer_columns
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A target as it will be: what exists or would be created, and how changes are decoded for it."""
+    """A target as it will be: what exists or would be created, and how changes are decoded for it.
+
+    :param columns: the table's. Those of `changelog` are what is decoded: without computed and metadata columns, and with fields that
+        only expressions need.
+    :param computed: (name, Spark SQL expression) of computed columns.
+    """
 
     section: TableSection
     changelog: ChangelogSpec
     exists: bool
+    columns: tuple[ColumnSpec, ...] = ()
+    computed: tuple[tuple[str, str], ...] = ()
 
 
-def plan_table(config: Config, index: int, table: IcebergTable | None) -> TablePlan:
+def plan_table(
+    config: Config, index: int, table: IcebergTable | None, types: Mapping[str, str] | None = None
+) -> TablePlan:
     """Check the configuration's `index`-th table against the target, if it exists.
 
+    :param types: Spark SQL types of the columns, inferred, for a table that doesn't exist and a configuration that names none.
     :raises ConfigError: the configuration is at fault. :raises TableError: configuration and table contradict each other.
     """
     section = config.tables[index]
     path = f"tables[{index}]"
-    wanted = wanted_columns(section, path)
+    wanted = wanted_columns(section, path, None if table else types)
     if table is None:
         if wanted is None:
             raise ConfigError(
-                f"{path}: {section.target} does not exist and can't be created without columns. Add columns."
+                f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add columns."
             )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
@@ -47,7 +60,7 @@ def plan_table(config: Config, index: int, table: IcebergTable | None) -> TableP
                 f"{section.target} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3."
             )
         sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
-    return TablePlan(section, _changelog(config, section, path, columns, sources), table is not None)
+    return _plan(config, section, path, columns, sources, table is not None)
 
 
 def open_table(spark: SparkSession, config: Config, index: int) -> tuple[IcebergTable, TablePlan]:
@@ -58,9 +71,10 @@ def open_table(spark: SparkSession, config: Config, index: int) -> tuple[Iceberg
     catalogs = Catalogs(spark)
     section = config.tables[index]
     table = catalogs.load(section.target)
-    plan = plan_table(config, index, table)
+    types = infer_columns(spark, config, section) if table is None and section.columns is None else None
+    plan = plan_table(config, index, table, types)
     if table is None:
-        wanted = wanted_columns(section, f"tables[{index}]")
+        wanted = wanted_columns(section, f"tables[{index}]", types)
         assert wanted is not None
         properties = {"format-version": "2"} | section.properties
         table = catalogs.create(section.target, wanted, section.key, section.partition_fields, properties)
@@ -74,6 +88,59 @@ def needs_global_deletes(plan: TablePlan) -> bool:
     return not set(plan.changelog.partition_sources) <= set(plan.section.key)
 
 
+def evolved_columns(plan: TablePlan, observed: Mapping[str, str]) -> dict[str, T.DataType | None]:
+    """What the table must become for fields that messages have: new columns, wider ones, and (None) optional ones.
+
+    :param observed: as `changelog.decoding.Observed`.
+    :raises TableError: `schema_changes: fail`, or a field's name differs from a column's in case only.
+    """
+    target = plan.section.target
+    shown = ", ".join(f"{name} {dtype or 'may be null'}" for name, dtype in sorted(observed.items()))
+    if plan.section.schema_changes == "fail":
+        raise TableError(
+            f"{target}: the source's schema changed ({shown}), and schema_changes is fail. Nothing was applied. Alter the table, or "
+            "set schema_changes: evolve, or ignore."
+        )
+    columns = {column.name.lower(): column.name for column in plan.columns}
+    for name in observed:
+        known = columns.get(name.lower(), name)
+        if known != name:
+            raise TableError(
+                f"{target}: messages have a field {name!r}, and the table a column {known!r}: Spark can't tell them apart. Name it in "
+                f"exclude, or give it a column of another name (columns: {{…: {{type: …, from: {name}}}}})."
+            )
+    return {name: T.DataType.fromDDL(dtype) if dtype else None for name, dtype in observed.items()}
+
+
+def _plan(
+    config: Config,
+    section: TableSection,
+    path: str,
+    columns: tuple[ColumnSpec, ...],
+    sources: tuple[str, ...],
+    exists: bool,
+) -> TablePlan:
+    named = section.columns or {}
+    decoded = []
+    computed = []
+    for column in columns:
+        origin = named.get(column.name)
+        if origin is not None and origin.expression is not None:
+            computed.append((column.name, origin.expression))
+        elif column.name not in section.metadata:
+            decoded.append(replace(column, source=origin.source if origin else None))
+    for name, origin in named.items():
+        if not origin.stored:
+            decoded.append(ColumnSpec(name, parse_type(origin.type, f"{path}.columns.{name}"), source=origin.source))
+    if {name for name, _ in computed} & set(sources):
+        # a removal must know its old partition, so it needs whatever the expression is made of
+        sources = tuple(column.name for column in decoded)
+    spec = _changelog(
+        config, section, path, tuple(decoded), tuple(name for name in sources if name not in section.metadata)
+    )
+    return TablePlan(section, spec, exists, columns, tuple(computed))
+
+
 def _changelog(
     config: Config, section: TableSection, path: str, columns: tuple[ColumnSpec, ...], sources: tuple[str, ...]
 ) -> ChangelogSpec:
@@ -85,14 +152,7 @@ def _changelog(
         else:
             dtype = types.get(column.name, T.LongType())
         order_by.append((column.name, dtype))
-    known = debezium_json.OPTIONS if config.source.format == "debezium-json" else {}
-    for name, value in config.source.format_options.items():
-        if name not in known:
-            raise ConfigError(
-                f"source.format_options: unknown key {name!r}. Known for {config.source.format}: {', '.join(known) or 'none'}."
-            )
-        if value not in known[name]:
-            raise ConfigError(f"source.format_options.{name}: got {value!r}, expected one of {', '.join(known[name])}.")
+    _check_format_options(config)
     return ChangelogSpec(
         columns=columns,
         key=tuple(section.key),
@@ -101,12 +161,26 @@ def _changelog(
         source_order=config.source.type == "kafka",
         trust_before=section.mode == "changelog",
         options=dict(config.source.format_options),
+        schema_changes=section.schema_changes,
+        metadata=tuple(section.metadata),
+        excluded=frozenset(section.exclude),
     )
+
+
+def _check_format_options(config: Config) -> None:
+    known = formats.find(config.source.format).OPTIONS
+    for name, value in config.source.format_options.items():
+        if name not in known:
+            raise ConfigError(
+                f"source.format_options: unknown key {name!r}. Known for {config.source.format}: {', '.join(known) or 'none'}."
+            )
+        if known[name] and value not in known[name]:
+            raise ConfigError(f"source.format_options.{name}: got {value!r}, expected one of {', '.join(known[name])}.")
 
 
 def deletes_carry_row(config: Config) -> bool:
     """Whether the format's -D rows have more than the key."""
-    return debezium_json.DELETES_CARRY_ROW if config.source.format == "debezium-json" else row_kind.DELETES_CARRY_ROW
+    return formats.find(config.source.format).DELETES_CARRY_ROW
 
 
 def _check_columns(section: TableSection, wanted: T.StructType | None, columns: tuple[ColumnSpec, ...]) -> None:
@@ -125,13 +199,14 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
                 f"from columns. The table has: {_names(columns)}."
             )
         have = actual[field.name].type
-        if have != field.dataType:
+        evolved = section.schema_changes == "evolve" and is_wider(have, field.dataType)
+        if have != field.dataType and not evolved:
             raise TableError(
                 f"{section.target}: column {field.name} is {have.simpleString()}, but columns says "
                 f"{field.dataType.simpleString()}. The table rules: correct columns, or leave columns out."
             )
     extra = [name for name in actual if name not in wanted.names]
-    if extra:
+    if extra and section.schema_changes != "evolve":
         raise TableError(
             f"{section.target} has a column {extra[0]!r} that columns doesn't name. Add it, or leave columns out."
         )

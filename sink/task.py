@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
+from changelog.decoding import merged_types
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.files import DataFiles, FileFactory
@@ -80,6 +81,16 @@ class PathList(AccumulatorParam[list[str]]):
 
     def addInPlace(self, value1: list[str], value2: list[str]) -> list[str]:  # noqa: N802 - Spark's name
         return value1 + value2
+
+
+class ObservedTypes(AccumulatorParam[dict[str, str]]):
+    """What decoders saw and the table can't take (`changelog.decoding.Observed`)."""
+
+    def zero(self, value: dict[str, str]) -> dict[str, str]:
+        return {}
+
+    def addInPlace(self, value1: dict[str, str], value2: dict[str, str]) -> dict[str, str]:  # noqa: N802 - Spark's name
+        return merged_types(value1, value2)
 
 
 def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

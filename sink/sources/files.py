@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog import row_kind
-from changelog.decoding import ChangelogSpec
+from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError
 from sink.sources.checkpoint import CheckpointFolder
@@ -76,8 +76,9 @@ class FilesSource:
         if self._config.source.file_format == "parquet":
             schema = row_kind.columns_to_read(self._specs[table.target])
             return reader.schema(schema).parquet(table.source).select("*", path, *_file_order())
+        value = F.col("value").cast("binary").alias("value")
         absent = [F.lit(None).cast(dtype).alias(name) for name, dtype in _ABSENT.items()]
-        return reader.format("text").load(table.source).select(path, *absent, "value", *_file_order())
+        return reader.format("text").load(table.source).select(path, *absent, value, *_file_order())
 
     def batch(
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
@@ -163,7 +164,7 @@ class FilesSource:
         return [(uri, modified) for uri, modified in named if not uri.rsplit("/", 1)[-1].startswith(("_", "."))]
 
 
-_ABSENT = {"partition": "int", "offset": "bigint", "key": "binary"}
+_ABSENT = {"partition": "int", "offset": "bigint", "timestamp": "timestamp", "key": "binary"}
 
 
 def _continues(folder: CheckpointFolder, position: Position) -> bool:

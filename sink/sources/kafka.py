@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.decoding import any_of
+from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
@@ -120,8 +120,7 @@ class KafkaSource:
 
 def _records(frame: DataFrame) -> DataFrame:
     """Raw records from the columns of Spark's Kafka source."""
-    value = F.col("value").cast("string").alias("value")
-    return frame.select(F.col("topic").alias("source"), "partition", "offset", "key", value)
+    return frame.select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
 
 
 def _beyond(position: Position) -> BadRecords:

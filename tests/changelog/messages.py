@@ -5,17 +5,19 @@
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
 from pyspark.sql import types as T
 
-from changelog.decoding import RAW_COLUMNS, ChangelogSpec, ColumnSpec, Decoder, quoted
+from changelog.changes import RAW_SCHEMA
+from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
 from changelog.rows import BAD, KIND, RowKind, order_column
+from changelog.spec import ChangelogSpec, ColumnSpec
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -48,16 +50,45 @@ def messages(*values: Any) -> list[Message]:
     return [Message(value, offset) for offset, value in enumerate(values)]
 
 
-def raw_records(spark: SparkSession, records: Sequence[Message]) -> DataFrame:
-    schema = T.StructType([T.StructField(name, T.DataType.fromDDL(dtype)) for name, dtype in RAW_COLUMNS.items()])
-    rows: list[tuple[Any, ...]] = [m.raw() for m in records]
-    return spark.createDataFrame(rows, schema).coalesce(1)
+def raw_records(records: Sequence[Message]) -> pa.RecordBatch:
+    """Messages as `changelog.changes.RAW_SCHEMA`."""
+    columns: dict[str, list[Any]] = {name: [] for name in RAW_SCHEMA.names}
+    for message in records:
+        topic, partition, offset, key, value = message.raw()
+        parts = {
+            "source": topic,
+            "partition": partition,
+            "offset": offset,
+            "key": key,
+            "value": value,
+            "timestamp": None,
+        }
+        for name, values in columns.items():
+            values.append(parts[name])
+    return pa.RecordBatch.from_pydict(columns, schema=RAW_SCHEMA)
+
+
+def sql(text: str) -> T.DataType:
+    """A Spark SQL type; Spark's own parser needs a JVM."""
+    if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", text):
+        return T.DecimalType(int(match[1]), int(match[2]))
+    if match := re.fullmatch(r"array<(.*)>", text):
+        return T.ArrayType(sql(match[1]))
+    if match := re.fullmatch(r"map<string,(.*)>", text):
+        return T.MapType(T.StringType(), sql(match[1]))
+    if match := re.fullmatch(r"struct<(.*)>", text):
+        fields = (part.split(":", 1) for part in re.split(r",(?![^(<]*[)>])", match[1]))
+        return T.StructType([T.StructField(name, sql(dtype)) for name, dtype in fields])
+    names = {"bigint": T.LongType(), "int": T.IntegerType(), "smallint": T.ShortType(), "tinyint": T.ByteType()}
+    names |= {"float": T.FloatType(), "double": T.DoubleType(), "boolean": T.BooleanType(), "date": T.DateType()}
+    names |= {"timestamp": T.TimestampType(), "timestamp_ntz": T.TimestampNTZType()}
+    return (names | {"string": T.StringType(), "binary": T.BinaryType()})[text]
 
 
 def spec(columns: Mapping[str, str], key: Sequence[str] = ("id",), **options: Any) -> ChangelogSpec:
     """What a format knows of a table with `columns` (name -> Spark SQL type, or `uuid`)."""
     specs = [
-        ColumnSpec(name, T.DataType.fromDDL("binary" if sql_type == "uuid" else sql_type), is_uuid=sql_type == "uuid")
+        ColumnSpec(name, sql("binary" if sql_type == "uuid" else sql_type), is_uuid=sql_type == "uuid")
         for name, sql_type in columns.items()
     ]
     return ChangelogSpec(tuple(specs), tuple(key), **options)
@@ -84,33 +115,38 @@ class Decoded:
 
 
 def decode(
-    decoder: Callable[[ChangelogSpec], Decoder],
-    records: DataFrame,
-    table: ChangelogSpec,
-    read: Mapping[str, Callable[[Column], Column]] | None = None,
+    name: str, records: pa.RecordBatch, table: ChangelogSpec, read: Mapping[str, pa.DataType] | None = None
 ) -> list[Decoded]:
-    """Changelog rows in order.
+    """Changelog rows in order, as the format `name` decodes them.
 
-    :param read: how to read columns whose values Python can't represent.
+    :param read: types to see columns as, whose values Python can't represent.
     """
+    (rows,) = ChangelogDecoder(name, table)([records])
+    rows.validate(full=True)
+    return in_order(rows, table, read or {})
+
+
+def in_order(rows: pa.RecordBatch, table: ChangelogSpec, read: Mapping[str, pa.DataType]) -> list[Decoded]:
+    """Decoded rows by their place in the source."""
     names = [column.name for column in table.columns]
     order = order_column(len(table.order_by) + 1)
-    frame = decoder(table)(records)
-    columns = {name: F.col(quoted(name)) for name in names}
-    columns |= {name: function(columns[name]) for name, function in (read or {}).items()}
-    place = [F.col(order).alias("place")] if table.source_order else [F.lit(None).cast("bigint").alias("place")]
-    found = frame.select(KIND, BAD, *place, *(c.alias(name) for name, c in columns.items())).toArrow().to_pylist()
-    rows = [
+    values = {name: rows.column(name) for name in names}
+    values |= {name: values[name].cast(dtype) for name, dtype in read.items()}
+    places = rows.column(order).to_pylist() if table.source_order else [None] * rows.num_rows
+    images = pa.RecordBatch.from_pydict(values).to_pylist()
+    found = [
         Decoded(
-            kind=RowKind(r[KIND]).short,
-            offset=r[BAD]["offset"] if r[BAD] else None if r["place"] is None else r["place"] // 2,
-            half=None if r["place"] is None else r["place"] % 2,
-            row={name: r[name] for name in names},
-            bad=r[BAD],
+            kind=RowKind(kind).short,
+            offset=bad["offset"] if bad else None if place is None else place // CHANGES_PER_RECORD,
+            half=None if place is None else place % CHANGES_PER_RECORD,
+            row=image,
+            bad=bad,
         )
-        for r in found
+        for kind, bad, place, image in zip(
+            rows.column(KIND).to_pylist(), rows.column(BAD).to_pylist(), places, images, strict=True
+        )
     ]
-    return sorted(rows, key=lambda r: (-1 if r.offset is None else r.offset, -1 if r.half is None else r.half))
+    return sorted(found, key=lambda r: (-1 if r.offset is None else r.offset, -1 if r.half is None else r.half))
 
 
 def _json(value: Any) -> str:

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from changelog import debezium_json
 from tests.changelog.messages import Decoded, Message, decode, raw_records, sample, spec
-
-pytestmark = pytest.mark.spark
 
 ORDERS = {
     "id": "bigint",
@@ -109,9 +105,9 @@ DAN_CHANGED = DAN | {"amount": Decimal("8.25")}
 NULLTS = order(9, "nullts", "1.00", None, "1970-01-01 00:00:00")
 
 
-def test_orders_without_envelope(spark: SparkSession) -> None:
+def test_orders_without_envelope() -> None:
     """REPLICA IDENTITY FULL, a key change as d + tombstone + c with one LSN, and columns dropped and altered in between."""
-    decoded = decode(debezium_json.decoder, raw_records(spark, sample("pgj", "orders")), spec(ORDERS))
+    decoded = decode("debezium-json", raw_records(sample("pgj", "orders")), spec(ORDERS))
     gone = {number: removal(ORDERS, id=number) for number in (2, 3, 8, 200)}
     assert changes(decoded) == [
         (0, "+I", ANN_NEW),
@@ -136,9 +132,9 @@ def test_orders_without_envelope(spark: SparkSession) -> None:
     ]
 
 
-def test_orders_in_changelog_mode_give_before_images(spark: SparkSession) -> None:
+def test_orders_in_changelog_mode_give_before_images() -> None:
     table = spec(ORDERS_WITH_QTY, trust_before=True, partition_sources=("customer",))
-    decoded = decode(debezium_json.decoder, raw_records(spark, sample("pgj", "orders")[:13]), table)
+    decoded = decode("debezium-json", raw_records(sample("pgj", "orders")[:13]), table)
     assert changes(decoded)[4:] == [
         (4, "-U", removal(ORDERS_WITH_QTY, id=1, customer="ann")),
         (4, "+U", ANN_PAID | {"qty": 1}),
@@ -153,8 +149,8 @@ def test_orders_in_changelog_mode_give_before_images(spark: SparkSession) -> Non
     assert [(d.kind, d.half) for d in decoded if d.offset == 4] == [("-U", 0), ("+U", 1)]
 
 
-def test_orders_with_envelope(spark: SparkSession) -> None:
-    decoded = decode(debezium_json.decoder, raw_records(spark, sample("pgenv", "orders")), spec(ORDERS_WITH_DISCOUNT))
+def test_orders_with_envelope() -> None:
+    decoded = decode("debezium-json", raw_records(sample("pgenv", "orders")), spec(ORDERS_WITH_DISCOUNT))
     discount = {"discount": Decimal("0.125")}
     assert changes(decoded) == [
         (0, "+I", CAT | discount),
@@ -169,8 +165,8 @@ def test_orders_with_envelope(spark: SparkSession) -> None:
     ]
 
 
-def test_orders_with_nulls_kept(spark: SparkSession) -> None:
-    decoded = decode(debezium_json.decoder, raw_records(spark, sample("pgnull", "orders")), spec(ORDERS_WITH_DISCOUNT))
+def test_orders_with_nulls_kept() -> None:
+    decoded = decode("debezium-json", raw_records(sample("pgnull", "orders")), spec(ORDERS_WITH_DISCOUNT))
     rows = {d.offset: d.row for d in decoded}
     discount = {"discount": Decimal("0.125")}
     assert rows[1] == ANN_PAID | discount
@@ -224,29 +220,29 @@ def true_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("server", "i8"), [("pgj", [-1, 0, 1]), ("pgenv", [0, 1]), ("pgnull", [0, 1])])
-def test_every_postgres_type(spark: SparkSession, server: str, i8: list[int]) -> None:
+def test_every_postgres_type(server: str, i8: list[int]) -> None:
     """Row 1 in the snapshot and after each update, which adds one to i8: a number that no double can hold."""
     records = [m for m in sample(server, "alltypes") if m.value is not None and _after_id(m) == 1]
-    decoded = decode(debezium_json.decoder, raw_records(spark, records), spec(ALLTYPES))
+    decoded = decode("debezium-json", raw_records(records), spec(ALLTYPES))
     assert [d.error for d in decoded] == [None] * len(i8)
     assert [true_row(d.row) for d in decoded] == [TRUE_VALUES | {"i8": 9007199254740994 + n} for n in i8]
 
 
-def test_a_timestamp_in_milliseconds_needs_the_envelope(spark: SparkSession) -> None:
+def test_a_timestamp_in_milliseconds_needs_the_envelope() -> None:
     """timestamp(3) arrives in ms. The envelope says so; without one an integer is what time.precision.mode says."""
     columns = {"id": "int", "ts3": "timestamp_ntz"}
-    (row,) = decode(debezium_json.decoder, raw_records(spark, sample("pgenv", "alltypes")[2:3]), spec(columns))
+    (row,) = decode("debezium-json", raw_records(sample("pgenv", "alltypes")[2:3]), spec(columns))
     assert row.row == {"id": 1, "ts3": dt.datetime(2026, 11, 21, 1, 2, 3, 123000)}
     connect = spec(columns, options={"time.precision.mode": "connect"})
-    (row,) = decode(debezium_json.decoder, raw_records(spark, sample("pgnull", "alltypes")[2:3]), connect)
+    (row,) = decode("debezium-json", raw_records(sample("pgnull", "alltypes")[2:3]), connect)
     assert row.row == {"id": 1, "ts3": dt.datetime(2026, 11, 21, 1, 2, 3, 123000)}
 
 
 @pytest.mark.parametrize("server", ["pgj", "pgenv", "pgnull"])
-def test_nulls_and_far_dates(spark: SparkSession, server: str) -> None:
+def test_nulls_and_far_dates(server: str) -> None:
     """Row 3 holds 44 BC, which Python's datetime can't, so that timestamp is compared in microseconds."""
     records = [m for m in sample(server, "alltypes") if m.value is not None and _after_id(m) == 3]
-    decoded = decode(debezium_json.decoder, raw_records(spark, records), spec(ALLTYPES), {"tstz": F.unix_micros})
+    decoded = decode("debezium-json", raw_records(records), spec(ALLTYPES), {"tstz": pa.int64()})
     # the calendar repeats every 400 years, which are 146,097 days
     ides_of_march_44_bc = utc("0357-03-15") - utc("1970-01-01") - dt.timedelta(days=146_097)
     known = {
@@ -260,20 +256,19 @@ def test_nulls_and_far_dates(spark: SparkSession, server: str) -> None:
     assert decoded[0].error is None
 
 
-def test_infinity_has_no_place_in_a_timestamp(spark: SparkSession) -> None:
+def test_infinity_has_no_place_in_a_timestamp() -> None:
     """Debezium sends 'infinity' as the largest number where it sends numbers, and as that word where it sends text."""
     (infinite,) = [m for m in sample("pgj", "alltypes") if m.offset == 1]
-    records = raw_records(spark, [infinite])
-    (row,) = decode(debezium_json.decoder, records, spec({"id": "int", "tstz": "timestamp"}))
+    records = raw_records([infinite])
+    (row,) = decode("debezium-json", records, spec({"id": "int", "tstz": "timestamp"}))
     assert row.error == "type_mismatch: column tstz: '-infinity' does not fit timestamp"
-    as_micros = {"ts": lambda column: F.unix_micros(column.cast("timestamp"))}
-    (row,) = decode(debezium_json.decoder, records, spec({"id": "int", "ts": "timestamp_ntz"}), as_micros)
-    assert (row.error, row.row) == (None, {"id": 2, "ts": 2**63 - 1})
+    (row,) = decode("debezium-json", records, spec({"id": "int", "ts": "timestamp_ntz"}))
+    assert row.error == f"type_mismatch: column ts: '{2**63 - 1}' does not fit timestamp_ntz"
 
 
-def test_composite_keys_and_a_uuid(spark: SparkSession) -> None:
+def test_composite_keys_and_a_uuid() -> None:
     columns = {"tenant": "int", "id": "uuid", "v": "string"}
-    decoded = decode(debezium_json.decoder, raw_records(spark, sample("pgj", "comp")), spec(columns, ["tenant", "id"]))
+    decoded = decode("debezium-json", raw_records(sample("pgj", "comp")), spec(columns, ["tenant", "id"]))
     ones, twos = bytes.fromhex("11" * 16), bytes.fromhex("22" * 16)
     assert changes(decoded) == [
         (0, "+I", {"tenant": 1, "id": ones, "v": "a"}),
@@ -283,12 +278,10 @@ def test_composite_keys_and_a_uuid(spark: SparkSession) -> None:
     ]
 
 
-def test_a_delete_with_the_key_only(spark: SparkSession) -> None:
+def test_a_delete_with_the_key_only() -> None:
     """REPLICA IDENTITY DEFAULT: an update's before is null, and a delete's has the key only."""
     columns = {"id": "int", "note": "string", "big": "string"}
-    decoded = decode(
-        debezium_json.decoder, raw_records(spark, sample("pgj", "orders_default")), spec(columns, trust_before=True)
-    )
+    decoded = decode("debezium-json", raw_records(sample("pgj", "orders_default")), spec(columns, trust_before=True))
     assert changes(decoded) == [
         (1, "+I", {"id": 2, "note": "b", "big": None}),
         (3, "+U", {"id": 2, "note": "c", "big": None}),
@@ -298,20 +291,20 @@ def test_a_delete_with_the_key_only(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("server", ["pgj", "pgenv", "pgnull"])
 @pytest.mark.parametrize(("column", "sql_type"), [("big", "string"), ("bb", "binary"), ("arr", "array<string>")])
-def test_an_unchanged_toast_value_is_refused(spark: SparkSession, server: str, column: str, sql_type: str) -> None:
+def test_an_unchanged_toast_value_is_refused(server: str, column: str, sql_type: str) -> None:
     """Never the placeholder into the table, as text, as bytes or as an array. A delete needs no such value."""
     columns = {"id": "int", "note": "string", column: sql_type}
-    update, delete = decode(debezium_json.decoder, raw_records(spark, sample(server, "toast_def")), spec(columns))
+    update, delete = decode("debezium-json", raw_records(sample(server, "toast_def")), spec(columns))
     assert update.error == f"unavailable_value: column {column}: the source didn't send the unchanged value"
     assert (delete.kind, delete.error, delete.row) == ("-D", None, removal(columns, id=1))
     assert update.bad is not None
     assert (update.bad["source"], update.bad["offset"]) == (f"{server}.public.toast_def", update.offset)
 
 
-def test_a_table_without_a_key_needs_one_in_the_configuration(spark: SparkSession) -> None:
+def test_a_table_without_a_key_needs_one_in_the_configuration() -> None:
     """Its columns can serve; its tombstones with a null key are ignored; its TRUNCATE is a bad record."""
     columns = {"a": "int", "b": "string"}
-    decoded = decode(debezium_json.decoder, raw_records(spark, sample("pgj", "nokey")), spec(columns, ["a"]))
+    decoded = decode("debezium-json", raw_records(sample("pgj", "nokey")), spec(columns, ["a"]))
     assert [(d.offset, d.kind, d.row) for d in decoded if d.bad is None] == [
         (0, "+I", {"a": 1, "b": "x"}),
         (1, "+I", {"a": 1, "b": "x"}),
@@ -325,18 +318,18 @@ def test_a_table_without_a_key_needs_one_in_the_configuration(spark: SparkSessio
     ]
 
 
-def test_a_column_that_was_dropped_at_the_source(spark: SparkSession) -> None:
-    records = raw_records(spark, sample("pgj", "orders")[13:15])
-    before, after = decode(debezium_json.decoder, records, spec(ORDERS_WITH_QTY))
+def test_a_column_that_was_dropped_at_the_source() -> None:
+    records = raw_records(sample("pgj", "orders")[13:15])
+    before, after = decode("debezium-json", records, spec(ORDERS_WITH_QTY))
     assert (before.error, before.row) == (None, DDL | {"qty": None})
-    assert after.error == "missing_column: column qty is missing"
+    assert (after.error, after.row["qty"]) == (None, None)
 
 
-def test_transactions_and_logical_messages(spark: SparkSession) -> None:
+def test_transactions_and_logical_messages() -> None:
     """A logical message changes no row. A transaction topic is no table: pointed at one, the sink says so."""
     table = spec({"id": "string"})
-    assert decode(debezium_json.decoder, raw_records(spark, sample("pgj", "message")), table) == []
-    decoded = decode(debezium_json.decoder, raw_records(spark, sample("pgj", "transaction")), table)
+    assert decode("debezium-json", raw_records(sample("pgj", "message")), table) == []
+    decoded = decode("debezium-json", raw_records(sample("pgj", "transaction")), table)
     assert {d.error for d in decoded} == {"unknown_operation: the event has no op; is this a Debezium change event?"}
     assert len(decoded) == 3
 

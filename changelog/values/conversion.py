@@ -1,0 +1,166 @@
+"""Which rule converts a value: by the target type first, then by what the message says of the value."""
+
+import base64
+import datetime as dt
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.changes import Wire, WireType
+from changelog.values import decimals, encoded, logical, nested, numerals, times
+from changelog.values.arrays import merged, only, present
+
+
+def convert(wire: Wire, target: pa.DataType, is_uuid: bool = False) -> tuple[pa.Array, pa.Array | None]:
+    """`wire`'s values as `target`, and a mask of those that are there but don't fit (null in the result); None if all do.
+
+    Nothing is rounded, truncated or wrapped around.
+
+    :param target: the Arrow type of a Spark column: bool, int8 to int64, float, double, decimal128, string, binary, date32,
+        timestamp[us, UTC], timestamp[us], or a list, map or struct of these.
+    """
+    result = _converted(wire.values, wire.type, target, is_uuid)
+    if result.null_count == wire.values.null_count:
+        return result, None
+    return result, pa.array(present(wire.values) & ~present(result))
+
+
+def _converted(values: pa.Array, wire: WireType, target: pa.DataType, is_uuid: bool = False) -> pa.Array:
+    dtype = values.type
+    if values.null_count == len(values):
+        return pa.nulls(len(values), target)
+    if pa.types.is_dictionary(dtype):
+        return _converted(values.dictionary_decode(), wire, target, is_uuid)
+    if is_uuid:
+        return encoded.uuid(values)
+    zoned = False
+    if pa.types.is_temporal(dtype):
+        zoned = pa.types.is_timestamp(dtype) and dtype.tz is not None and wire.name not in logical.TIMESTAMPS
+        values, wire = times.integers(values, wire)
+    if nested.is_nested(target):
+        return _nested(values, wire, target)
+    if pa.types.is_string(target):
+        return _text(values, wire, zoned)
+    if pa.types.is_binary(target):
+        return _bytes(values, wire)
+    if pa.types.is_timestamp(target):
+        if zoned and target.tz is None:
+            return pa.nulls(len(values), target)
+        return times.to_timestamps(values, wire, target)
+    if pa.types.is_date32(target):
+        return times.to_dates(values, wire)
+    if pa.types.is_decimal(target):
+        return _decimals(values, wire, target)
+    is_encoded = _is_encoded_decimal(values, wire)
+    if is_encoded:
+        values = _decimal_text(values, wire)
+    if pa.types.is_integer(target):
+        return numerals.to_integers(values, target)
+    if pa.types.is_floating(target):
+        if is_encoded:
+            return numerals.exact_floats_of_text(values, target)
+        return numerals.to_floats(values, target, wire.kind)
+    if pa.types.is_boolean(target):
+        return numerals.to_booleans(values)
+    raise TypeError(f"no rule makes {target} of anything")
+
+
+def _nested(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.Array:
+    if pa.types.is_string(values.type):
+        return nested.from_json(values, wire, target, _converted)
+    return nested.from_arrow(values, wire, target, _converted)
+
+
+def _bytes(values: pa.Array, wire: WireType) -> pa.Array:
+    dtype = values.type
+    if pa.types.is_struct(dtype):
+        return encoded.geometry(values)
+    if pa.types.is_binary(dtype):
+        return values
+    if pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype):
+        return values.cast(pa.binary())
+    if not pa.types.is_string(dtype):
+        return pa.nulls(len(values), pa.binary())
+    result = encoded.from_base64(values)
+    if result.null_count > values.null_count and (not wire.name or wire.name in logical.GEOMETRIES):
+        return merged([result, encoded.geometry(only(values, result.is_null()))], pa.binary(), len(values))
+    return result
+
+
+def _is_encoded_decimal(values: pa.Array, wire: WireType) -> bool:
+    """Bytes, in JSON base64, or a struct; rather than a number or a number's text."""
+    dtype = values.type
+    if wire.name == logical.DECIMAL or wire.name == logical.VARIABLE_SCALE_DECIMAL:
+        return bool(pa.types.is_string(dtype) or pa.types.is_binary(dtype) or pa.types.is_struct(dtype))
+    return False
+
+
+def _scale(wire: WireType) -> int:
+    return int(wire.parameters.get("scale", "0"))
+
+
+def _decimals(values: pa.Array, wire: WireType, target: pa.Decimal128Type) -> pa.Array:
+    dtype = values.type
+    if _is_encoded_decimal(values, wire):
+        if wire.name == logical.VARIABLE_SCALE_DECIMAL or pa.types.is_struct(dtype):
+            return decimals.variable(values, target)
+        return decimals.from_bytes(values, _scale(wire), target)
+    if numerals.is_text(dtype):
+        return decimals.from_text(values, target)
+    if pa.types.is_decimal(dtype):
+        return decimals.from_decimals(values, target)
+    if pa.types.is_integer(dtype):
+        return decimals.from_integers(values, target)
+    if pa.types.is_floating(dtype):
+        # a float stands for the shortest decimal that names it
+        return decimals.from_text(numerals.float_text(values), target)
+    return pa.nulls(len(values), target)
+
+
+def _decimal_text(values: pa.Array, wire: WireType) -> pa.Array:
+    if wire.name == logical.VARIABLE_SCALE_DECIMAL or pa.types.is_struct(values.type):
+        return decimals.variable_as_text(values)
+    return decimals.bytes_as_text(values, _scale(wire))
+
+
+def _text(values: pa.Array, wire: WireType, zoned: bool) -> pa.Array:
+    """Text as it is; everything else in the spelling that can be read again."""
+    dtype = values.type
+    if _is_encoded_decimal(values, wire):
+        return _decimal_text(values, wire)
+    if pa.types.is_string(dtype):
+        return values
+    if pa.types.is_large_string(dtype) or pa.types.is_boolean(dtype):
+        return pc.cast(values, pa.string())
+    if pa.types.is_integer(dtype):
+        moments = times.to_text(values, wire)
+        if moments is None:
+            return pc.cast(values, pa.string())
+        return pc.binary_join_element_wise(moments, "Z", "") if zoned else moments
+    if pa.types.is_floating(dtype):
+        return numerals.float_text(values)
+    if pa.types.is_decimal(dtype):
+        return decimals.as_text(values)
+    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype):
+        return encoded.to_base64(values)
+    if nested.is_nested(dtype):
+        return decimals.each(values, pa.string(), _json)
+    return pa.nulls(len(values), pa.string())
+
+
+def _json(value: Any) -> str:
+    """A nested value as JSON text: maps as objects, bytes as base64, decimals as numbers."""
+    return json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value)

@@ -1,0 +1,239 @@
+"""Decimals in every encoding: bytes of an unscaled integer, base64 of these, a struct with its own scale, text, numbers."""
+
+import json
+import re
+from collections.abc import Callable
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.values.arrays import Flags, bitmap, merged, only, pieces, present
+from changelog.values.encoded import from_base64
+
+_EXACT = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact, InvalidOperation])
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
+_LONGEST = 1_000_000
+"""Characters of a number; more are a misfit rather than minutes of work."""
+
+
+def number(text: str) -> Decimal | None:
+    """The number that a text is, blanks around it aside, or None."""
+    text = text.strip(" \t\r\n")
+    return Decimal(text) if len(text) <= _LONGEST and _NUMBER.fullmatch(text) else None
+
+
+def exact(value: Decimal | None, precision: int, scale: int) -> Decimal | None:
+    """`value` with `scale` digits after the point, if it has no others and no more than `precision` in all."""
+    if value is None or not value.is_finite():
+        return None
+    if not value:
+        return Decimal(0)
+    if value.adjusted() >= precision - scale or value.adjusted() < -scale:
+        return None
+    try:
+        return value.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
+    except (Inexact, InvalidOperation):
+        return None
+
+
+def plain(value: Decimal | None) -> str | None:
+    """Digits and a point, without an exponent; None for numbers with thousands of zeros."""
+    exponent = None if value is None else value.as_tuple().exponent
+    return f"{value:f}" if isinstance(exponent, int) and abs(exponent) <= 10_000 else None
+
+
+def each(values: pa.Array, target: pa.DataType, convert: Callable[[Any], Any]) -> pa.Array:
+    """One by one, for the rare odd values."""
+    return pa.array([None if value is None else convert(value) for value in values.to_pylist()], target)
+
+
+def split(
+    values: pa.Array, usual: pa.Array, fast: Callable[[pa.Array], pa.Array], slow: Callable[[pa.Array], pa.Array]
+) -> pa.Array:
+    """`fast` for the usual values, `slow` for the others."""
+    unusual = pc.invert(usual)
+    if not pc.any(unusual).as_py():
+        return fast(values)
+    rest = slow(only(values, unusual))
+    return merged([fast(only(values, usual)), rest], rest.type, len(values))
+
+
+def from_text(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
+    """Text of numbers, also with an exponent, to decimals."""
+    if pa.types.is_large_string(values.type):
+        values = values.cast(pa.string())
+    whole, spare = target.precision - target.scale, 38 - target.precision
+    # no more than 38 digits: past these, Arrow's own cast of text wraps around
+    digits = f"[0-9]{{1,{whole}}}" if whole else "0"
+    usual = pc.match_substring_regex(values, rf"^-?{digits}(\.[0-9]{{0,{target.scale}}}0{{0,{spare}}})?$")
+
+    def slow(rest: pa.Array) -> pa.Array:
+        return each(rest, target, lambda text: exact(number(text), target.precision, target.scale))
+
+    return split(values, usual, lambda some: pc.cast(some, target), slow)
+
+
+def from_decimals(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
+    """Decimals to another precision and scale."""
+    if values.type == target:
+        return values
+    try:
+        return pc.cast(values, target)
+    except pa.ArrowInvalid:
+        return from_text(pc.cast(values, pa.string()), target)
+
+
+def from_integers(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
+    if target.scale > 19:  # 19 digits of an int64 besides
+        return from_text(pc.cast(values, pa.string()), target)
+    return from_decimals(pc.cast(values, pa.decimal128(19 + target.scale, target.scale)), target)
+
+
+def unscaled(values: pa.Array, scale: int) -> pa.Array:
+    """Big-endian two's complement integers (`java.math.BigInteger.toByteArray`) to decimal128(38, scale), null past 38 digits.
+
+    :param values: binary.
+    """
+    data, offsets = pieces(values)
+    begins, lengths = offsets[:-1], np.diff(offsets)
+    fits = present(values) & (lengths > 0) & (lengths <= 16)
+    if not fits.all():
+        lengths = np.where(fits, lengths, 0)
+    number_of = len(values)
+    out = np.zeros((number_of, 16), np.uint8)
+    longest = int(lengths.max(initial=0))
+    if longest:
+        last = begins + lengths - 1
+        negative = fits & (data[np.minimum(begins, len(data) - 1)] > 127)
+        out[negative] = 255
+        shortest = int(lengths.min())
+        for place in range(longest):  # from the least significant byte
+            if place < shortest:
+                out[:, place] = data[last - place]
+            else:
+                rows = np.flatnonzero(lengths > place)
+                out[rows, place] = data[last[rows] - place]
+        if longest == 16:
+            fits = fits & _of_38_digits(out)
+    return pa.Array.from_buffers(pa.decimal128(38, scale), number_of, [bitmap(fits), pa.py_buffer(out)])
+
+
+def _of_38_digits(numbers: Any) -> Flags:
+    """Whether 16 bytes, least significant first, are an integer of at most 38 digits."""
+    halves = numbers.view("<u8").reshape(-1, 2)
+    low, high = halves[:, 0], halves[:, 1].view("<i8")
+    top, rest = divmod(10**38 - 1, 2**64)
+    bottom, least = divmod(-(10**38) + 1, 2**64)
+    small = (high < top) | (high == top) & (low <= np.uint64(rest))
+    result: Flags = small & ((high > bottom) | (high == bottom) & (low >= np.uint64(least)))
+    return result
+
+
+def from_bytes(values: pa.Array, scale: int, target: pa.Decimal128Type) -> pa.Array:
+    """Kafka Connect's Decimal.
+
+    :param values: binary, or string: base64.
+    """
+    decoded = from_base64(values) if pa.types.is_string(values.type) else values
+    if not 0 <= scale <= 38:
+        return each(decoded, target, lambda raw: exact(_shifted(raw, scale), target.precision, target.scale))
+    result = from_decimals(unscaled(decoded, scale), target)
+    if pa.types.is_string(values.type) and result.null_count > values.null_count:
+        # objects, as JSON text: a VariableScaleDecimal where no schema says so
+        objects = only(values, pc.fill_null(pc.starts_with(values, "{"), False))
+        if objects.null_count < len(objects):
+            return merged([result, variable(objects, target)], target, len(values))
+    return result
+
+
+def bytes_as_text(values: pa.Array, scale: int) -> pa.Array:
+    """Kafka Connect's Decimal to text, of any number of digits."""
+    decoded = from_base64(values) if pa.types.is_string(values.type) else values
+
+    def slow(rest: pa.Array) -> pa.Array:
+        return each(rest, pa.string(), lambda raw: plain(_shifted(raw, scale)))
+
+    if not 0 <= scale <= 38:
+        result = slow(decoded)
+    else:
+        narrow = unscaled(decoded, scale)
+        result = as_text(narrow)
+        if result.null_count > decoded.null_count:
+            result = merged([result, slow(only(decoded, narrow.is_null()))], pa.string(), len(values))
+    if pa.types.is_string(values.type) and result.null_count > values.null_count:
+        objects = only(values, pc.fill_null(pc.starts_with(values, "{"), False))
+        if objects.null_count < len(objects):
+            result = merged([result, variable_as_text(objects)], pa.string(), len(values))
+    return result
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """Decimals as digits with a point."""
+    texts = pc.cast(values, pa.string())
+    scientific = pc.match_substring(texts, "E")
+    if not pc.any(scientific).as_py():
+        return texts
+    return merged(
+        [only(texts, pc.invert(scientific)), each(only(values, scientific), pa.string(), plain)],
+        pa.string(),
+        len(texts),
+    )
+
+
+def variable(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
+    """Debezium's VariableScaleDecimal to decimals.
+
+    :param values: struct of `scale` and `value`, or string: JSON text of such, or of a number.
+    """
+    return _variable(values, target, lambda part, scale: from_bytes(part, scale, target))
+
+
+def variable_as_text(values: pa.Array) -> pa.Array:
+    return _variable(values, pa.string(), bytes_as_text)
+
+
+def _variable(values: pa.Array, target: pa.DataType, convert: Callable[[pa.Array, int], pa.Array]) -> pa.Array:
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        parsed = _objects(values)
+        if parsed.null_count == len(parsed):
+            return pa.nulls(len(values), target)
+        return _variable(parsed, target, convert)
+    if not pa.types.is_struct(values.type) or not {"scale", "value"} <= set(values.type.names):
+        return pa.nulls(len(values), target)
+    parts = dict(zip(values.type.names, values.flatten(), strict=True))
+    scales = parts["scale"]
+    if not pa.types.is_integer(scales.type):
+        return pa.nulls(len(values), target)
+    results = []
+    for scale in pc.unique(scales.drop_null()).to_pylist():  # few
+        same = pc.fill_null(pc.equal(scales, scale), False)
+        part = parts["value"] if pc.all(same).as_py() else only(parts["value"], same)
+        results.append(convert(part, scale))
+    return merged(results, target, len(values))
+
+
+def _objects(values: pa.Array) -> pa.Array:
+    """JSON texts of VariableScaleDecimals as structs; null if they aren't."""
+
+    def parse(text: str) -> dict[str, Any] | None:
+        try:
+            found = json.loads(text) if text.startswith("{") else None
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(found, dict):
+            return None
+        scale, value = found.get("scale"), found.get("value")
+        right = type(scale) is int and abs(scale) < 2**31 and isinstance(value, str)
+        return {"scale": scale, "value": value} if right else None
+
+    return each(values, pa.struct([("scale", pa.int64()), ("value", pa.string())]), parse)
+
+
+def _shifted(raw: bytes, scale: int) -> Decimal | None:
+    if not 0 < len(raw) <= 1024:
+        return None
+    sign, digits, _ = Decimal(int.from_bytes(raw, "big", signed=True)).as_tuple()
+    return Decimal((sign, digits, -scale))

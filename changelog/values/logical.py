@@ -1,0 +1,58 @@
+"""Logical types of Kafka Connect and Debezium, by the names that schemas give them.
+
+Sources: `org.apache.kafka.connect.data`, and Debezium's documentation of its connectors' data type mappings.
+"""
+
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
+VARIABLE_SCALE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
+
+DATES = frozenset({"io.debezium.time.Date", "org.apache.kafka.connect.data.Date"})
+"""Integers: days since 1970-01-01."""
+
+TIMESTAMPS = {
+    "io.debezium.time.Timestamp": 10**3,
+    "org.apache.kafka.connect.data.Timestamp": 10**3,
+    "io.debezium.time.MicroTimestamp": 10**6,
+    "io.debezium.time.NanoTimestamp": 10**9,
+}
+"""Integers since 1970-01-01: units in a second."""
+
+TIMES = {
+    "io.debezium.time.Time": 10**3,
+    "org.apache.kafka.connect.data.Time": 10**3,
+    "io.debezium.time.MicroTime": 10**6,
+    "io.debezium.time.NanoTime": 10**9,
+}
+"""Integers since midnight: units in a second."""
+
+DURATIONS = frozenset({"io.debezium.time.MicroDuration", "io.debezium.time.NanoDuration"})
+"""Integers; months count as 30.4375 days, so they name no exact interval."""
+
+ISO_DATE = "io.debezium.time.IsoDate"
+ISO_TIMESTAMP = "io.debezium.time.IsoTimestamp"
+"""Text of dates and timestamps that have no zone, to which the connector appends a `Z` all the same."""
+
+ZONED_TIMESTAMP = "io.debezium.time.ZonedTimestamp"
+
+GEOMETRIES = frozenset(
+    {"io.debezium.data.geometry.Geometry", "io.debezium.data.geometry.Point", "io.debezium.data.geometry.Geography"}
+)
+"""Structs of `wkb` (well-known binary), `srid`, and for points `x` and `y`."""
+
+TEXTS = frozenset(
+    {
+        "io.debezium.time.ZonedTime",
+        "io.debezium.time.IsoTime",
+        "io.debezium.time.Interval",
+        "io.debezium.data.Uuid",
+        "io.debezium.data.Json",
+        "io.debezium.data.Xml",
+        "io.debezium.data.Enum",
+        "io.debezium.data.EnumSet",
+        "io.debezium.data.Ltree",
+    }
+)
+"""Strings, kept as they are."""
+
+BITS = "io.debezium.data.Bits"
+YEAR = "io.debezium.time.Year"

@@ -1,0 +1,198 @@
+"""Lists, maps and structs, part by part. A part that doesn't fit makes the whole value unfit; it never becomes null."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from changelog.changes import NUMERAL, WireType
+from changelog.values.arrays import Flags, Longs, merged, present
+
+Convert = Callable[[pa.Array, WireType, pa.DataType], pa.Array]
+"""Converts an array of any type; null where the input is null, or doesn't fit."""
+
+
+class Numeral(NamedTuple):
+    """A JSON number's text."""
+
+    text: str
+
+
+def is_nested(dtype: pa.DataType) -> bool:
+    return bool(is_list(dtype) or pa.types.is_map(dtype) or pa.types.is_struct(dtype))
+
+
+def is_list(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype))
+
+
+def from_arrow(values: pa.Array, wire: WireType, target: pa.DataType, convert: Convert) -> pa.Array:
+    """Lists to lists, maps to maps, structs to structs, by name. A field that the wire lacks is null."""
+    source = values.type
+    valid = present(values)
+    if is_list(target) and is_list(source):
+        begins = values.offsets.to_numpy().astype(np.int64)
+        items = values.values.slice(begins[0], begins[-1] - begins[0])
+        elements = convert(items, wire.children.get("element", WireType()), target.value_type)
+        valid &= ~_any_between(_unfit(items, elements, target.value_field), begins)
+        return _lists(elements, begins - begins[0], valid, target)
+    if pa.types.is_map(target) and pa.types.is_map(source):
+        begins = values.offsets.to_numpy().astype(np.int64)
+        where = slice(begins[0], begins[-1])
+        keys, items = values.keys[where], values.items[where]
+        new_keys = convert(keys, wire.children.get("key", WireType()), target.key_type)
+        new_items = convert(items, wire.children.get("value", WireType()), target.item_type)
+        unfit = ~present(new_keys) | _unfit(items, new_items, target.item_field)
+        valid &= ~_any_between(unfit, begins)
+        return _maps(new_keys, new_items, begins - begins[0], valid, target)
+    if pa.types.is_struct(target) and pa.types.is_struct(source):
+        parts = dict(zip(source.names, values.flatten(), strict=True))
+        fields = []
+        for field in target:
+            part = parts.get(field.name, pa.nulls(len(values)))
+            new = convert(part, wire.children.get(field.name, WireType()), field.type)
+            fields.append(new)
+            valid &= ~_unfit(part, new, field)
+        return _structs(fields, valid, target)
+    return pa.nulls(len(values), target)
+
+
+def from_json(texts: pa.Array, wire: WireType, target: pa.DataType, convert: Convert) -> pa.Array:
+    """JSON texts, one by one: the rare path."""
+    objects = [None if text is None else _parse(text) for text in texts.to_pylist()]
+    return _from_objects(objects, wire, target, convert)
+
+
+_UNFIT = object()
+"""Stands for a text that is no JSON."""
+
+
+def _parse(text: str) -> Any:
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(found)
+        if len(members) < len(found):
+            raise ValueError("a name twice")
+        return members
+
+    try:
+        parsed = json.loads(text, parse_int=Numeral, parse_float=Numeral, parse_constant=str, object_pairs_hook=pairs)
+    except (ValueError, RecursionError):
+        return _UNFIT
+    return parsed if isinstance(parsed, dict | list) else _UNFIT
+
+
+def _from_objects(objects: Sequence[Any], wire: WireType, target: pa.DataType, convert: Convert) -> pa.Array:
+    wanted = np.fromiter((o is not None for o in objects), np.bool_, len(objects))
+    valid = wanted.copy()
+    child = wire.children.get
+    if is_list(target):
+        lists = [o if isinstance(o, list) else [] for o in objects]
+        valid &= np.fromiter((isinstance(o, list) for o in objects), np.bool_, len(objects))
+        begins = _begins(lists)
+        items = [item for some in lists for item in some]
+        elements = _from_objects(items, child("element", WireType()), target.value_type, convert)
+        valid &= ~_any_between(_unfit_objects(items, elements, target.value_field), begins)
+        return _lists(elements, begins, valid, target)
+    if pa.types.is_map(target):
+        maps = [_entries(o) for o in objects]
+        valid &= np.fromiter((entries is not None for entries in maps), np.bool_, len(objects))
+        begins = _begins([entries or [] for entries in maps])
+        entries = [entry for some in maps for entry in some or []]
+        keys = _from_objects([key for key, _ in entries], child("key", WireType()), target.key_type, convert)
+        values = [value for _, value in entries]
+        items = _from_objects(values, child("value", WireType()), target.item_type, convert)
+        unfit = ~present(keys) | _unfit_objects(values, items, target.item_field)
+        valid &= ~_any_between(unfit, begins)
+        return _maps(keys, items, begins, valid, target)
+    if pa.types.is_struct(target):
+        valid &= np.fromiter((isinstance(o, dict) for o in objects), np.bool_, len(objects))
+        fields = []
+        for field in target:
+            parts = [o.get(field.name) if isinstance(o, dict) else None for o in objects]
+            new = _from_objects(parts, child(field.name, WireType()), field.type, convert)
+            fields.append(new)
+            valid &= ~_unfit_objects(parts, new, field)
+        return _structs(fields, valid, target)
+    spellings: list[tuple[Any, pa.DataType, Callable[[Any], Any]]] = [
+        (str, pa.string(), lambda o: o),
+        (bool, pa.bool_(), lambda o: o),
+        (Numeral, NUMERAL, lambda o: o.text),
+        (dict, pa.string(), to_json_text),
+        (list, pa.string(), to_json_text),
+    ]
+    kinds = {type(o) for o in objects}
+    parts = [
+        convert(pa.array([spell(o) if type(o) is kind else None for o in objects], dtype), wire, target)
+        for kind, dtype, spell in spellings
+        if kind in kinds
+    ]
+    return merged(parts, target, len(objects))
+
+
+def to_json_text(parsed: Any) -> str:
+    """What `_parse` made, as JSON text again, with numbers as they were."""
+    if isinstance(parsed, Numeral):
+        return parsed.text
+    if isinstance(parsed, dict):
+        return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{to_json_text(v)}" for k, v in parsed.items()) + "}"
+    if isinstance(parsed, list):
+        return "[" + ",".join(map(to_json_text, parsed)) + "]"
+    return json.dumps(parsed, ensure_ascii=False)
+
+
+def _entries(parsed: Any) -> list[tuple[Any, Any]] | None:
+    """A map's entries: Kafka Connect writes an object if the keys are strings, otherwise an array of pairs."""
+    if isinstance(parsed, dict):
+        return list(parsed.items())
+    if isinstance(parsed, list) and all(type(pair) is list and len(pair) == 2 for pair in parsed):
+        return [(key, value) for key, value in parsed]
+    return None
+
+
+def _begins(lists: Sequence[Sequence[Any]]) -> Longs:
+    begins = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(some) for some in lists], out=begins[1:])
+    return begins
+
+
+def _unfit(before: pa.Array, after: pa.Array, field: pa.Field) -> Flags:
+    if after.null_count == 0:
+        return np.zeros(len(after), np.bool_)
+    missing = ~present(after)
+    return missing & present(before) if field.nullable else missing
+
+
+def _unfit_objects(before: Sequence[Any], after: pa.Array, field: pa.Field) -> Flags:
+    missing = ~present(after)
+    if not field.nullable:
+        return missing
+    return missing & np.fromiter((o is not None for o in before), np.bool_, len(before))
+
+
+def _any_between(marks: Flags, begins: Longs) -> Flags:
+    """Whether any mark is set from begins[i] to begins[i + 1]."""
+    if not marks.any():
+        return np.zeros(len(begins) - 1, np.bool_)
+    counted = np.concatenate([[0], np.cumsum(marks)])
+    places = begins - begins[0]
+    return np.asarray(counted[places[1:]] > counted[places[:-1]])
+
+
+def _lists(elements: pa.Array, begins: Longs, valid: Flags, target: pa.DataType) -> pa.Array:
+    offsets = pa.array(begins.astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, elements, type=target, mask=_mask(valid))
+
+
+def _maps(keys: pa.Array, items: pa.Array, begins: Longs, valid: Flags, target: pa.DataType) -> pa.Array:
+    offsets = pa.array(begins.astype(np.int32))
+    return pa.MapArray.from_arrays(offsets, keys, items, type=target, mask=_mask(valid))
+
+
+def _structs(fields: list[pa.Array], valid: Flags, target: pa.DataType) -> pa.Array:
+    return pa.StructArray.from_arrays(fields, fields=list(target), mask=_mask(valid))
+
+
+def _mask(valid: Flags) -> pa.Array | None:
+    return None if valid.all() else pa.array(~valid)

@@ -1,0 +1,106 @@
+"""Types for a field before any value of it is read: to parse its JSON with, and to make a column of."""
+
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from changelog.changes import WireType
+from changelog.values import logical
+from changelog.values.nested import is_list
+
+_ENCODED = pa.struct([("scale", pa.int64()), ("value", pa.string())])
+_GEOMETRY = pa.struct([("wkb", pa.string()), ("srid", pa.int64())])
+
+_PLAIN = {
+    "int8": T.ByteType(),
+    "int16": T.ShortType(),
+    "int32": T.IntegerType(),
+    "int64": T.LongType(),
+    "float": T.FloatType(),
+    "double": T.DoubleType(),
+    "boolean": T.BooleanType(),
+    "string": T.StringType(),
+    "bytes": T.BinaryType(),
+}
+
+
+def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) -> tuple[pa.DataType, ...]:
+    """Arrow types that `pyarrow.json` may read a field as, likeliest first, so that `convert` can make `target` of it.
+
+    None of them may lose anything: a number that the type doesn't hold makes `pyarrow.json` refuse, and the next one is tried.
+    """
+    text, integer = pa.string(), pa.int64()
+    name = wire.name or ""
+    if is_uuid:
+        return (text,)
+    if is_list(target):
+        element = json_candidates(wire.children.get("element", WireType()), target.value_type)
+        return (pa.list_(element[0]), text)
+    if pa.types.is_struct(target):
+        parts = [(f.name, json_candidates(wire.children.get(f.name, WireType()), f.type)[0]) for f in target]
+        return (pa.struct(parts), text)
+    if pa.types.is_map(target):
+        return (text,)  # pyarrow.json reads no maps
+    if name == logical.VARIABLE_SCALE_DECIMAL:
+        return (_ENCODED, text)
+    if pa.types.is_decimal(target):
+        number = pa.decimal128(38, target.scale)
+        return (text, number, _ENCODED) if name == logical.DECIMAL else (number, text)
+    if pa.types.is_integer(target):
+        return (text, integer) if wire.kind == "string" or name == logical.DECIMAL else (integer, text)
+    if pa.types.is_floating(target):
+        # an integer may have more digits than a double
+        return (integer, text) if wire.kind.startswith("int") else (pa.float64(), text)
+    if pa.types.is_boolean(target):
+        return (integer, text) if wire.kind.startswith("int") else (pa.bool_(), text)
+    if pa.types.is_temporal(target):
+        return (integer, text) if wire.kind.startswith("int") or _is_number(name) else (text, integer)
+    if pa.types.is_binary(target):
+        return (_GEOMETRY, text) if name in logical.GEOMETRIES else (text,)
+    if pa.types.is_string(target) and (wire.kind.startswith("int") or _is_number(name)):
+        return (integer, text)
+    if pa.types.is_string(target) and wire.kind == "boolean":
+        return (pa.bool_(), text)
+    return (text,)
+
+
+def _is_number(name: str) -> bool:
+    return name in logical.DATES or name in logical.TIMES or name in logical.TIMESTAMPS or name in logical.DURATIONS
+
+
+def spark_type(wire: WireType) -> T.DataType:
+    """The column type that holds every value of a field, to create or evolve a table. `T.StringType` if nothing is known."""
+    name = wire.name or ""
+    if name == logical.DECIMAL:
+        return _decimal_type(wire)
+    if name in logical.DATES:
+        return T.DateType()
+    if name in logical.TIMESTAMPS:
+        # a nanosecond has no place in Iceberg's timestamps of format version 2
+        return T.LongType() if logical.TIMESTAMPS[name] == 10**9 else T.TimestampNTZType()
+    if name == logical.ISO_DATE:
+        return T.DateType()
+    if name == logical.ISO_TIMESTAMP:
+        return T.TimestampNTZType()
+    if name == logical.ZONED_TIMESTAMP:
+        return T.TimestampType()
+    if name in logical.GEOMETRIES:
+        return T.BinaryType()
+    if name == logical.VARIABLE_SCALE_DECIMAL:
+        return T.StringType()
+    if wire.kind == "array":
+        return T.ArrayType(spark_type(wire.children.get("element", WireType())))
+    if wire.kind == "map":
+        key, value = (spark_type(wire.children.get(part, WireType())) for part in ("key", "value"))
+        return T.MapType(key, value)
+    if wire.kind == "struct" and wire.children:
+        return T.StructType([T.StructField(part, spark_type(child)) for part, child in wire.children.items()])
+    return _PLAIN.get(wire.kind, T.StringType())
+
+
+def _decimal_type(wire: WireType) -> T.DataType:
+    """By scale and, where the connector says it, precision. Text if Spark has no such decimal."""
+    scale = int(wire.parameters.get("scale", "0"))
+    precision = int(wire.parameters.get("connect.decimal.precision", "38"))
+    if not 0 <= scale <= precision <= 38:
+        return T.StringType()
+    return T.DecimalType(precision, scale)
