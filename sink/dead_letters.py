@@ -11,7 +11,8 @@ mark, and the next run sends them again: at least once. To be exact, the mark an
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -25,7 +26,7 @@ from pyspark.sql import types as T
 from deltawriters import TableSpec
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
-from sink.errors import TableError, TemporaryError
+from sink.errors import DataError, TableError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
 from sink.sources.source import Position
 
@@ -104,6 +105,7 @@ class DeadLetters:
         self._config = config
         self._table = table
         self._turn = threading.Lock()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     @property
     def name(self) -> str:
@@ -119,10 +121,27 @@ class DeadLetters:
         stored = self._table.position(self._prefix(target))
         return stored.position if stored else None
 
-    def commit(self, target: str, operation: str, end: Position, files: Sequence[str]) -> None:
+    def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
+        """Before a micro-batch with `bad` records (by error class) is committed.
+
+        :raises DataError: with them the target would have more bad records in this run than `max_bad_records`.
+        """
+        limit = self._config.sink.max_bad_records
+        total = self._counts[target] + Counter(bad)
+        if limit is None or not bad or total.total() <= limit:
+            return
+        classes = ", ".join(f"{count:,} {error_class}" for error_class, count in total.most_common())
+        raise DataError(
+            f"{target}: {total.total():,} bad records in this run, and max_bad_records is {limit:,} ({classes}). The micro-batch "
+            f"that has the last {sum(bad.values()):,} of them was not applied: {'; '.join(samples)}. Correct the source or the "
+            "configuration and run again, or raise max_bad_records; `rowdelta dead-letters counts` shows what was kept before."
+        )
+
+    def commit(self, target: str, operation: str, end: Position, files: Sequence[str], bad: Mapping[str, int]) -> None:
         """Add a micro-batch's bad records, and note that they still have to be sent to the topic.
 
         :param files: `ContentFileParser` JSON of the data files. :param end: the position after the micro-batch.
+        :param bad: how many records, by error class.
         :raises RowdeltaError: as `IcebergCommitter.commit` does.
         """
         prefix = self._prefix(target)
@@ -141,6 +160,7 @@ class DeadLetters:
                     properties={f"{prefix}.unpublished": operation} if self._config.sink.dead_letter_topic else {},
                 )
             )
+            self._counts[target] += Counter(bad)
 
     def publish(self, target: str) -> None:
         """Send the target's last bad records to the topic, if that is still to be done: after `commit`, and when a run starts.
@@ -151,18 +171,18 @@ class DeadLetters:
         operation = self._table.property(f"{prefix}.unpublished")
         if topic is None or operation is None:
             return
+        stored = self._table.position(prefix)
+        snapshot = stored.snapshot_id if stored and stored.operation == operation else None
+        if snapshot is None or self._table.java.snapshot(snapshot) is None:
+            log.warning(
+                "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the table.",
+                self.name,
+                target,
+                topic,
+            )
+        else:
+            self._send(topic, self._added(snapshot))
         with self._turn:
-            stored = self._table.position(prefix)
-            if stored is None or stored.operation != operation or self._table.java.snapshot(stored.snapshot_id) is None:
-                log.warning(
-                    "%s: the last bad records of %s can't be sent to topic %s, since their snapshot is gone. They are in the table.",
-                    self.name,
-                    target,
-                    topic,
-                )
-            else:
-                assert stored.snapshot_id is not None
-                self._send(topic, self._added(stored.snapshot_id))
             self._table.java.updateProperties().remove(f"{prefix}.unpublished").commit()
             self._table.refresh()
 

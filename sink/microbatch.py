@@ -92,7 +92,6 @@ class TableSink:
         self._index = index
         self._source = source
         self._dead_letters = dead_letters
-        self._bad_records = Counter[str]()
         self._prefix = property_prefix(config)
         self._decode: Callable[[DataFrame], DataFrame] | None = None
         self._routing: tuple[int, list[Column]] | None = None
@@ -338,17 +337,8 @@ class TableSink:
                 + "; ".join(written.samples)
                 + ". Correct the source, or set on_bad_record: dead-letter."
             )
-        limit = self._config.sink.max_bad_records
-        total = self._bad_records + Counter(written.bad_by_class)
-        if limit is not None and written.bad and total.total() > limit:
-            raise DataError(
-                f"{self.table.name}: {total.total():,} bad records in this run, and max_bad_records is {limit:,} ("
-                + ", ".join(f"{count:,} {error_class}" for error_class, count in total.most_common())
-                + f"). The micro-batch that has the last {written.bad:,} of them was not applied: "
-                + "; ".join(written.samples)
-                + ". Correct the source or the configuration and run again, or raise max_bad_records; `rowdelta dead-letters "
-                "counts` shows what was kept before."
-            )
+        if self._dead_letters is not None:
+            self._dead_letters.check_limit(self.plan.section.target, written.bad_by_class, written.samples)
         again = written.snapshot_partitions & self._streamed()
         if again:
             raise DataError(
@@ -403,10 +393,9 @@ class TableSink:
         """Before the table's own commit: a crash in between repeats the batch, and the position here stops a second copy."""
         assert self._dead_letters is not None
         target = self.plan.section.target
-        self._dead_letters.commit(target, operation, end, written.dead_letters)
+        self._dead_letters.commit(target, operation, end, written.dead_letters, written.bad_by_class)
         committed = {json.loads(file)["file-path"] for file in written.dead_letters}
         self._written_paths.value = [path for path in self._written_paths.value if path not in committed]
-        self._bad_records += Counter(written.bad_by_class)
         log.warning(
             "%s: %d bad records to %s. %s",
             self.table.name,

@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.decoding import quoted
+from changelog.row_kind_columns import quoted
 from changelog.rows import BAD
 from sink import dead_letters
 from sink.config import Config
