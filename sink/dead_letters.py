@@ -23,6 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from changelog.row_kind_columns import quoted
 from deltawriters import TableSpec
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
@@ -57,6 +58,7 @@ HEADERS = {
 }
 """Headers of the messages in the dead-letter topic, as text, and the table's columns that they show."""
 
+_PLACE = ("table", "source", "partition", "offset")
 _REMOVALS = 5
 
 
@@ -191,9 +193,9 @@ class DeadLetters:
         parent = self._table.java.snapshot(snapshot).parentId()
         reader = self._table.spark.read
         if parent is None:
-            return reader.option("snapshot-id", str(snapshot)).table(self.name)
+            return reader.option("snapshot-id", str(snapshot)).table(_quoted(self.name))
         reader = reader.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot))
-        return reader.table(self.name)
+        return reader.table(_quoted(self.name))
 
     def _send(self, topic: str, letters: DataFrame) -> None:
         messages = letters.select("key", "value", F.array(*_headers()).alias("headers"))
@@ -239,7 +241,7 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
             "has another name, set sink.dead_letter_table."
         )
     _check_columns(table)
-    return spark.table(name).where(selection.condition())
+    return spark.table(_quoted(name)).where(selection.condition())
 
 
 def newest(letters: DataFrame, limit: int) -> Iterator[DeadLetter]:
@@ -257,16 +259,16 @@ def counts(letters: DataFrame) -> Iterator[dict[str, Any]]:
     yield from grouped.orderBy(F.desc("count"), "table", "error_class", "reason").toArrow().to_pylist()
 
 
-def remove(spark: SparkSession, config: Config, target: str, letters: DataFrame) -> None:
-    """Delete from the table the target's letters of the same source, partition and offset as `letters`.
+def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
+    """Delete `letters` from the table, by target, source, partition and offset, which all of them must have.
 
     :raises TemporaryError: others kept changing the table; nothing was removed.
     """
-    letters.select("source", "partition", "offset").createOrReplaceTempView("rowdelta_removed")
-    place = " AND ".join(f"kept.`{name}` = removed.`{name}`" for name in ("source", "partition", "offset"))
+    letters.select(*_PLACE).createOrReplaceTempView("rowdelta_removed")
+    same = " AND ".join(f"kept.`{name}` = removed.`{name}`" for name in _PLACE)
     statement = (
-        f"DELETE FROM {config.dead_letter_table} AS kept WHERE kept.`table` = '{target}' "
-        f"AND EXISTS (SELECT 1 FROM rowdelta_removed AS removed WHERE {place})"
+        f"DELETE FROM {_quoted(config.dead_letter_table)} AS kept "
+        f"WHERE EXISTS (SELECT 1 FROM rowdelta_removed AS removed WHERE {same})"
     )
     try:
         for attempt in range(1, _REMOVALS + 1):
@@ -292,6 +294,10 @@ def _check_columns(table: IcebergTable) -> None:
             f"{table.name} has no column {missing[0]!r}, so it can't be the dead-letter table. Its columns must be: "
             f"{', '.join(COLUMNS.fieldNames())}. Drop it, or give sink.dead_letter_table another name."
         )
+
+
+def _quoted(name: str) -> str:
+    return ".".join(quoted(part) for part in name.split("."))
 
 
 def _headers() -> Iterator[Column]:

@@ -48,7 +48,7 @@ _CONCERNED = "_rowdelta_concerned"
 class Replayed:
     """What became of a table's dead letters.
 
-    :param applied: letters applied and removed. A record with two bad changes has two letters.
+    :param applied: letters applied and removed.
     :param refused: still can't be decoded, by error class. :param ahead: the table's position hasn't passed them.
     :param gone: the topic no longer has them. The last three are still in the dead-letter table.
     """
@@ -76,7 +76,7 @@ class Replayed:
 
 
 def replay(spark: SparkSession, config: Config, selection: Selection, force: bool = False) -> Iterator[Replayed]:
-    """Replay the selected dead letters, table by table.
+    """Replay the selected dead letters of the configured topics, table by table.
 
     :param force: apply also letters whose record the topic no longer has, and go on if the configuration refuses records that
         it didn't refuse when they arrived.
@@ -94,10 +94,12 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
     tables = [table.model_copy(update={"mode": "upsert"}) for table in config.tables]
     config = config.model_copy(update={"tables": tables})
     found = dead_letters.find(spark, config, selection)
-    with_letters = {row[0] for row in found.select("table").distinct().collect()}
-    for index, target in enumerate(targets):
-        if target in with_letters:
-            yield _Replay(spark, config, index).run(found.where(F.col("table") == target), force)
+    with_letters = {(row[0], row[1]) for row in found.select("table", "source").distinct().collect()}
+    for index, section in enumerate(tables):
+        # others' sinks may share both tables
+        if (section.target, section.source) in with_letters:
+            own = (F.col("table") == section.target) & (F.col("source") == section.source)
+            yield _Replay(spark, config, index).run(found.where(own), force)
 
 
 class _Replay:
@@ -135,7 +137,7 @@ class _Replay:
         chosen = understood if force else found
         if not chosen.isEmpty():
             self._apply(chosen, gone if force else gone.limit(0), position, force)
-            dead_letters.remove(self._spark, self._config, target, chosen)
+            dead_letters.remove(self._spark, self._config, chosen)
         still_refused = letters.where("passed").join(refused, _PLACE, "left_semi").groupBy("error_class").count()
         return Replayed(
             target,
@@ -147,8 +149,7 @@ class _Replay:
 
     def _read_again(self, letters: DataFrame, position: Position) -> DataFrame | None:
         """Raw records of the topic from the first of `letters` in each partition to the position; None if there are none."""
-        own = letters.where(F.col("source") == self._section.source)
-        first = {row[0]: row[1] for row in own.groupBy("partition").agg(F.min("offset")).collect()}
+        first = {row[0]: row[1] for row in letters.groupBy("partition").agg(F.min("offset")).collect()}
         return self._source.read_again(self._section.source, first, position) if first else None
 
     def _apply(self, letters: DataFrame, stored: DataFrame, position: Position, force: bool) -> None:
