@@ -49,7 +49,7 @@ what stays in the dead-letter table:
 safe:
   The rows are one commit, the removal of the letters is another, after it. If replay ends in between, replay again: it
   comes to the same rows. The rows' commit keeps the sink's position and is that of the sink's id: of a replay and a
-  run at the same time, one is refused (exit 4). Stop the sink first.
+  run at the same time one is refused (exit 4). Stop the sink first.
 
 exit code 3: letters of the selection are left.
 """
@@ -135,9 +135,8 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
     actions = group.add_subparsers(metavar="action", required=True)
 
     def add(name: str, function: object, help_text: str, description: str) -> argparse.ArgumentParser:
-        action = actions.add_parser(
-            name, help=help_text, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        written = argparse.RawDescriptionHelpFormatter if "\n" in description else argparse.HelpFormatter
+        action = actions.add_parser(name, help=help_text, description=description, formatter_class=written)
         action.set_defaults(command=function)
         action.add_argument("config", metavar="sink.yaml", help="the configuration file (see README, Configuration)")
         action.add_argument(
