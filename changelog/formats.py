@@ -14,7 +14,11 @@ from changelog.changes import FormatType
 GROUP = "rowdelta.formats"
 
 OURS = {
+    "canal-json": "changelog.canal_json:CanalJson",
     "debezium-json": "changelog.debezium_json:DebeziumJson",
+    "dms-json": "changelog.dms_json:DmsJson",
+    "maxwell-json": "changelog.maxwell_json:MaxwellJson",
+    "ogg-json": "changelog.ogg_json:OggJson",
     "row-kind": "changelog.row_kind:RowKindJson",
 }
 

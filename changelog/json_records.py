@@ -111,6 +111,7 @@ class JsonReader:
     def _segment(self, texts: pa.Array, rows: Rows, alone: list[int]) -> Iterator[Parsed]:
         """Read what can be read at once. The other rows are appended to `alone`."""
         learned = False
+        respelled: set[tuple[int, str]] = set()
         while len(rows):
             try:
                 struct = self._parse(texts)
@@ -135,9 +136,12 @@ class JsonReader:
             at = min(int(stop.group(1)), len(rows) - 1)
             yield from self._segment(texts[:at], rows[:at], alone)
             texts, rows = texts[at:], rows[at:]
-            if not self._respell(message, texts):
+            changed = _CHANGED.search(message)
+            attempt = (int(rows[0]), changed.group(1) if changed else "")
+            if attempt in respelled or not self._respell(message, texts):
                 alone.append(int(rows[0]))
                 texts, rows = texts[1:], rows[1:]
+            respelled.add(attempt)
             learned = False
         alone += rows.tolist()
 

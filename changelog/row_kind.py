@@ -1,122 +1,120 @@
-"""Rows that carry their kind: `row_kind` is +I, -U, +U or -D (or INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE).
+"""Rows that carry their kind: JSON objects with a field `row_kind`. For typed columns of Parquet files: `changelog.row_kind_columns`.
 
     {"row_kind": "+U", "seq": 7, "id": 1, "customer": "Ada", "amount": 12.50, "created_at": "2026-01-02T03:04:05Z"}
 
-As JSON, one object a record (`json_decoder`), or as typed columns of Parquet files (`columns_decoder`). A -U and a -D carry the
-old row, whole.
+| kind | spellings                                                              |
+|------|------------------------------------------------------------------------|
+| +I   | `+I`, `INSERT`, 3                                                      |
+| -U   | `-U`, `UPDATE_BEFORE`                                                  |
+| +U   | `+U`, `UPDATE_AFTER`, 2 (Spark's row operation UPDATE, here an upsert) |
+| -D   | `-D`, `DELETE`, 1                                                      |
+
+Or `format_options` name the field and all its values: `{column: op, insert: [I, c], update: [U], update_before: [], delete: [D]}`. A -U and
+a -D carry the old row, whole.
 """
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from changelog.json_text import IMAGE, Encoding, column_errors, field, path, text_columns, typed_columns
-from changelog.row_kind_columns import (
-    Decoder,
-    Select,
-    Where,
-    binary_uuid,
-    error,
-    extend,
-    finish,
-    order_value,
-    quoted,
-)
-from changelog.rows import KIND, PREFIX, BadRecord, RowKind
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_type
+
+from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.json_records import JsonReader, Leaf, Object, Parsed
+from changelog.paths import at_path, with_path
+from changelog.row_images import TEXT, at_field, bytes_type, read, rejected, text
+from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
+from changelog.values import json_candidates
 
-COLUMN = "row_kind"
-DELETES_CARRY_ROW = True
-"""A -D has the old row's values, also of columns that aren't in the key."""
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "column": (),
+    "column_type": ("string", "integer"),
+    "insert": (),
+    "update": (),
+    "update_before": (),
+    "delete": (),
+}
+"""`column_type` is for Parquet files, which are read as what they must be."""
 
-_OP = f"{PREFIX}op"
-_UUID_TEXT = f"{PREFIX}uuid_"
-
-
-def columns_to_read(spec: ChangelogSpec) -> T.StructType:
-    """Columns that Parquet change files must have: the kind, the order columns, the table's columns."""
-    fields = {COLUMN: T.StructField(COLUMN, T.StringType())}
-    for column in spec.columns:
-        dtype = T.StringType() if column.is_uuid else column.type
-        fields[column.name] = T.StructField(column.name, dtype)
-    for name, order_type in spec.order_by:
-        fields.setdefault(name, T.StructField(name, order_type))
-    return T.StructType(list(fields.values()))
-
-
-def columns_decoder(spec: ChangelogSpec) -> Decoder:
-    """Decodes typed records: the columns of `columns_to_read`, and `source` with the file's path."""
-    uuids = [c for c in spec.columns if c.is_uuid]
-    images = Select(
-        [
-            F.col("source"),
-            F.col(COLUMN).alias(_OP),
-            _kind(F.col(COLUMN)).alias(KIND),
-            *(F.col(quoted(name)).cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
-            *(F.col(quoted(c.name)).alias(_UUID_TEXT + c.name) for c in uuids),
-            *(binary_uuid(c.name) if c.is_uuid else F.col(quoted(c.name)) for c in spec.columns),
-        ]
-    )
-    misfits = [
-        F.when(
-            F.col(quoted(_UUID_TEXT + c.name)).isNotNull() & F.col(quoted(c.name)).isNull(),
-            error(BadRecord.TYPE_MISMATCH, f"column {c.name} is not a UUID"),
-        )
-        for c in uuids
-    ]
-    fields = {COLUMN: F.col(_OP)}
-    fields |= {name: F.col(order_value(i)) for i, (name, _) in enumerate(spec.order_by)}
-    fields |= {c.name: F.col(quoted(_UUID_TEXT + c.name if c.is_uuid else c.name)) for c in spec.columns}
-    value = F.to_json(F.struct(*(column.alias(name) for name, column in fields.items())))
-    record = {"source": F.col("source"), "value": value}
-    return Decoder((images, *finish(spec, [_unknown_kind(F.col(_OP)), *misfits], record=record)))
+_ROW_OPERATIONS = {"1": RowKind.DELETE, "2": RowKind.UPDATE_AFTER, "3": RowKind.INSERT}
+_MAPPED = {
+    "insert": RowKind.INSERT,
+    "update": RowKind.UPDATE_AFTER,
+    "update_before": RowKind.UPDATE_BEFORE,
+    "delete": RowKind.DELETE,
+}
 
 
-def json_decoder(spec: ChangelogSpec) -> Decoder:
-    """Decodes JSON records (`RAW_COLUMNS`). Records without a value are ignored."""
-    parsed = Select(
-        [
-            F.struct("source", "partition", "offset", "key", "value").alias(f"{PREFIX}raw"),
-            F.try_parse_json("value").alias(IMAGE),
-        ]
-    )
-    texts = extend(
-        field(IMAGE, COLUMN).alias(_OP),
-        _kind(field(IMAGE, COLUMN)).alias(KIND),
-        *(field(IMAGE, name).try_cast(dtype).alias(order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
-        *text_columns(spec.columns),
-    )
-    not_an_object = F.try_variant_get(F.col(IMAGE), path(), "map<string,variant>").isNull()
-    errors = [
-        F.when(
-            F.col(_OP).isNull() & (F.col(IMAGE).isNull() | not_an_object),
-            error(BadRecord.UNPARSEABLE, "the value is not a JSON object"),
-        ),
-        _unknown_kind(F.col(_OP)),
-        *column_errors(spec.columns, spec.key, spec.kept_by_removals, ()),
-    ]
-    steps: list[Select | Where] = [
-        Where(F.col("value").isNotNull()),
-        parsed,
-        texts,
-        *typed_columns(spec.columns, Encoding()),
-    ]
-    return Decoder((*steps, *finish(spec, errors)))
+@dataclass(frozen=True)
+class Kinds:
+    """The field with a row's kind, what its values mean, and which to name to people."""
 
+    column: str
+    meanings: Mapping[str, RowKind]
+    expected: str
 
-def _kind(text: Column) -> Column:
-    cases = [F.when(text.isin(kind.short, kind.name), F.lit(int(kind))) for kind in RowKind]
-    return F.coalesce(*cases)
-
-
-def _unknown_kind(text: Column) -> Column:
-    shown = F.coalesce(F.concat(F.lit("'"), text, F.lit("'")), F.lit("missing"))
-    return F.when(
-        _kind(text).isNull(),
-        error(BadRecord.UNKNOWN_OPERATION, f"{COLUMN} is ", shown, "; expected one of +I, -U, +U, -D"),
-    )
+    @classmethod
+    def of(cls, options: Mapping[str, str | tuple[str, ...]]) -> "Kinds":
+        """By `format_options`; ours if they map nothing."""
+        column = str(options.get("column", "row_kind"))
+        mapped = {}
+        for name, kind in _MAPPED.items():
+            values = options.get(name, ())
+            mapped |= dict.fromkeys((values,) if isinstance(values, str) else values, kind)
+        if mapped:
+            return cls(column, mapped, ", ".join(mapped))
+        ours = {spelling: kind for kind in RowKind for spelling in (kind.short, kind.name)}
+        return cls(column, ours | _ROW_OPERATIONS, "+I, -U, +U, -D")
 
 
 class RowKindJson:
-    OPTIONS: dict[str, tuple[str, ...]] = {}
+    """Decodes JSON rows."""
+
+    OPTIONS = OPTIONS
     DELETES_CARRY_ROW = True
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
+        self._kinds = Kinds.of(spec.options)
+        fields: dict[str, Leaf | Object] = {}
+        for column in spec.columns:
+            candidates = json_candidates(WireType(), to_arrow_type(column.type), column.is_uuid)
+            fields[column.field] = Leaf(candidates)
+        shape = with_path(fields, self._kinds.column, TEXT)
+        for name, dtype in spec.order_by:
+            shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
+        self._reader = JsonReader(Object(shape, watched=spec.schema_changes != "ignore"))
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+        for found in read(self._reader, records):
+            if isinstance(found, Rejected):
+                yield found
+            else:
+                yield from self._changes(found)
+
+    def _changes(self, found: Parsed) -> Iterator[Changes | Rejected]:
+        record, rows = found.record, found.values
+        op = text(_leaf(rows, self._kinds.column))
+        places = pc.index_in(op, value_set=pa.array(list(self._kinds.meanings), pa.string()))
+        kind = pa.array([int(kind) for kind in self._kinds.meanings.values()], pa.int8()).take(places)
+        shown = pc.if_else(op.is_null(), "missing", pc.binary_join_element_wise("'", op, "'", ""))
+        expected = f"; expected one of {self._kinds.expected}"
+        reasons = pc.binary_join_element_wise(f"{self._kinds.column} is ", shown, expected, "")
+        yield from rejected(record, kind.is_null(), BadRecord.UNKNOWN_OPERATION, reasons)
+        known = kind.is_valid()
+        record, rows, kind, op = record.filter(known), rows.filter(known), kind.filter(known), op.filter(known)
+        yield Changes(
+            record=record,
+            kind=kind,
+            fields={c.field: Wire(at_field(rows, c.field), bytes_type(c)) for c in self._spec.columns},
+            order=[Wire(_leaf(rows, name)) for name, _ in self._spec.order_by],
+            unknown=found.unknown,
+            metadata={"_op": op},
+        )
+
+
+def _leaf(rows: pa.StructArray, path: str) -> pa.Array:
+    found = at_path(rows, path)
+    return pa.nulls(len(rows)) if found is None else found

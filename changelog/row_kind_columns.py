@@ -1,8 +1,7 @@
-"""What all wire formats share: raw records in, changelog rows out, and nothing lost on the way.
+"""Rows that carry their kind as typed columns of Parquet files; what `changelog.row_kind` is for JSON.
 
-A *raw record* has the columns of `RAW_COLUMNS`. A format module turns it into an *image* for each change: the kind, the
-row's fields as text or as typed columns, and an error if it can't. `finish` here checks keys and required columns, computes the order
-columns, and packs whatever can't be applied into `_rowdelta_bad`.
+Spark reads the files, so they are decoded by Spark's own expressions, without a detour through Python. Checks and results are those
+of `changelog.decoding`.
 """
 
 from collections.abc import Sequence
@@ -13,33 +12,93 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, SNAPSHOT, TIE, BadRecord, RowKind, order_column
+from changelog.row_kind import Kinds
+from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, TIE, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec
 
-RAW_COLUMNS = {"source": "string", "partition": "int", "offset": "bigint", "key": "binary", "value": "string"}
-"""A record as its source gave it. For files `source` is the file's path, `partition` and `key` are null."""
+_ERROR = f"{PREFIX}error"
+_OP = f"{PREFIX}op"
+_UUID_TEXT = f"{PREFIX}uuid_"
+_METADATA = {
+    "_op": "string",
+    "_ts": "timestamp",
+    "_source": "string",
+    "_partition": "int",
+    "_offset": "bigint",
+    "_timestamp": "timestamp",
+}
+"""Metadata columns, as in `changelog.decoding`, as Spark SQL types."""
 
-ERROR = f"{PREFIX}error"
-_ORDER_VALUE = f"{PREFIX}order_value_"
+
+def columns_to_read(spec: ChangelogSpec) -> T.StructType:
+    """Columns that change files must have: the kind, the table's columns, the order columns."""
+    kind = Kinds.of(spec.options).column
+    kind_type = T.LongType() if spec.options.get("column_type") == "integer" else T.StringType()
+    fields = {kind: T.StructField(kind, kind_type)}
+    for column in spec.columns:
+        dtype = T.StringType() if column.is_uuid else column.type
+        fields.setdefault(column.field, T.StructField(column.field, dtype))
+    for name, order_type in spec.order_by:
+        fields.setdefault(name, T.StructField(name, order_type))
+    return T.StructType(list(fields.values()))
 
 
-def order_value(index: int) -> str:
-    """Name under which a format hands `finish` the value of the index-th `order_by` entry."""
-    return f"{_ORDER_VALUE}{index}"
+def columns_decoder(spec: ChangelogSpec) -> "Decoder":
+    """Decodes typed records: the columns of `columns_to_read`, and `source` with the file's path."""
+    kinds = Kinds.of(spec.options)
+    uuids = [c for c in spec.columns if c.is_uuid]
+    op = F.col(quoted(kinds.column)).cast("string")
+    images = Select(
+        [
+            F.col("source").alias(f"{PREFIX}source"),
+            op.alias(_OP),
+            _kind(op, kinds).alias(KIND),
+            *(F.col(quoted(name)).cast(dtype).alias(_order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
+            *(F.col(quoted(c.field)).alias(_UUID_TEXT + c.name) for c in uuids),
+            *((binary_uuid(c.field) if c.is_uuid else F.col(quoted(c.field))).alias(c.name) for c in spec.columns),
+        ]
+    )
+    misfits = [
+        F.when(
+            F.col(quoted(_UUID_TEXT + c.name)).isNotNull() & F.col(quoted(c.name)).isNull(),
+            _error(BadRecord.TYPE_MISMATCH, f"column {c.name} is not a UUID"),
+        )
+        for c in uuids
+    ]
+    fields = {kinds.column: F.col(_OP)}
+    fields |= {name: F.col(_order_value(i)) for i, (name, _) in enumerate(spec.order_by)}
+    fields |= {c.field: F.col(quoted(_UUID_TEXT + c.name if c.is_uuid else c.name)) for c in spec.columns}
+    value = F.to_json(F.struct(*(column.alias(name) for name, column in fields.items())))
+    return Decoder((images, *_finish(spec, [_unknown_kind(F.col(_OP), kinds), *misfits], value)))
 
 
-def error(error_class: str, *reason: Column | str) -> Column:
+def _kind(op: Column, kinds: Kinds) -> Column:
+    cases = []
+    for kind in RowKind:
+        spellings = [text for text, meaning in kinds.meanings.items() if meaning is kind]
+        cases.append(F.when(op.isin(spellings), F.lit(int(kind))))
+    return F.coalesce(*cases)
+
+
+def _unknown_kind(op: Column, kinds: Kinds) -> Column:
+    shown = F.coalesce(F.concat(F.lit("'"), op, F.lit("'")), F.lit("missing"))
+    return F.when(
+        F.col(KIND).isNull(),
+        _error(BadRecord.UNKNOWN_OPERATION, f"{kinds.column} is ", shown, f"; expected one of {kinds.expected}"),
+    )
+
+
+def _order_value(index: int) -> str:
+    return f"{PREFIX}order_value_{index}"
+
+
+def _error(error_class: str, *reason: Column | str) -> Column:
     """An error value: its class and a sentence made of `reason`'s parts."""
     parts = [F.lit(part) if isinstance(part, str) else part for part in reason]
     return F.struct(F.concat(*parts).alias("reason"), F.lit(error_class).alias("error_class"))
 
 
-def first_error(errors: list[Column]) -> Column:
-    """The first error that is not null."""
-    return F.coalesce(*errors, F.lit(None).cast("struct<reason:string,error_class:string>"))
-
-
-def sets_row(kind: Column) -> Column:
+def _sets_row(kind: Column) -> Column:
     """Whether a kind sets the row: +I or +U."""
     return kind.isin(int(RowKind.INSERT), int(RowKind.UPDATE_AFTER))
 
@@ -55,94 +114,64 @@ class Select:
 
 
 @dataclass(frozen=True)
-class Where:
-    """A filter: a step of a decoder."""
-
-    condition: Column
-
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        return frame.where(self.condition)
-
-
-@dataclass(frozen=True)
 class Decoder:
     """Raw records to changelog rows, as projections and filters whose expressions were built once.
 
     Building them costs hundreds of calls to the JVM, which every micro-batch would pay again.
     """
 
-    steps: tuple[Select | Where, ...]
+    steps: tuple[Select, ...]
 
     def __call__(self, records: DataFrame) -> DataFrame:
         return reduce(lambda frame, step: step(frame), self.steps, records)
 
 
-def extend(*columns: Column) -> Select:
-    """Keep all columns and add some."""
-    return Select([F.col("*"), *columns])
+def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Select]:
+    """Check keys, order and required columns, and shape the changelog row.
 
-
-def finish(
-    spec: ChangelogSpec, errors: list[Column], has_snapshot: bool = False, record: dict[str, Column] | None = None
-) -> list[Select | Where]:
-    """The last steps of every format: check keys, order and required columns, and shape the changelog row.
-
-    They expect `_rowdelta_raw` (`RAW_COLUMNS` as a struct), `_rowdelta_kind` (null if unknown), the order values, the table's columns typed,
-    and `_rowdelta_snapshot` if the format has it.
-
-    :param errors: what the format itself found wrong; comes before the common checks.
-    :param record: the record's parts by name, for a format without `_rowdelta_raw`; parts not named are null.
+    :param errors: what was found wrong already; comes before these checks.
+    :param value: the record as JSON, for the dead letters.
     """
-    kind = F.col(KIND)
+    kind, source = F.col(KIND), F.col(f"{PREFIX}source")
     checks = list(errors)
     checks += [
-        F.when(F.col(quoted(name)).isNull(), error(BadRecord.NULL_KEY, f"key column {name} is null"))
+        F.when(F.col(quoted(name)).isNull(), _error(BadRecord.NULL_KEY, f"key column {name} is null"))
         for name in spec.key
     ]
     checks += [
         F.when(
-            F.col(order_value(i)).isNull(), error(BadRecord.MISSING_ORDER, f"order column {name} is null or missing")
+            F.col(_order_value(i)).isNull(), _error(BadRecord.MISSING_ORDER, f"order column {name} is null or missing")
         )
         for i, (name, _) in enumerate(spec.order_by)
     ]
     checks += [
         F.when(
-            sets_row(kind) & F.col(quoted(column.name)).isNull(),
-            error(BadRecord.TYPE_MISMATCH, f"column {column.name} is null, and the table requires a value"),
+            _sets_row(kind) & F.col(quoted(column.name)).isNull(),
+            _error(BadRecord.TYPE_MISMATCH, f"column {column.name} is null, and the table requires a value"),
         )
         for column in spec.columns
         if column.required and column.name not in spec.key
     ]
-    if record is None:
-        record = {name: F.col(f"{PREFIX}raw.{name}") for name in RAW_COLUMNS}
-    record |= {name: F.col(f"{ERROR}.{name}") for name in ("reason", "error_class")}
-    fields = [record.get(name, F.lit(None)).cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
-    bad = F.when(F.col(ERROR).isNotNull(), F.struct(*fields))
+    parts = {"source": source, "value": value}
+    parts |= {name: F.col(f"{_ERROR}.{name}") for name in ("reason", "error_class")}
+    fields = [parts.get(name, F.lit(None)).cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
     rows = [
         F.col(quoted(column.name))
         if column.name in spec.kept_by_removals
-        else F.when(sets_row(kind), F.col(quoted(column.name))).alias(column.name)
+        else F.when(_sets_row(kind), F.col(quoted(column.name))).alias(column.name)
         for column in spec.columns
     ]
+    metadata = {"_op": F.col(_OP), "_source": source}
     result = [
         F.coalesce(kind, F.lit(int(RowKind.DELETE))).cast("tinyint").alias(KIND),
-        *_order_columns(spec, kind),
-        *([F.col(SNAPSHOT)] if has_snapshot else []),
-        bad.alias(BAD),
+        *(F.col(_order_value(i)).alias(order_column(i)) for i in range(len(spec.order_by))),
+        tie(spec).alias(TIE),
+        F.when(F.col(_ERROR).isNotNull(), F.struct(*fields)).alias(BAD),
         *rows,
+        *(metadata.get(name, F.lit(None)).cast(_METADATA[name]).alias(name) for name in spec.metadata),
     ]
-    return [extend(first_error(checks).alias(ERROR)), Select(result)]
-
-
-def _order_columns(spec: ChangelogSpec, kind: Column) -> list[Column]:
-    columns = [F.col(order_value(i)) for i in range(len(spec.order_by))]
-    if spec.source_order:
-        # one message may give -U and +U: two places for each offset make the order total
-        columns.append(F.col(f"{PREFIX}raw.partition"))
-        columns.append(F.col(f"{PREFIX}raw.offset") * 2 + sets_row(kind).cast("int"))
-        return [column.alias(order_column(i)) for i, column in enumerate(columns)]
-    named = [column.alias(order_column(i)) for i, column in enumerate(columns)]
-    return [*named, tie(spec).alias(TIE)]
+    error = F.coalesce(*checks, F.lit(None).cast("struct<reason:string,error_class:string>"))
+    return [Select([F.col("*"), error.alias(_ERROR)]), Select(result)]
 
 
 def tie(spec: ChangelogSpec) -> Column:
@@ -152,7 +181,7 @@ def tie(spec: ChangelogSpec) -> Column:
         F.xxhash64(*(F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in some))
         for some in (spec.columns, [c for c in spec.columns if c.name in spec.kept_by_removals])
     )
-    return F.when(sets_row(F.col(KIND)), whole).otherwise(kept)
+    return F.when(_sets_row(F.col(KIND)), whole).otherwise(kept)
 
 
 def _has_map(dtype: T.DataType) -> bool:

@@ -6,9 +6,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog import formats, row_kind
+from changelog import formats
 from changelog.changes import RAW_SCHEMA, Changes
 from changelog.decoding import merged_types
+from changelog.row_kind import Kinds
 from changelog.spec import ChangelogSpec
 from changelog.values import spark_type
 from sink.config import Config, TableSection
@@ -24,7 +25,7 @@ def infer_columns(spark: SparkSession, config: Config, table: TableSection) -> d
     """
     if config.source.type == "files" and config.source.file_format == "parquet":
         schema = spark.read.parquet(table.source).schema
-        known = {row_kind.COLUMN, *table.exclude}
+        known = {Kinds.of(config.source.format_options).column, *table.exclude}
         return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
     types = infer_fields(config, _sample(spark, config, table).toArrow())
     return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None

@@ -17,10 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog import row_kind
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, spark_schema
-from changelog.row_kind_columns import quoted, tie
+from changelog.row_kind_columns import columns_decoder, quoted, tie
 from changelog.rows import HASH, PREFIX, TIE, order_column
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import IndexSlice
@@ -454,11 +453,8 @@ def decoder(
     """Raw records to changelog rows of the table's columns, by the configured format."""
     spec = plan.changelog
     if config.source.type == "files" and config.source.file_format == "parquet":
-        decode = row_kind.columns_decoder(spec)
+        decode = columns_decoder(spec)
         return lambda records: _computed(decode(records), plan)
-    if config.source.format == "row-kind":
-        old = row_kind.json_decoder(spec)
-        return lambda records: _computed(old(records.withColumn("value", F.col("value").cast("string"))), plan)
     in_tasks = ChangelogDecoder(config.source.format, spec, observe)
     schema = spark_schema(spec)
     ties = [] if spec.source_order else [tie(spec).alias(TIE)]

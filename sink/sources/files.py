@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog import row_kind
+from changelog.row_kind_columns import columns_to_read
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError
@@ -74,7 +74,7 @@ class FilesSource:
         reader = self._spark.readStream.options(**options)
         path = F.col("_metadata.file_path").alias("source")
         if self._config.source.file_format == "parquet":
-            schema = row_kind.columns_to_read(self._specs[table.target])
+            schema = columns_to_read(self._specs[table.target])
             return reader.schema(schema).parquet(table.source).select("*", path, *_file_order())
         value = F.col("value").cast("binary").alias("value")
         absent = [F.lit(None).cast(dtype).alias(name) for name, dtype in _ABSENT.items()]
@@ -145,7 +145,7 @@ class FilesSource:
             raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
         schema, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
         reader.close()
-        wanted = row_kind.columns_to_read(self._specs[table.target]).fieldNames()
+        wanted = columns_to_read(self._specs[table.target]).fieldNames()
         missing = [name for name in wanted if not schema.containsField(name)]
         if missing:
             raise DataError(

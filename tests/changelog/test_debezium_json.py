@@ -75,7 +75,7 @@ def test_bad_records_keep_the_message() -> None:
         "offset": 42,
         "key": b'{"id":7}',
         "value": "no JSON, zoë".encode(),
-        "reason": "the value is not JSON",
+        "reason": "the value is not a JSON object",
         "error_class": "unparseable",
     }
 
@@ -387,5 +387,9 @@ def test_decimals_in_arrays() -> None:
     values = [["1.00", None], [1.5], [1.005], ["1234"]]
     as_text = fits("array<decimal(10,2)>", values, **{"decimal.handling.mode": "string"})
     assert as_text == [[Decimal("1.00"), None], [Decimal("1.50")], MISFIT, [Decimal("1234.00")]]
-    # in base64 "1234" is another number, and only decimals that are whole columns are decoded
-    assert fits("array<decimal(10,2)>", values) == [MISFIT] * 4
+    # precise: texts are base64 of an integer, "1234" too
+    assert fits("array<decimal(10,2)>", [["bg==", None], [1.5], ["1234"]]) == [
+        [Decimal("1.10"), None],
+        [Decimal("1.50")],
+        [Decimal("-26588.24")],
+    ]

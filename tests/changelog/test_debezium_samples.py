@@ -225,7 +225,9 @@ def test_every_postgres_type(server: str, i8: list[int]) -> None:
     records = [m for m in sample(server, "alltypes") if m.value is not None and _after_id(m) == 1]
     decoded = decode("debezium-json", raw_records(records), spec(ALLTYPES))
     assert [d.error for d in decoded] == [None] * len(i8)
-    assert [true_row(d.row) for d in decoded] == [TRUE_VALUES | {"i8": 9007199254740994 + n} for n in i8]
+    # in a text column, decimals are digits if the schema says that they are decimals
+    declared = {"na": ["1.10", "2.20"]} if server == "pgenv" else {}
+    assert [true_row(d.row) for d in decoded] == [TRUE_VALUES | declared | {"i8": 9007199254740994 + n} for n in i8]
 
 
 def test_a_timestamp_in_milliseconds_needs_the_envelope() -> None:

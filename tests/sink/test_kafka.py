@@ -355,7 +355,7 @@ def test_dead_letters(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None
 
     place = {"table": job.target(), "source": job.topic()}
     expected = [
-        (0, 1, b"k", b"no JSON \xff", "unparseable", "the value is not JSON"),
+        (0, 1, b"k", b"no JSON \xff", "unparseable", "the value is not a JSON object"),
         (1, 0, None, truncate, "unsupported_event", dead_letters()[1]["reason"]),
         (1, 2, b'{"id": 9}', b'{"op":"d","before":{"id":null}}', "null_key", "key column id is null"),
     ]

@@ -1,0 +1,205 @@
+"""Canal's flat messages of MySQL changes: several rows of one table in each.
+
+    {"data": [{"id": "7", "city": "Oslo", "amount": "12.50"}], "old": [{"city": null}], "type": "UPDATE", "isDdl": false,
+     "database": "shop", "table": "orders", "es": 1767323045000, "ts": 1767323045123, "pkNames": ["id"], "sql": ""}
+
+| type                          | changelog rows, for each element of `data`                                             |
+|-------------------------------|----------------------------------------------------------------------------------------|
+| INSERT                        | +I                                                                                     |
+| UPDATE                        | +U; before it -U of the same with the fields of the element of `old`, if it matters    |
+| DELETE                        | -D                                                                                     |
+| TRUNCATE                      | a bad record: no key says which rows were removed                                      |
+| other DDL (`isDdl`, CREATE …) | ignored: rows tell of new columns, ERASE (DROP TABLE) leaves the rows. ALTER that empties or drops partitions is a bad record |
+
+Values are text as MySQL prints them: `12.50`, `2026-01-02 03:04:05.123456` without a zone, 1 and 0 for booleans and bit(1); bytes are
+text of ISO 8859-1, a character for each. MySQL must log whole rows (`binlog_row_image=FULL`). `old` has the changed fields only, and no element
+for a row without any; where its elements can't be told apart so, and one has a key or partition column, the message is a bad record.
+See `MQMessageUtils.messageConverter` in alibaba/canal.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.json_records import JsonReader, Leaf, ListOf, Parsed
+from changelog.row_images import (
+    INTEGER,
+    PARTITION_REMOVED,
+    TEXT,
+    TRUNCATED,
+    Images,
+    Operations,
+    Rows,
+    Spelled,
+    at_field,
+    epoch,
+    is_binary,
+    read,
+    rejected,
+    removes_partition,
+    says_null,
+    text,
+)
+from changelog.rows import BadRecord, RowKind
+from changelog.spec import ChangelogSpec, ColumnSpec
+
+OPERATIONS = Operations(
+    "type",
+    {"INSERT": RowKind.INSERT, "UPDATE": RowKind.UPDATE_AFTER, "DELETE": RowKind.DELETE},
+    ignored=frozenset(["CREATE", "ALTER", "ERASE", "RENAME", "CINDEX", "DINDEX"]),
+    unsupported={"TRUNCATE": TRUNCATED},
+)
+
+MOST_ROWS = 1 << 15
+"""Rows of a message, each of which may give a -U and a +U (`changelog.decoding.CHANGES_PER_RECORD`)."""
+
+
+class CanalJson:
+    """Decodes Canal's records."""
+
+    OPTIONS: Mapping[str, tuple[str, ...]] = {}
+    DELETES_CARRY_ROW = True
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        self._images = Images(spec, _spell, likely=(pa.string(),))
+        self._kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
+        fields = {
+            "type": TEXT,
+            "isDdl": Leaf((pa.bool_(),)),
+            "es": INTEGER,
+            "sql": TEXT,
+            "data": ListOf(self._images.whole()),
+            "old": ListOf(self._images.kept()),
+        }
+        self._reader = JsonReader(self._images.message(fields))
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+        for found in read(self._reader, records):
+            if isinstance(found, Rejected):
+                yield found
+            else:
+                yield from self._messages(records, found)
+
+    def _messages(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+        message = found.values
+        op = text(at_field(message, "type"))
+        is_ddl = pc.is_in(text(at_field(message, "isDdl")), value_set=pa.array(["true"]))
+        # DDL of types that we don't know: statements that go to every topic, such as GRANT
+        other_ddl = pc.and_(
+            is_ddl, pc.invert(pc.is_in(op, value_set=pa.array([*OPERATIONS.kinds, *OPERATIONS.unsupported])))
+        )
+        looked_at = pc.invert(other_ddl)
+        yield from OPERATIONS.rejected(found.record.filter(looked_at), op.filter(looked_at))
+        altered = pc.and_(other_ddl, removes_partition(at_field(message, "sql")))
+        yield from rejected(found.record, altered, BadRecord.UNSUPPORTED_EVENT, PARTITION_REMOVED)
+        changing = OPERATIONS.kind(op).is_valid()
+        message, record, op = message.filter(changing), found.record.filter(changing), op.filter(changing)
+        many = pc.greater(pc.list_value_length(at_field(message, "data")), MOST_ROWS)
+        yield from rejected(record, many, BadRecord.UNSUPPORTED_EVENT, f"data has more than {MOST_ROWS:,} rows")
+        few = pc.invert(pc.fill_null(many, False))
+        message, record, op = message.filter(few), record.filter(few), op.filter(few)
+        without = _without_rows(at_field(message, "data"))
+        reasons = pc.binary_join_element_wise("type '", op, "' has no data, or a row of it is null", "")
+        yield from rejected(record, without, BadRecord.MISSING_COLUMN, reasons)
+        good = pc.invert(without)
+        yield from self._rows(records, replace(found, record=record.filter(good), values=message.filter(good)))
+
+    def _rows(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+        """Changes of messages that have rows."""
+        op = text(at_field(found.values, "type"))
+        data, old = at_field(found.values, "data"), at_field(found.values, "old")
+        count = pc.list_value_length(data).to_numpy()
+        olds = pc.fill_null(pc.list_value_length(old), 0).to_numpy()
+        updates = pc.equal(op, "UPDATE").to_numpy(zero_copy_only=False)
+        # of messages whose rows don't all have an old image, which image is whose?
+        uneven = updates & (olds != count) & (olds > 0)
+        if uneven.any():
+            values = records.column("value").take(found.record)
+            doubtful = uneven & self._matters(old, values)
+            reason = "UPDATE: data and old have different lengths, and old has a key or partition column"
+            yield from rejected(found.record, pa.array(doubtful), BadRecord.UNSUPPORTED_EVENT, reason)
+        else:
+            doubtful = uneven
+        has_old = updates & (olds == count)
+        keep = pa.array(~doubtful)
+        found = replace(found, record=found.record.filter(keep), values=found.values.filter(keep))
+        count, olds, has_old = count[~doubtful], olds[~doubtful], has_old[~doubtful]
+        message = np.repeat(np.arange(len(count)), count)
+        place = np.arange(len(message)) - np.repeat(np.cumsum(count) - count, count)
+        starts = np.cumsum(olds) - olds
+        partner = pa.array(starts[message] + place, mask=~has_old[message], type=pa.int64())
+        whole = found.values.take(pa.array(message))
+        op = text(at_field(whole, "type"))
+        after = at_field(found.values, "data").flatten()
+        before = at_field(found.values, "old").flatten().take(partner)
+        record = found.record.take(pa.array(message))
+        yield from self._images.changes(
+            Rows(
+                record=record,
+                op=op,
+                kind=OPERATIONS.kind(op),
+                after=after,
+                before=before,
+                removed=after,
+                order=self._images.order(whole, after, before),
+                place=pa.array(place, pa.int64()),
+                states_null=lambda name: says_null(records.column("value").take(record), name),
+                time=epoch(at_field(whole, "es"), 1000),
+                unknown=found.unknown,
+            )
+        )
+
+    def _matters(self, old: pa.Array, values: pa.Array) -> npt.NDArray[np.bool_]:
+        """Messages whose old images have a column that removals need."""
+        images, parents = old.flatten(), pc.list_parent_indices(old).to_numpy()
+        found = np.zeros(len(old), np.bool_)
+        for name in self._kept:
+            there = at_field(images, name).is_valid().to_numpy(zero_copy_only=False)
+            found[parents[there]] = True
+            found |= says_null(values, name).to_numpy(zero_copy_only=False)
+        return found
+
+
+def _without_rows(data: pa.Array) -> pa.Array:
+    """bool; messages without rows, or with null for one."""
+    empty = pc.fill_null(pc.equal(pc.list_value_length(data), 0), True).to_numpy(zero_copy_only=False).copy()
+    rows = data.flatten()
+    if rows.null_count:
+        empty[pc.list_parent_indices(data).to_numpy()[rows.is_null().to_numpy(zero_copy_only=False)]] = True
+    return pa.array(empty)
+
+
+def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:
+    if is_binary(column) and not pa.types.is_null(values.type):
+        decoded, misfits = latin1(text(values))
+        return Wire(decoded, WireType("bytes")), misfits, "has characters that are no bytes"
+    return Wire(values), None, ""
+
+
+def latin1(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The bytes that ISO 8859-1 characters stand for, and a mask of texts with other characters (null in the result)."""
+    binary = texts.cast(pa.binary())
+    _, offsets, data = binary.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[binary.offset : binary.offset + len(binary) + 1]
+    octets = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
+    bounds = bounds - bounds[0]
+    follows = (octets & 0xC0) == 0x80
+    # two octets, of which the first has the two high bits
+    second = octets[follows] & 0x3F | (np.roll(octets, 1)[follows] & 0x03) << 6
+    kept = octets.copy()
+    kept[follows] = second
+    wide = np.concatenate([[0], np.cumsum(octets > 0xC3)])  # begins a character beyond U+00FF
+    kept_before = np.concatenate([[0], np.cumsum(octets < 0xC0)])
+    misfits = (wide[bounds[1:]] > wide[bounds[:-1]]) & binary.is_valid().to_numpy(zero_copy_only=False)
+    result = pa.Array.from_buffers(
+        pa.binary(),
+        len(binary),
+        [None, pa.py_buffer(kept_before[bounds].astype(np.int32)), pa.py_buffer(kept[octets < 0xC0])],
+    )
+    unknown = pa.array(misfits | binary.is_null().to_numpy(zero_copy_only=False))
+    return pc.if_else(unknown, pa.scalar(None, pa.binary()), result), pa.array(misfits)

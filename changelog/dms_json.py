@@ -1,0 +1,152 @@
+"""AWS Database Migration Service's messages for Kafka and Kinesis.
+
+    {"data": {"id": 7, "city": "Oslo", "amount": 12.50, "created": "2026-01-02T03:04:05Z"}, "before-image": {"id": 6},
+     "metadata": {"timestamp": "2026-01-02T03:04:05.123456Z", "record-type": "data", "operation": "update",
+                  "partition-key-type": "primary-key", "schema-name": "shop", "table-name": "orders", "transaction-id": 17179869192}}
+
+| record-type, operation   | changelog rows                                                                                    |
+|--------------------------|---------------------------------------------------------------------------------------------------|
+| data: load, insert       | +I of `data` (load is a snapshot read of the source)                                              |
+| data: update             | +U of `data`; before it -U of the before-image, if there is one and it matters (changelog mode, or the key changed) |
+| data: delete             | -D of `data`, of which only the key is relied upon                                                |
+| control: truncate-table  | a bad record: no key says which rows were removed                                                 |
+| control: others          | ignored: rows tell of new columns, drop-table leaves the rows                                     |
+
+DMS leaves out nulls, so a missing field is null. With the endpoint's setting `IncludeNullAndEmpty` a missing field is one that DMS doesn't
+know: set `missing.columns: reject`, and such updates are bad records. Without before-images (`BeforeImageSettings`) a changed key leaves the
+row of the old one. `before.image` repeats their `FieldName`. Bytes are hexadecimal, with or without 0x. A timestamp without a zone comes with
+a Z that means nothing. See "Using Apache Kafka as a target" in the DMS user guide.
+"""
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.json_records import JsonReader, Object, Parsed
+from changelog.row_images import (
+    TEXT,
+    TRUNCATED,
+    Images,
+    Operations,
+    Rows,
+    Spelled,
+    at_field,
+    is_binary,
+    lacks,
+    read,
+    rejected,
+    text,
+    timestamps,
+)
+from changelog.rows import BadRecord, RowKind
+from changelog.spec import ChangelogSpec, ColumnSpec
+
+OPERATIONS = Operations(
+    "metadata.operation",
+    {
+        "load": RowKind.INSERT,
+        "insert": RowKind.INSERT,
+        "update": RowKind.UPDATE_AFTER,
+        "delete": RowKind.DELETE,
+    },
+    snapshot=frozenset(["load"]),
+)
+RECORD_TYPES = Operations("metadata.record-type", {"data": RowKind.INSERT}, ignored=frozenset(["control"]))
+_TRUNCATES = ("truncate", "truncate-table")
+
+
+class DmsJson:
+    """Decodes records of DMS."""
+
+    OPTIONS: Mapping[str, tuple[str, ...]] = {"missing.columns": ("null", "reject"), "before.image": ()}
+    DELETES_CARRY_ROW = False
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
+        self._images = Images(spec, _spell)
+        self._rejects = spec.options.get("missing.columns") == "reject"
+        self._before = str(spec.options.get("before.image", "before-image"))
+        metadata = Object({"operation": TEXT, "record-type": TEXT, "timestamp": TEXT})
+        fields = {"metadata": metadata, "data": self._images.whole(), self._before: self._images.kept()}
+        self._reader = JsonReader(self._images.message(fields))
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+        for found in read(self._reader, records):
+            if isinstance(found, Rejected):
+                yield found
+            else:
+                yield from self._changes(records, found)
+
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+        metadata = at_field(found.values, "metadata")
+        record_type, op = (text(at_field(metadata, name)) for name in ("record-type", "operation"))
+        yield from RECORD_TYPES.rejected(found.record, record_type)
+        truncates = pc.and_(pc.equal(record_type, "control"), pc.is_in(op, value_set=pa.array(_TRUNCATES)))
+        yield from rejected(found.record, truncates, BadRecord.UNSUPPORTED_EVENT, TRUNCATED)
+        is_data = pc.is_in(record_type, value_set=pa.array(["data"]))
+        found = replace(found, record=found.record.filter(is_data), values=found.values.filter(is_data))
+        op = op.filter(is_data)
+        yield from OPERATIONS.rejected(found.record, op)
+        kind = OPERATIONS.kind(op)
+        mask = kind.is_valid()
+        message, op = found.values.filter(mask), op.filter(mask)
+        data, before = at_field(message, "data"), at_field(message, self._before)
+        rows = Rows(
+            record=found.record.filter(mask),
+            op=op,
+            kind=kind.filter(mask),
+            after=data,
+            before=before,
+            removed=data,
+            order=self._images.order(message, data, before),
+            time=timestamps(at_field(at_field(message, "metadata"), "timestamp")),
+            snapshot=pc.is_in(op, value_set=pa.array(list(OPERATIONS.snapshot))),
+            unknown=found.unknown,
+        )
+        if self._rejects:
+            rows = yield from self._without_partial(records, rows)
+        yield from self._images.changes(rows)
+
+    def _without_partial(self, records: pa.RecordBatch, rows: Rows) -> Generator[Rejected, None, Rows]:
+        """Reject updates that don't have all columns; returns the other rows."""
+        updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
+        values = records.column("value").take(rows.record)
+        rest = pa.repeat(True, len(rows.op))
+        for column in self._spec.columns:
+            missing = pc.and_(updates, lacks(values, "data", rows.after, rows.before, column.field))
+            reason = f"column {column.name} is missing"
+            yield from rejected(rows.record, pc.and_(rest, missing), BadRecord.MISSING_COLUMN, reason)
+            rest = pc.and_not(rest, missing)
+        return rows.filter(rest)
+
+
+def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:
+    if not pa.types.is_string(values.type):
+        return Wire(values), None, ""
+    if isinstance(column.type, T.TimestampNTZType):
+        return Wire(pc.replace_substring_regex(values, "Z$", "")), None, ""
+    if is_binary(column):
+        decoded, misfits = unhexed(values)
+        return Wire(decoded, WireType("bytes")), misfits, "is not hexadecimal"
+    return Wire(values), None, ""
+
+
+def unhexed(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Bytes from hexadecimal texts, and a mask of those that are none (null in the result)."""
+    digits = pc.replace_substring_regex(texts, "^0[xX]", "")
+    fits = pc.fill_null(pc.match_substring_regex(digits, "^(?:[0-9A-Fa-f]{2})*$"), False)
+    misfits = pc.and_not(texts.is_valid(), fits)
+    digits = pc.if_else(fits, digits, "")
+    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(digits)], digits), "")
+    codes = np.frombuffer(whole[0].as_buffer(), np.uint8)
+    nibbles = (codes & 0x0F) + np.where(codes >= 0x41, 9, 0).astype(np.uint8)
+    octets = nibbles[0::2] << 4 | nibbles[1::2]
+    ends = np.cumsum(pc.binary_length(digits).to_numpy() // 2)
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    result = pa.Array.from_buffers(pa.binary(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(octets)])
+    return pc.if_else(fits, result, pa.scalar(None, pa.binary())), misfits

@@ -1,0 +1,108 @@
+"""Maxwell's messages of MySQL changes.
+
+    {"database": "shop", "table": "orders", "type": "update", "ts": 1767323045, "xid": 7152, "xoffset": 1, "commit": true,
+     "data": {"id": 7, "city": "Oslo", "amount": 12.50}, "old": {"city": null}}
+
+| type                                 | changelog rows                                                               |
+|--------------------------------------|------------------------------------------------------------------------------|
+| insert, bootstrap-insert             | +I of `data` (bootstrap-insert is a snapshot read of the source)             |
+| update                               | +U of `data`; before it -U of `data` with the fields of `old`, if it matters |
+| delete                               | -D of `data`                                                                 |
+| bootstrap-start, bootstrap-complete  | ignored                                                                      |
+| table-create, table-alter, …         | ignored: rows tell of new columns. One that empties or drops partitions is a bad record |
+| table-drop, database-drop            | ignored: the rows stay                                                       |
+
+`old` has the changed fields only. Bytes are base64, booleans 1 and 0, dates and times text as MySQL prints them. A missing field is null
+(`output_nulls=false`). Maxwell never sends TRUNCATE. See maxwells-daemon.io/dataformat.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.changes import Changes, Rejected
+from changelog.json_records import JsonReader, Parsed
+from changelog.row_images import (
+    INTEGER,
+    PARTITION_REMOVED,
+    TEXT,
+    TRUNCATED,
+    Images,
+    Operations,
+    Rows,
+    at_field,
+    bytes_type,
+    epoch,
+    read,
+    rejected,
+    removes_partition,
+    says_null,
+    spell_plain,
+    text,
+)
+from changelog.rows import BadRecord, RowKind
+from changelog.spec import ChangelogSpec
+
+OPERATIONS = Operations(
+    "type",
+    {
+        "insert": RowKind.INSERT,
+        "update": RowKind.UPDATE_AFTER,
+        "delete": RowKind.DELETE,
+        "bootstrap-insert": RowKind.INSERT,
+    },
+    ignored=frozenset(
+        ["bootstrap-start", "bootstrap-complete"]
+        + [f"{what}-{done}" for what in ("table", "database") for done in ("create", "alter", "drop")]
+    ),
+    unsupported={"table-truncate": TRUNCATED},
+    snapshot=frozenset(["bootstrap-insert"]),
+)
+
+
+class MaxwellJson:
+    """Decodes Maxwell's records."""
+
+    OPTIONS: Mapping[str, tuple[str, ...]] = {}
+    DELETES_CARRY_ROW = True
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        self._images = Images(spec, spell_plain, bytes_type)
+        fields = {"type": TEXT, "ts": INTEGER, "sql": TEXT, "data": self._images.whole(), "old": self._images.kept()}
+        self._reader = JsonReader(self._images.message(fields))
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+        for found in read(self._reader, records):
+            if isinstance(found, Rejected):
+                yield found
+            else:
+                yield from self._changes(records, found)
+
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+        message = found.values
+        op = text(at_field(message, "type"))
+        yield from OPERATIONS.rejected(found.record, op)
+        altered = pc.and_(
+            pc.is_in(op, value_set=pa.array(["table-alter"])), removes_partition(at_field(message, "sql"))
+        )
+        yield from rejected(found.record, altered, BadRecord.UNSUPPORTED_EVENT, PARTITION_REMOVED)
+        kind = OPERATIONS.kind(op)
+        mask = kind.is_valid()
+        op, kind, record, message = op.filter(mask), kind.filter(mask), found.record.filter(mask), message.filter(mask)
+        data, old = at_field(message, "data"), at_field(message, "old")
+        yield from self._images.changes(
+            Rows(
+                record=record,
+                op=op,
+                kind=kind,
+                after=data,
+                before=old,
+                removed=data,
+                order=self._images.order(message, data, old),
+                states_null=lambda name: says_null(records.column("value").take(record), name),
+                time=epoch(at_field(message, "ts"), 1_000_000),
+                snapshot=pc.is_in(op, value_set=pa.array(list(OPERATIONS.snapshot))),
+                unknown=found.unknown,
+            )
+        )

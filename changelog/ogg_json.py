@@ -1,0 +1,118 @@
+"""Oracle GoldenGate's JSON formatter (operation model).
+
+    {"table": "SHOP.ORDERS", "op_type": "U", "op_ts": "2026-01-02 03:04:05.000000", "pos": "00000000000000004338",
+     "primary_keys": ["ID"], "before": {"ID": 7, "CITY": null}, "after": {"ID": 7, "CITY": "Oslo"}}
+
+| op_type | changelog rows                                                                                      |
+|---------|-----------------------------------------------------------------------------------------------------|
+| I       | +I of `after`                                                                                       |
+| U       | +U of `after`; before it -U of `before`, if there is one and it matters (changelog mode, or the key changed) |
+| D       | -D of `before`, of which only the key is relied upon                                                |
+| T       | a bad record: a TRUNCATE removes rows that no key names                                             |
+
+By default GoldenGate sends of an updated row the key and what changed. Such a message is a bad record: use NOCOMPRESSUPDATES, or its kin
+in the extract. With `missing.columns: null` a missing field is null: for `omitNullColumnValues`, or after a column was dropped at the source.
+Bytes are base64. `op_ts` is taken for UTC.
+See "Using the JSON Formatter" in Oracle GoldenGate for Big Data.
+"""
+
+from collections.abc import Generator, Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.changes import Changes, Rejected
+from changelog.json_records import JsonReader, Leaf, Parsed
+from changelog.row_images import (
+    TEXT,
+    TRUNCATED,
+    Images,
+    Operations,
+    Rows,
+    at_field,
+    bytes_type,
+    lacks,
+    read,
+    rejected,
+    spell_plain,
+    text,
+    timestamps,
+)
+from changelog.rows import BadRecord, RowKind
+from changelog.spec import ChangelogSpec
+
+OPERATIONS = Operations(
+    "op_type",
+    {"I": RowKind.INSERT, "U": RowKind.UPDATE_AFTER, "D": RowKind.DELETE},
+    unsupported={"T": TRUNCATED},
+)
+_IS_MISSING = "_isMissing"
+"""What `includeIsMissingFields` appends to a column's name, for whether the trail has no value of it."""
+
+
+class OggJson:
+    """Decodes GoldenGate's records."""
+
+    OPTIONS: Mapping[str, tuple[str, ...]] = {"missing.columns": ("reject", "null")}
+    DELETES_CARRY_ROW = True
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
+        self._images = Images(spec, spell_plain, bytes_type)
+        self._rejects = spec.options.get("missing.columns", "reject") == "reject"
+        flags = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns} if self._rejects else {}
+        fields = {
+            "op_type": TEXT,
+            "op_ts": TEXT,
+            "before": self._images.kept(),
+            "after": self._images.whole(flags),
+        }
+        self._reader = JsonReader(self._images.message(fields))
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+        for found in read(self._reader, records):
+            if isinstance(found, Rejected):
+                yield found
+            else:
+                yield from self._changes(records, found)
+
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+        message = found.values
+        op = text(at_field(message, "op_type"))
+        yield from OPERATIONS.rejected(found.record, op)
+        kind = OPERATIONS.kind(op)
+        mask = kind.is_valid()
+        message, record, kind = message.filter(mask), found.record.filter(mask), kind.filter(mask)
+        before, after = at_field(message, "before"), at_field(message, "after")
+        rows = Rows(
+            record=record,
+            op=op.filter(mask),
+            kind=kind,
+            after=after,
+            before=before,
+            removed=before,
+            order=self._images.order(message, after, before),
+            time=timestamps(at_field(message, "op_ts")),
+            unknown={name: t for name, t in found.unknown.items() if not name.endswith(_IS_MISSING)},
+        )
+        if self._rejects:
+            rows = yield from self._without_compressed(records, rows)
+        yield from self._images.changes(rows)
+
+    def _without_compressed(self, records: pa.RecordBatch, rows: Rows) -> Generator[Rejected, None, Rows]:
+        """Reject updates that don't have all columns; returns the other rows."""
+        updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
+        values = records.column("value").take(rows.record)
+        rest = pa.repeat(True, len(rows.op))
+        for column in self._spec.columns:
+            flag = at_field(rows.after, column.field + _IS_MISSING)
+            missing = pc.or_(lacks(values, "after", rows.after, rows.before, column.field), _is_true(flag))
+            missing = pc.and_(pc.and_(updates, missing), rest)
+            reason = f"column {column.name} is missing: is the update compressed?"
+            yield from rejected(rows.record, missing, BadRecord.MISSING_COLUMN, reason)
+            rest = pc.and_not(rest, missing)
+        return rows.filter(rest)
+
+
+def _is_true(flags: pa.Array) -> pa.Array:
+    return pc.is_in(text(flags), value_set=pa.array(["true"]))

@@ -1,0 +1,382 @@
+"""What the formats of database logs share that send images of rows: inserts, updates and deletes become changelog rows.
+
+| operation | changelog rows                                                                                              |
+|-----------|-------------------------------------------------------------------------------------------------------------|
+| insert    | +I of the new image                                                                                         |
+| update    | +U of the new image; before it -U of the old one, if that matters (changelog mode, or the key changed)      |
+| delete    | -D of the removed image                                                                                     |
+
+A format's module reads its messages (`read`), sorts them by operation (`Operations`), and hands the rows on (`Rows`, `changes`).
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
+from changelog.paths import at_path, with_path
+from changelog.rows import BadRecord, RowKind
+from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.values import json_candidates
+
+Fields = Mapping[str, Leaf | Object | ListOf]
+
+TEXT = Leaf((pa.string(), pa.int64()))
+INTEGER = Leaf((pa.int64(), pa.string()))
+
+TRUNCATED = "TRUNCATE: no key says which rows it removed; empty the table by hand"
+PARTITION_REMOVED = "a partition was dropped or truncated: no key says which rows that removed; remove them by hand"
+
+_REMOVES_PARTITION = r"(?i)\b(?:drop|truncate)\s+partition\b"
+
+
+@dataclass(frozen=True)
+class Operations:
+    """What a format's operations mean, by the text that stands for each.
+
+    :param field: where messages have it, for reasons.
+    :param kinds: UPDATE_AFTER is an update, with or without an old image.
+    :param unsupported: operation -> why it can't be applied.
+    :param snapshot: operations of `kinds` that come from a snapshot read of the source.
+    """
+
+    field: str
+    kinds: Mapping[str, RowKind]
+    ignored: frozenset[str] = frozenset()
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    snapshot: frozenset[str] = frozenset()
+
+    def kind(self, op: pa.Array) -> pa.Array:
+        """int8; null where the operation changes no row."""
+        places = pc.index_in(op, value_set=pa.array(list(self.kinds), pa.string()))
+        return pa.array([int(kind) for kind in self.kinds.values()], pa.int8()).take(places)
+
+    def rejected(self, record: pa.Array, op: pa.Array) -> Iterator[Rejected]:
+        """Records whose operation is unknown, or can't be applied."""
+        rest = pc.invert(pc.is_in(op, value_set=pa.array([*self.kinds, *self.ignored], pa.string())))
+        if not pc.any(rest).as_py():
+            return
+        record, op = record.filter(rest), op.filter(rest)
+        yield from rejected(record, op.is_null(), BadRecord.UNKNOWN_OPERATION, f"{self.field} is missing")
+        unknown = op.is_valid()
+        for name, reason in self.unsupported.items():
+            same = pc.fill_null(pc.equal(op, name), False)
+            yield from rejected(record, same, BadRecord.UNSUPPORTED_EVENT, reason)
+            unknown = pc.and_not(unknown, same)
+        known = f"; expected one of {', '.join(self.kinds)}"
+        reasons = pc.binary_join_element_wise(f"{self.field} is '", op, f"'{known}", "")
+        yield from rejected(record, unknown, BadRecord.UNKNOWN_OPERATION, reasons)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """n rows of messages, each with its operation.
+
+    :param record: int64; row of the raw batch. :param op: string. :param kind: int8: INSERT, UPDATE_AFTER or DELETE.
+    :param after: struct; new images, of inserts and updates.
+    :param before: struct; old images, of updates. Null where there is none.
+    :param removed: struct; what deletes removed.
+    :param order: values of the spec's `order_by`.
+    :param place: int64; number of the row in its message, if messages have several.
+    :param states_null: for a column's field, where an old image may say that it was null. None: old images hold more than
+        the fields that changed, so that a missing one is unknown.
+    :param time: timestamp[us, UTC]; when the source committed.
+    """
+
+    record: pa.Array
+    op: pa.Array
+    kind: pa.Array
+    after: pa.StructArray
+    before: pa.StructArray
+    removed: pa.StructArray
+    order: list[pa.Array]
+    place: pa.Array | None = None
+    states_null: Callable[[str], pa.Array] | None = None
+    time: pa.Array | None = None
+    snapshot: pa.Array | None = None
+    unknown: Mapping[str, WireType] = field(default_factory=dict)
+
+    def filter(self, mask: pa.Array) -> "Rows":
+        """The rows where `mask`, without `states_null`."""
+        parts = {name: v.filter(mask) for name, v in vars(self).items() if isinstance(v, pa.Array)}
+        return Rows(**(vars(self) | parts | {"order": [v.filter(mask) for v in self.order], "states_null": None}))
+
+
+Spelled = tuple[Wire, pa.Array | None, str]
+"""A field, which of its values can't be what they should be (bool; None: nobody looked), and a phrase that says so."""
+
+
+class Images:
+    """Reads images of a table's rows.
+
+    :param spell: what a format's values of a column mean.
+    :param likely: Arrow types that a format's JSON values have, before those that fit the column's type.
+    """
+
+    def __init__(
+        self,
+        spec: ChangelogSpec,
+        spell: Callable[[ColumnSpec, pa.Array], Spelled],
+        types: Callable[[ColumnSpec], WireType] = lambda column: WireType(),
+        likely: tuple[pa.DataType, ...] = (),
+    ) -> None:
+        self._spec = spec
+        self._spell = spell
+        self._order = {name: Leaf(json_candidates(WireType(), to_arrow_type(dtype))) for name, dtype in spec.order_by}
+        self._leaves = {}
+        for column in spec.columns:
+            found = json_candidates(types(column), to_arrow_type(column.type), column.is_uuid)
+            if isinstance(column.type, T.BooleanType):
+                found += (pa.int64(),)  # MySQL has 1 and 0
+            self._leaves[column.field] = Leaf(tuple(dict.fromkeys((*likely, *found))))
+        self._kept = {c.field: c for c in spec.columns if c.name in spec.kept_by_removals}
+
+    def whole(self, further: Fields | None = None) -> Object:
+        """An image with all columns; other fields are reported if the spec wants to know."""
+        fields = self._ordered({**(further or {}), **self._leaves})
+        return Object(fields, watched=self._spec.schema_changes != "ignore")
+
+    def kept(self) -> Object:
+        """An image of which only what removals keep is read."""
+        return Object(self._ordered({name: self._leaves[name] for name in self._kept}))
+
+    def _ordered(self, fields: Fields) -> Fields:
+        for name, leaf in self._order.items():
+            fields = with_path(fields, name, leaf)
+        return fields
+
+    def message(self, fields: Fields) -> Object:
+        """A message with `fields`, and the order columns that are elsewhere in it."""
+        shape = dict(fields)
+        for name, leaf in self._order.items():
+            if not isinstance(fields.get(name.split(".")[0]), Object | ListOf) or "." in name:
+                shape = with_path(shape, name, leaf)
+        return Object(shape)
+
+    def order(self, *places: pa.StructArray) -> list[pa.Array]:
+        """Values of the order columns: of the first place that has one."""
+        found = []
+        for name in self._order:
+            parts = [at_path(place, name) for place in places]
+            leaves = [part for part in parts if part is not None and not pa.types.is_nested(part.type)]
+            found.append(first(*leaves) if leaves else pa.nulls(len(places[0])))
+        return found
+
+    def changes(self, rows: Rows) -> Iterator[Changes | Rejected]:
+        """What `rows` do to the table."""
+        updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
+        deletes = pc.equal(rows.kind, int(RowKind.DELETE))
+        sets = pc.invert(deletes)
+        for mask, image in ((sets, rows.after), (deletes, rows.removed)):
+            reasons = pc.binary_join_element_wise("operation '", rows.op, "' has no row", "")
+            absent = pc.and_(mask, image.is_null())
+            yield from rejected(rows.record, absent, BadRecord.MISSING_COLUMN, reasons)
+        sets = pc.and_(sets, rows.after.is_valid())
+        after = {column.field: at_field(rows.after, column.field) for column in self._spec.columns}
+        yield from self._changes(rows, sets, after, rows.kind, 1)
+
+        replaced = pc.and_(updates, pc.and_(rows.after.is_valid(), rows.before.is_valid()))
+        if pc.any(replaced).as_py():
+            before = self._replaced(rows)
+            if not self._spec.trust_before:
+                key = [c.field for c in self._spec.columns if c.name in self._spec.key]
+                changed = pa.repeat(False, len(replaced))
+                for name in key:
+                    changed = pc.or_(changed, _differ(before[name], after[name]))
+                replaced = pc.and_(replaced, changed)
+            yield from self._changes(rows, replaced, before, int(RowKind.UPDATE_BEFORE), 0)
+        deletes = pc.and_(deletes, rows.removed.is_valid())
+        removed = {name: at_field(rows.removed, name) for name in self._kept}
+        yield from self._changes(rows, deletes, removed, int(RowKind.DELETE), 1)
+
+    def _replaced(self, rows: Rows) -> dict[str, pa.Array]:
+        """The rows that updates replaced, as far as removals need them."""
+        found = {}
+        for name, column in self._kept.items():
+            old, new = at_field(rows.before, name), at_field(rows.after, name)
+            if column.name in self._spec.key:
+                found[name] = first(old, new)  # a key is never null
+            elif rows.states_null is None:
+                found[name] = old
+            else:
+                # a null says no more than that the old row's partition is unknown
+                unchanged = pc.if_else(rows.states_null(name), pa.scalar(None, new.type), new)
+                found[name] = first(old, unchanged)
+        return found
+
+    def _changes(
+        self, rows: Rows, mask: pa.Array, image: Mapping[str, pa.Array], kind: pa.Array | int, half: int
+    ) -> Iterator[Changes | Rejected]:
+        fields = {}
+        for column in self._spec.columns:
+            if column.field not in image:
+                continue
+            wire, misfits, phrase = self._spell(column, image[column.field])
+            fields[column.field] = wire
+            if misfits is not None and pc.any(misfits := pc.and_(mask, misfits)).as_py():
+                reason = f"column {column.name}: {phrase}"
+                yield from rejected(rows.record, misfits, BadRecord.TYPE_MISMATCH, reason)
+                mask = pc.and_not(mask, misfits)
+        count = pc.sum(mask).as_py() or 0
+        if not count:
+            return
+
+        def where(values: pa.Array) -> pa.Array:
+            return values if count == len(mask) else values.filter(mask)
+
+        kinds = pa.repeat(pa.scalar(kind, pa.int8()), len(mask)) if isinstance(kind, int) else kind
+        metadata = {"_op": where(rows.op)}
+        if rows.time is not None:
+            metadata["_ts"] = where(rows.time)
+        yield Changes(
+            record=where(rows.record),
+            kind=where(kinds),
+            fields={name: Wire(where(wire.values), wire.type) for name, wire in fields.items()},
+            order=[Wire(where(values)) for values in rows.order],
+            after=half if rows.place is None else pc.add(pc.multiply(where(rows.place), 2), half),
+            snapshot=None if rows.snapshot is None else where(rows.snapshot),
+            unknown=rows.unknown,
+            metadata=metadata,
+        )
+
+
+def read(reader: JsonReader, records: pa.RecordBatch) -> Iterator[Parsed | Rejected]:
+    """What `reader` finds in the records' values; `record` is a row of `records`. Null values are ignored."""
+    values = records.column("value")
+    rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+    for found in reader.read(values.drop_null()):
+        record = pa.array(rows[found.record.to_numpy()], pa.int64())
+        if isinstance(found, Rejected):
+            yield Rejected(record, found.error_class, found.reason)
+        else:
+            yield Parsed(record, found.values, found.unknown)
+
+
+def rejected(record: pa.Array, mask: pa.Array, error_class: str, reason: pa.Array | str) -> Iterator[Rejected]:
+    """The records where `mask` is true, once each; nothing if there are none."""
+    rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
+    if len(rows):
+        found, places = np.unique(record.to_numpy()[rows], return_index=True)
+        reason = reason if isinstance(reason, str) else reason.take(pa.array(rows[places]))
+        yield Rejected(pa.array(found, pa.int64()), error_class, reason)
+
+
+def removes_partition(sql: pa.Array) -> pa.Array:
+    """bool; whether a statement drops or empties a partition, and so removes rows."""
+    return pc.fill_null(pc.match_substring_regex(text(sql), _REMOVES_PARTITION), False)
+
+
+def at_field(struct: pa.StructArray, name: str) -> pa.Array:
+    """A field's values, null where the struct is."""
+    if not pa.types.is_struct(struct.type):
+        return pa.nulls(len(struct))
+    return pc.struct_field(struct, [struct.type.get_field_index(name)])
+
+
+def text(values: pa.Array) -> pa.Array:
+    """Values of a leaf as strings."""
+    return values if pa.types.is_string(values.type) else values.cast(pa.string())
+
+
+def first(*arrays: pa.Array) -> pa.Array:
+    """The first value that isn't null, row by row; as text if they are spelled differently."""
+    known = [array for array in arrays if not pa.types.is_null(array.type)]
+    if not known:
+        return arrays[0]
+    if len({array.type for array in known}) > 1:
+        known = [text(array) for array in known]
+    return pc.coalesce(*known)
+
+
+def _differ(before: pa.Array, after: pa.Array) -> pa.Array:
+    """Whether both are there and not spelled alike. A -U of a key that is only spelled otherwise does no harm."""
+    if pa.types.is_null(before.type) or pa.types.is_null(after.type):
+        return pa.repeat(False, len(before))
+    if before.type != after.type:
+        before, after = text(before), text(after)
+    return pc.fill_null(pc.not_equal(before, after), False)
+
+
+def says_null(values: pa.Array, name: str) -> pa.Array:
+    """bool; messages (binary) that may have a field `name` with null, wherever. False only if none has."""
+    quoted = re.escape(json.dumps(name, ensure_ascii=False))
+    return pc.match_substring_regex(values, rf'(?:{quoted}|\\u[0-9A-Fa-f]{{4}}[^"]*")\s*:\s*null')
+
+
+def lacks(values: pa.Array, side: str, images: pa.StructArray, others: pa.StructArray, name: str) -> pa.Array:
+    """bool; messages (binary) whose image lacks the field `name`, rather than having null there.
+
+    :param side: where a message has the image. :param images: as read. :param others: the messages' other images.
+    """
+    absent = pc.and_(images.is_valid(), at_field(images, name).is_null()).to_numpy(zero_copy_only=False).copy()
+    rows = np.flatnonzero(absent)
+    if len(rows):
+        texts = values.take(pa.array(rows))
+        quoted = re.escape(json.dumps(name, ensure_ascii=False))
+        nulls = pc.count_substring_regex(texts, rf"{quoted}\s*:\s*null").to_numpy()
+        most = 1 + others.is_valid().to_numpy(zero_copy_only=False)[rows]
+        absent[rows] = nulls < most
+        # which of two images has the null: only the message can tell. So can it where names may be escaped
+        doubtful = (nulls < most) & ((nulls > 0) | pc.match_substring(texts, "\\u").to_numpy(zero_copy_only=False))
+        for row in rows[doubtful].tolist():
+            absent[row] = name not in parse(values[row].as_py())[side]
+    return pa.array(absent)
+
+
+# Spellings that several tools have in common.
+
+
+def is_binary(column: ColumnSpec) -> bool:
+    return isinstance(column.type, T.BinaryType) and not column.is_uuid
+
+
+def spell_plain(column: ColumnSpec, values: pa.Array) -> Spelled:
+    """Bytes in base64."""
+    return Wire(values, bytes_type(column)), None, ""
+
+
+def bytes_type(column: ColumnSpec) -> WireType:
+    """Bytes are base64; nobody says what else is what."""
+    return WireType("bytes") if is_binary(column) else WireType()
+
+
+def timestamps(values: pa.Array) -> pa.Array:
+    """ISO 8601 texts, in UTC unless they say otherwise, as timestamp[us, UTC]; null where they aren't any."""
+    if not pa.types.is_string(values.type):
+        return pa.nulls(len(values), pa.timestamp("us", "UTC"))
+    plain = pc.replace_substring_regex(values, r"(?:Z|\+00:?00)$", "")
+    plain = pc.replace_substring_regex(plain, r"^(\d{4}-\d\d-\d\d)[T: ]", r"\1T")
+    wanted = pc.match_substring_regex(
+        plain, r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?$"
+    )
+    plain = pc.if_else(wanted, plain, pa.scalar(None, pa.string()))
+    try:
+        return plain.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:  # 30 February
+        return pa.array([_timestamp(value) for value in plain.to_pylist()], pa.timestamp("us", "UTC"))
+
+
+def _timestamp(value: str | None) -> Any:
+    try:
+        return None if value is None else pa.scalar(value).cast(pa.timestamp("us")).as_py()
+    except pa.ArrowInvalid:
+        return None
+
+
+def epoch(values: pa.Array, unit_micros: int) -> pa.Array:
+    """Integers since 1970 as timestamp[us, UTC]; null where they aren't any, or too large."""
+    if not pa.types.is_int64(values.type):
+        return pa.nulls(len(values), pa.timestamp("us", "UTC"))
+    limit = (2**63 - 1) // unit_micros
+    fits = pc.and_(pc.less_equal(values, limit), pc.greater_equal(values, -limit))
+    values = pc.if_else(fits, values, pa.scalar(None, pa.int64()))
+    return pc.multiply(values, unit_micros).cast(pa.timestamp("us", "UTC"))
