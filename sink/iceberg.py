@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from py4j.java_gateway import JavaObject
@@ -63,6 +64,8 @@ class IcebergTable:
         self.iceberg = jvm.org.apache.iceberg
         self.name = name
         self.java = table
+        self.lock = Lock()
+        """For a table that several threads commit to, as to the dead letters'."""
         # classes used for every micro-batch: to find one by its name takes a round trip for each of the name's parts
         self._schema_parser = self.iceberg.SchemaParser
         self._spec_parser = self.iceberg.PartitionSpecParser

@@ -11,6 +11,7 @@ from deltawriters.partitioning import source_columns
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
+from sink.mapping import MappedTable
 
 DEAD_LETTER_COLUMNS = T.StructType(
     [
@@ -36,13 +37,12 @@ class TablePlan:
     exists: bool
 
 
-def plan_table(config: Config, index: int, table: IcebergTable | None) -> TablePlan:
-    """Check the configuration's `index`-th table against the target, if it exists.
+def plan_table(config: Config, mapped: MappedTable, table: IcebergTable | None) -> TablePlan:
+    """Check a table's configuration against the target, if it exists.
 
     :raises ConfigError: the configuration is at fault. :raises TableError: configuration and table contradict each other.
     """
-    section = config.tables[index]
-    path = f"tables[{index}]"
+    section, path = mapped.section, mapped.path
     wanted = wanted_columns(section, path)
     if table is None:
         if wanted is None:
@@ -64,17 +64,17 @@ def plan_table(config: Config, index: int, table: IcebergTable | None) -> TableP
     return TablePlan(section, _changelog(config, section, path, columns, sources), table is not None)
 
 
-def open_table(spark: SparkSession, config: Config, index: int) -> tuple[IcebergTable, TablePlan]:
+def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tuple[IcebergTable, TablePlan]:
     """The target, created if it is missing.
 
     :raises ConfigError, TableError: see `plan_table`.
     """
     catalogs = Catalogs(spark)
-    section = config.tables[index]
+    section = mapped.section
     table = catalogs.load(section.target)
-    plan = plan_table(config, index, table)
+    plan = plan_table(config, mapped, table)
     if table is None:
-        wanted = wanted_columns(section, f"tables[{index}]")
+        wanted = wanted_columns(section, mapped.path)
         assert wanted is not None
         properties = {"format-version": "2"} | section.properties
         table = catalogs.create(section.target, wanted, section.key, section.partition_fields, properties)
