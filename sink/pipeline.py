@@ -180,7 +180,7 @@ class Pipeline:
     def _goes_on_without(self, run: _Run, failure: RowdeltaError) -> bool:
         """Whether a query failed because of some of its tables, as when a topic was deleted. They are set aside, the others go on."""
         members = [member for table in run.stream.tables if (member := self._roster.members[table.source]).works]
-        if len(self._roster.members) == 1:
+        if len(self._roster.members) == 1 or not members:
             return False
         run.over = True
         if not self._source.one_stream:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Any
 
-from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, SparkSession
 
 from changelog.decoding import ChangelogSpec
@@ -136,14 +136,13 @@ class Roster:
             self._attempt(apply, members[0], members)
             return
         units = list(_together(members))
-        attempt = inheritable_thread_target(self._attempt)
+        submit = self._submitter()
         _finish(
-            self._pool.submit(attempt, apply if len(unit) == 1 else prepare, member, unit)
+            submit(self._attempt, apply if len(unit) == 1 else prepare, member, unit)
             for unit in units
             for member in unit
         )
-        commit = inheritable_thread_target(self._commit_group)
-        _finish(self._pool.submit(commit, unit, pending) for unit in units if len(unit) > 1)
+        _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
 
     def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
         """Commit a group's tables one right after the other; none, if one of them could not be written."""
@@ -159,6 +158,23 @@ class Roster:
                     _sink(member).discard()
                 return
             self._attempt(commit, written.pop(0), unit)
+
+    def _submitter(self) -> Callable[..., Future[None]]:
+        """How to have work done by the pool under Spark's thread-local properties of this thread.
+
+        Each thread gets a copy of its own, unlike with PySpark's `inheritable_thread_target`: SQL executions write into it.
+        """
+        context = self._spark.sparkContext._jsc.sc()
+        properties = context.getLocalProperties().clone()
+
+        def inheriting(work: Callable[..., None], *args: Any) -> None:
+            context.setLocalProperties(properties.clone())
+            work(*args)
+
+        def submit(work: Callable[..., None], *args: Any) -> Future[None]:
+            return self._pool.submit(inheriting, work, *args)
+
+        return submit
 
     def _is_ending(self) -> bool:
         return self._config.sink.on_table_error == "stop" and bool(self.failed())
@@ -187,8 +203,8 @@ class Roster:
     def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
         """Work for tables in parallel. Returns those for which it succeeded; the others are set aside."""
         started = shown = time.monotonic()
-        attempt = inheritable_thread_target(self._attempt)
-        waiting = {self._pool.submit(attempt, work, member, []) for member in members}
+        submit = self._submitter()
+        waiting = {submit(self._attempt, work, member, []) for member in members}
         while waiting:
             finished, waiting = wait(waiting, timeout=_PROGRESS_SECONDS)
             for future in finished:

@@ -120,7 +120,7 @@ class KafkaSource:
         else:
             from_first = {p for p in todo if p not in begin and p not in had}
             records = self._range(
-                frame.sparkSession,
+                frame,
                 topic,
                 {p: _EARLIEST if p in from_first else starts[p] for p in todo},
                 {p: end[p] for p in todo},
@@ -128,7 +128,7 @@ class KafkaSource:
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
         return TableBatch(records, had | ahead, _beyond, sum(todo.values()))
 
-    def _range(self, spark: SparkSession, topic: str, begin: Offsets, end: Offsets) -> DataFrame:
+    def _range(self, frame: DataFrame, topic: str, begin: Offsets, end: Offsets) -> DataFrame:
         """A topic's own messages of a micro-batch. To filter them out of the stream's frame would read all topics for each table."""
         options = {
             name: value
@@ -139,8 +139,8 @@ class KafkaSource:
         # with a group of its own, each read would have consumers of its own, connected anew; they never commit offsets
         prefix = by_name.get("groupidprefix", "spark-kafka-source")
         group = by_name.get("kafka.group.id", f"{prefix}-rowdelta-{self._config.sink.id}")
-        frame = (
-            spark.read.format("kafka")
+        own = (
+            frame.sparkSession.read.format("kafka")
             .options(**options)
             .option("kafka.group.id", group)
             .option("assign", json.dumps({topic: [int(p) for p in begin]}))
@@ -148,7 +148,7 @@ class KafkaSource:
             .option("endingOffsets", json.dumps({topic: end}))
             .load()
         )
-        return _records(frame)
+        return _records(own)
 
     def _offsets(self, batch_id: int) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
         """Where a micro-batch begins and ends, by topic. Read once a micro-batch, whatever the number of tables."""
