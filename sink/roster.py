@@ -72,10 +72,13 @@ class Roster:
         self._changelogs = changelogs
         self._dead_letters: IcebergTable | None = None
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
+        self._closed = False
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rowdelta-table")
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Begin no more work. What is being done ends with the query, whose jobs it runs."""
+        self._closed = True
+        self._pool.shutdown(wait=False)
 
     def working(self) -> list[Member]:
         return [member for member in self.members.values() if member.works]
@@ -177,7 +180,7 @@ class Roster:
         return submit
 
     def _is_ending(self) -> bool:
-        return self._config.sink.on_table_error == "stop" and bool(self.failed())
+        return self._closed or (self._config.sink.on_table_error == "stop" and bool(self.failed()))
 
     def _attempt(self, work: Callable[[Member], None], member: Member, unit: Sequence[Member]) -> None:
         """Do a table's work; if it fails, set it aside with the others of its group, so that none runs ahead."""
