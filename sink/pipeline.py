@@ -132,8 +132,7 @@ class Pipeline:
                 self._roster.apply(run.stream, batch_id, frame)
                 if self._is_over() or not any(member.works for member in members):
                     run.over = True
-                    error = next(member.error for member in members if member.error is not None)
-                    raise error
+                    raise next((member.error for member in members if member.error is not None), _Stopped())
 
         return apply
 
