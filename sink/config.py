@@ -236,7 +236,8 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        targets = [table.target for table in self.tables]
+        # two patterns may fill one namespace; which tables they come to is known only when sources are
+        targets = [table.target for table in self.tables if not table.is_pattern]
         sources = [table.source for table in self.tables]
         for table in self.tables:
             if table.catalog not in self.catalogs:

@@ -103,10 +103,12 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
 
 
 def _plan(catalogs: Catalogs, config: Config, table: MappedTable) -> TablePlan | RowdeltaError:
+    if table.error is not None:
+        return table.error
     try:
-        return plan_table(config, table, None if table.error else catalogs.load(table.section.target))
+        return plan_table(config, table, catalogs.load(table.section.target))
     except (ConfigError, TableError) as error:
-        return table.error or error
+        return error
 
 
 def _load(

@@ -354,8 +354,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterato
 
 
 def test_idle_tables_cost_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Spark job, no look at the catalog: a micro-batch in which 1 of 12 tables has something is like one of a job with 1 table."""
-    scheduler = shop.spark._jsc.sc().dagScheduler()
+    """No look at the catalog in micro-batches in which 1 of 12 tables has something."""
     names = [f"t{number:02d}" for number in range(12)]
     shop.create(*names)
     for name in names:
@@ -363,7 +362,6 @@ def test_idle_tables_cost_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -
     running = shop.start()
     assert wait_until(lambda: shop.is_exact(), 90)
     time.sleep(1)
-    jobs = scheduler.numTotalJobs()
     with counting(monkeypatch, IcebergTable, "refresh") as refreshed:
         for _ in range(3):
             snapshots = shop.snapshots("t05")
@@ -372,10 +370,6 @@ def test_idle_tables_cost_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -
         time.sleep(1)
     running.stop()
     assert set(refreshed) == {shop.target("t05")}
-    # some are the test's own looks at the table
-    own = _jobs_of(scheduler, lambda: shop.snapshots("t05"))
-    assert jobs + 3 <= scheduler.numTotalJobs()
-    assert own >= 1
     assert shop.is_exact()
 
 
@@ -556,7 +550,6 @@ def test_directories_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
     write("shop_a", {"row_kind": "+I", "id": 2, "seq": 2})
     assert wait_until(lambda: ids("a") == [1, 2], 60)
     assert running.alive
-    shutil.rmtree(tmp_path / "cdc" / "shop_bad")
     running.stop()
-    assert isinstance(running.error, (DataError, ConfigError))
+    assert isinstance(running.error, DataError)
     assert not spark.catalog.tableExists(f"lake.{name}.other")
