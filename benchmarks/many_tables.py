@@ -143,6 +143,7 @@ def main() -> None:
 def _measure(kafka: Kafka, folder: Path, case: Case, args: argparse.Namespace) -> None:
     topics = Topics(kafka, case, args.seed)
     config = _config(kafka, folder, topics, case.active * args.rows, args)
+    # the same session for all cases
     spark = session.start(config)
     listener = Listener()
     spark.streams.addListener(listener)
@@ -163,7 +164,7 @@ def _measure(kafka: Kafka, folder: Path, case: Case, args: argparse.Namespace) -
     )
     for name in topics.names:
         _compare(spark, name, topics)
-    spark.stop()
+    spark.streams.removeListener(listener)
 
 
 def _compare(spark: SparkSession, name: str, topics: Topics) -> None:

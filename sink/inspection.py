@@ -14,6 +14,7 @@ from sink.iceberg import Catalogs, IcebergTable
 from sink.mapping import MappedTable
 from sink.microbatch import property_prefix, start_position
 from sink.pipeline import find_tables, open_source
+from sink.session import activate
 from sink.sources.source import Position
 from sink.tables import TablePlan, plan_table
 
@@ -34,7 +35,7 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     source = open_source(spark, config, {})
     tables = find_tables(config, source)
     found = source.check([table.section for table in tables])
-    planned = _in_parallel(lambda table: _plan(catalogs, config, table), tables)
+    planned = _in_parallel(spark, lambda table: _plan(catalogs, config, table), tables)
     errors: list[RowdeltaError] = []
     for table, plan, reached in zip(tables, planned, found, strict=True):
         section = table.section
@@ -71,7 +72,7 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
     source = open_source(spark, config, {})
     prefix = property_prefix(config)
     tables = find_tables(config, source)
-    loaded = _in_parallel(lambda table: _load(catalogs, table, prefix), tables)
+    loaded = _in_parallel(spark, lambda table: _load(catalogs, table, prefix), tables)
     places = [
         (table.section, found[1]) for table, found in zip(tables, loaded, strict=True) if isinstance(found, tuple)
     ]
@@ -126,7 +127,7 @@ def _load(
     return table, stored.position if stored else start_position(table, prefix)
 
 
-def _in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def _in_parallel(spark: SparkSession, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Each item waits for the catalog, so several at a time."""
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(_THREADS, initializer=activate, initargs=(spark,)) as pool:
         return list(pool.map(work, items))

@@ -19,6 +19,7 @@ from sink.errors import RowdeltaError, TemporaryError
 from sink.iceberg import IcebergTable
 from sink.mapping import MappedTable
 from sink.microbatch import Pending, TableSink
+from sink.session import activate
 from sink.sources.source import Source, Stream
 from sink.tables import open_dead_letters, open_table
 
@@ -73,7 +74,7 @@ class Roster:
         self._dead_letters: IcebergTable | None = None
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self._closed = False
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rowdelta-table")
+        self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
 
     def close(self) -> None:
         """Begin no more work. What is being done ends with the query, whose jobs it runs."""
