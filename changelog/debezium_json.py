@@ -122,7 +122,10 @@ class _EventReader:
         self._reader = JsonReader(Object(shape | images))
         self._halves: tuple[JsonReader, JsonReader] | None = None
         if watched:
-            self._halves = JsonReader(Object(images), around=("", "}")), JsonReader(Object(shape), around=("{" + _SOURCE[1:], ""))
+            self._halves = (
+                JsonReader(Object(images), around=("", "}")),
+                JsonReader(Object(shape), around=("{" + _SOURCE[1:], "")),
+            )
         self._keys = _Keys(spec, implied)
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sink.errors import TableError, TemporaryError
+from sink.errors import FencedError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, IcebergTable, java_class, java_message, table_error
 from sink.keyindex import IndexCommit
 from sink.sources.source import Position
@@ -128,10 +128,10 @@ class IcebergCommitter:
         transaction.commitTransaction()
 
     def check_not_fenced(self, prefix: str, previous_operation: str | None) -> None:
-        """:raises TableError: the position isn't the one that `previous_operation` stored: somebody else commits as this sink."""
+        """:raises FencedError: the position isn't the one that `previous_operation` stored: somebody else commits as this sink."""
         stored = self._table.position(prefix)
         if (stored.operation if stored else None) != previous_operation:
-            raise TableError(
+            raise FencedError(
                 f"{self._table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed "
                 "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give one "
                 "its own sink.id."

@@ -15,7 +15,9 @@ from sink.errors import ConfigError
 
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access.?key|jaas|sas\b|private", re.IGNORECASE)
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour)s?")
+_INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour)s?")
+_UNIT_SECONDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
+_REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
 _PARTITION = re.compile(
     r"(?:(bucket|truncate)\(\s*(\d+)\s*,\s*([^\s(),]+)\s*\)|(\w+)\(\s*([^\s(),]+)\s*\)|([^\s(),]+))"
 )
@@ -90,6 +92,8 @@ class SinkSection(_Section):
     dead_letter_topic: str | None = None
     dead_letter_options: dict[str, Text] = Field(default_factory=dict)
     max_bad_records: Annotated[int, Field(ge=0)] | None = None
+    on_table_error: Literal["continue", "stop"] = "continue"
+    parallel_tables: Annotated[int, Field(ge=1)] | None = None
 
     @field_validator("id")
     @classmethod
@@ -113,6 +117,7 @@ class SourceSection(_Section):
     format: str
     options: dict[str, Text] = Field(default_factory=dict)
     format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    discovery_interval: str = "1 minute"
 
     @field_validator("format")
     @classmethod
@@ -122,6 +127,20 @@ class SourceSection(_Section):
                 f"there is no format {value!r}{_did_you_mean(value, formats.names())}; write one of {', '.join(formats.names())}"
             )
         return value
+
+    @field_validator("discovery_interval")
+    @classmethod
+    def _discovery_interval(cls, value: str) -> str:
+        if not _INTERVAL.fullmatch(value):
+            raise ValueError('write an interval such as "10 seconds" or "1 minute"')
+        return value
+
+    @property
+    def discovery_seconds(self) -> float:
+        """Seconds between two looks for new topics or directories."""
+        match = _INTERVAL.fullmatch(self.discovery_interval)
+        assert match is not None
+        return int(match[1]) * _UNIT_SECONDS[match[2]]
 
     @property
     def file_format(self) -> str:
@@ -171,6 +190,7 @@ class TableSection(_Section):
     mode: Literal["upsert", "changelog"] = "upsert"
     deletes: Literal["position", "equality"] = "position"
     properties: dict[str, Text] = Field(default_factory=dict)
+    group: str | None = None
 
     @field_validator("target")
     @classmethod
@@ -207,6 +227,25 @@ class TableSection(_Section):
     @property
     def catalog(self) -> str:
         return self.target.split(".")[0]
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether `source` is a regular expression: if `target` has `$1`. Dots say nothing, topics' names have them too."""
+        return _REFERENCE.search(self.target) is not None
+
+    def expand(self, text: str, match: re.Match[str]) -> str:
+        """`text` with `$1` or `${1}` replaced by the match's groups, each made one name: letters, digits and `_`.
+
+        :raises ValueError: a group matched nothing.
+        """
+
+        def name(reference: re.Match[str]) -> str:
+            value = match[int(reference[1] or reference[2])]
+            if not value:
+                raise ValueError(f"{reference[0]} in {text!r} is empty for {match.string!r}")
+            return re.sub(r"\W", "_", value)
+
+        return _REFERENCE.sub(name, text)
 
     @model_validator(mode="after")
     def _columns_exist(self) -> Self:
@@ -269,7 +308,8 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        targets = [table.target for table in self.tables]
+        # two patterns may fill one namespace; which tables they come to is known only when sources are
+        targets = [table.target for table in self.tables if not table.is_pattern]
         sources = [table.source for table in self.tables]
         for table in self.tables:
             if table.catalog not in self.catalogs:
@@ -283,6 +323,7 @@ class Config(_Section):
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
                 raise ValueError(f"{name} {repeated[0]} is used by more than one table")
+        self._check_patterns()
         if self.dead_letter_table.split(".")[0] not in self.catalogs:
             raise ValueError(
                 f"dead_letter_table {self.dead_letter_table} is in a catalog that catalogs does not define"
@@ -293,6 +334,41 @@ class Config(_Section):
             self._check_files()
         return self
 
+    def _check_patterns(self) -> None:
+        for table in self.tables:
+            if table.group is not None and self.source.type == "files":
+                raise ValueError(
+                    f"table {table.target}: group needs source.type: kafka; with files each table has a stream of its own"
+                )
+            if not table.is_pattern:
+                if table.group is not None and _REFERENCE.search(table.group):
+                    raise ValueError(
+                        f"table {table.target}: group {table.group} refers to a group, but target does not"
+                    )
+                continue
+            text = table.source.rpartition("/")[2] if self.source.type == "files" else table.source
+            try:
+                groups = re.compile(text).groups
+            except re.error as error:
+                raise ValueError(
+                    f"table {table.target}: target refers to a group, so source is a regular expression, but {text!r} is "
+                    f"none: {error}"
+                ) from None
+            for reference in _REFERENCE.finditer(f"{table.target} {table.group or ''}"):
+                if not 1 <= int(reference[1] or reference[2]) <= groups:
+                    raise ValueError(
+                        f"table {table.target}: {reference[0]} names a group that source {text!r} does not have; it has {groups}"
+                    )
+        if (
+            self.sink.on_bad_record == "dead-letter"
+            and self.sink.dead_letter_table is None
+            and _REFERENCE.search(self.dead_letter_table)
+        ):
+            raise ValueError(
+                f"the first table's namespace ({self.tables[0].target}) comes from a pattern, so bad records have no place "
+                "beside it; name sink.dead_letter_table"
+            )
+
     def _check_kafka(self, sources: list[str]) -> None:
         options = self.source.options
         if "kafka.bootstrap.servers" not in options:
@@ -301,6 +377,10 @@ class Config(_Section):
             raise ValueError(
                 "name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed"
             )
+        if any(table.is_pattern for table in self.tables):
+            if "subscribe" in options:
+                raise ValueError("leave out source.options.subscribe: a table's source is a pattern")
+            return
         subscribed = [topic.strip() for topic in options.get("subscribe", ",".join(sources)).split(",")]
         for topic in sources:
             if topic not in subscribed:

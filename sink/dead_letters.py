@@ -120,7 +120,8 @@ class DeadLetters:
 
     def position(self, target: str) -> Position | None:
         """Up to where in its source the target's bad records are in the table."""
-        stored = self._table.position(self._prefix(target))
+        with self._turn:
+            stored = self._table.position(self._prefix(target))
         return stored.position if stored else None
 
     def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:

@@ -7,6 +7,8 @@ class RowdeltaError(Exception):
     """Base of all errors meant for people. The message names what is wrong, what was expected and the next step."""
 
     exit_code: ClassVar[int] = 1
+    stops_job: ClassVar[bool] = False
+    """Whether it ends the whole job, even where `on_table_error: continue` sets a single table aside."""
 
 
 class ConfigError(RowdeltaError):
@@ -25,6 +27,12 @@ class TableError(RowdeltaError):
     """The target table doesn't fit the configuration, is gone, was replaced, or another sink writes under our id."""
 
     exit_code = 4
+
+
+class FencedError(TableError):
+    """Another run with our sink id is at work. Whichever it is, one of the two has to go."""
+
+    stops_job = True
 
 
 class TemporaryError(RowdeltaError):

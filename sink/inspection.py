@@ -1,18 +1,27 @@
 """`rowdelta check` and `rowdelta status`: look, and change nothing."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
 from sink.config import Config, redacted
-from sink.iceberg import Catalogs
+from sink.errors import ConfigError, RowdeltaError, TableError
+from sink.iceberg import Catalogs, IcebergTable
 from sink.inference import infer_columns
+from sink.mapping import MappedTable
 from sink.microbatch import property_prefix, start_position
-from sink.pipeline import open_source
-from sink.tables import plan_table
+from sink.pipeline import find_tables, open_source
+from sink.session import activate
+from sink.sources.source import Position
+from sink.tables import TablePlan, plan_table
+
+T = TypeVar("T")
+R = TypeVar("R")
+_THREADS = 8
 
 
 def check(spark: SparkSession, config: Config) -> Iterator[str]:
@@ -24,23 +33,33 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     for name, properties in config.catalogs.items():
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
     catalogs = Catalogs(spark)
-    plans = []
-    for i, section in enumerate(config.tables):
-        table = catalogs.load(section.target)
-        types = infer_columns(spark, config, section) if table is None and section.columns is None else None
-        plans.append(plan_table(config, i, table, types))
-    source = open_source(spark, config, {plan.section.target: plan.changelog for plan in plans})
-    for plan in plans:
-        section = plan.section
+    source = open_source(spark, config, {})
+    tables = find_tables(config, source)
+    found = source.check([table.section for table in tables])
+    planned = _in_parallel(spark, lambda table: _plan(spark, catalogs, config, table), tables)
+    errors: list[RowdeltaError] = []
+    for table, plan, reached in zip(tables, planned, found, strict=True):
+        section = table.section
+        wrong = [problem for problem in (plan, reached) if isinstance(problem, RowdeltaError)]
+        if isinstance(plan, RowdeltaError) or wrong:
+            errors += wrong
+            yield f"{section.source} -> {section.target}: {wrong[0]}"
+            continue
         yield f"{section.source} -> {section.target}: {'exists' if plan.exists else 'will be created'}"
-        yield f"  source: {source.check(section)}"
+        yield f"  source: {reached}"
         columns = ", ".join(
             f"{c.name} {c.type.simpleString()}{' (key)' if c.name in section.key else ''}" for c in plan.columns
         )
         inferred = not plan.exists and section.columns is None
         yield f"  columns{' (inferred from messages; write them down to pin them)' if inferred else ''}: {columns}"
         order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"
-        yield f"  mode {section.mode}, deletes {section.deletes}, ordered by {order}"
+        group = f", group {section.group}" if section.group is not None else ""
+        yield f"  mode {section.mode}, deletes {section.deletes}, ordered by {order}{group}"
+    for entry in config.tables:
+        if entry.is_pattern:
+            yield f"pattern {entry.source} -> {entry.target}: looks for more every {config.source.discovery_interval}"
+    if errors:
+        raise errors[0]
     if config.sink.on_bad_record == "dead-letter":
         topic = f", and to topic {config.sink.dead_letter_topic}" if config.sink.dead_letter_topic else ""
         limit = config.sink.max_bad_records
@@ -54,16 +73,25 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
 def status(spark: SparkSession, config: Config) -> Iterator[str]:
     """Per table the last snapshot, the stored position and the lag."""
     catalogs = Catalogs(spark)
-    plans: dict[str, Any] = {}
-    source = open_source(spark, config, plans)
+    source = open_source(spark, config, {})
     prefix = property_prefix(config)
-    for section in config.tables:
-        table = catalogs.load(section.target)
-        if table is None:
+    tables = find_tables(config, source)
+    loaded = _in_parallel(spark, lambda table: _load(catalogs, table, prefix), tables)
+    places = [
+        (table.section, found[1]) for table, found in zip(tables, loaded, strict=True) if isinstance(found, tuple)
+    ]
+    lags = iter(source.lag(places))
+    for mapped, found in zip(tables, loaded, strict=True):
+        section = mapped.section
+        if found is None:
             yield f"{section.target}: does not exist yet; rowdelta run creates it"
             continue
-        stored = table.position(prefix)
-        position = stored.position if stored else start_position(table, prefix)
+        if isinstance(found, RowdeltaError):
+            yield f"{section.source} -> {section.target}: {found}"
+            continue
+        table, position = found
+        if section.group is not None:
+            yield f"group {section.group}:"
         snapshot = table.java.currentSnapshot()
         if snapshot is None:
             yield f"{section.target}: empty, no snapshot"
@@ -76,4 +104,37 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
                 f"{int(summary.get('total-equality-deletes') or 0):,} equality deletes"
             )
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
-        yield f"  lag: {source.lag(section, position)}"
+        yield f"  lag: {next(lags)}"
+
+
+def _plan(spark: SparkSession, catalogs: Catalogs, config: Config, mapped: MappedTable) -> TablePlan | RowdeltaError:
+    if mapped.error is not None:
+        return mapped.error
+    section = mapped.section
+    try:
+        table = catalogs.load(section.target)
+        types = infer_columns(spark, config, section) if table is None and section.columns is None else None
+        return plan_table(config, mapped, table, types)
+    except (ConfigError, TableError) as error:
+        return error
+
+
+def _load(
+    catalogs: Catalogs, mapped: MappedTable, prefix: str
+) -> tuple[IcebergTable, Position | None] | RowdeltaError | None:
+    if mapped.error is not None:
+        return mapped.error
+    table = catalogs.load(mapped.section.target)
+    if table is None:
+        return None
+    try:
+        stored = table.position(prefix)
+    except TableError as error:
+        return error
+    return table, stored.position if stored else start_position(table, prefix)
+
+
+def _in_parallel(spark: SparkSession, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Each item waits for the catalog, so several at a time."""
+    with ThreadPoolExecutor(_THREADS, initializer=activate, initargs=(spark,)) as pool:
+        return list(pool.map(work, items))

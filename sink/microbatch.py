@@ -37,6 +37,7 @@ from sink.dead_letters import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLost, KeyIndex, owner
+from sink.mapping import MappedTable
 from sink.routing import routing_columns, to_task
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.tables import TablePlan, deletes_carry_row, evolved_columns, needs_global_deletes, plan_table
@@ -73,13 +74,33 @@ class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an 
     """The table has got new or wider columns."""
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """Files of a micro-batch that wait for their commit: written for a table that was `empty`, or looked up in `index`."""
+
+    operation: str
+    written: Written
+    empty: bool
+    index: IndexSlice | None
+    write_seconds: float
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A table's part of a micro-batch before its commit. `attempt` is None if it must be written again."""
+
+    batch_id: int
+    batch: TableBatch
+    attempt: Attempt | None
+
+
 class TableSink:
     """Applies micro-batches to one table. Knows the table's position and the snapshot that it belongs to."""
 
     def __init__(
         self,
         config: Config,
-        index: int,
+        mapped: MappedTable,
         table: IcebergTable,
         plan: TablePlan,
         source: Source,
@@ -88,7 +109,7 @@ class TableSink:
         self.plan = plan
         self.table = table
         self._config = config
-        self._index = index
+        self._mapped = mapped
         self._source = source
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
@@ -137,15 +158,27 @@ class TableSink:
 
         :raises RowdeltaError: nothing was applied, or (`CommitUnknown`) it is unknown whether it was.
         """
+        pending = self.prepare(stream, batch_id, frame)
+        if pending is not None:
+            self.commit(pending)
+
+    def prepare(self, stream: Stream, batch_id: int, frame: DataFrame) -> Pending | None:
+        """Write the table's part of a micro-batch, and commit nothing. None if it has none.
+
+        What it returns must go to `commit` or to `discard`.
+        """
         batch = self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
-        if batch is not None:
-            self.apply_batch(batch_id, batch)
+        return None if batch is None else self.prepare_batch(batch_id, batch)
 
     def apply_batch(self, batch_id: int, batch: TableBatch) -> None:
         """Apply changes that continue the table's position, and store the position `batch.end`.
 
         :raises RowdeltaError: as `apply` does.
         """
+        self.commit(self.prepare_batch(batch_id, batch))
+
+    def prepare_batch(self, batch_id: int, batch: TableBatch) -> Pending:
+        """Write changes that continue the table's position, and commit nothing."""
         # files of a schema or a spec that the table has left behind: values would be missing, deletes would miss rows
         self.table.refresh()
         if self.table.snapshot_id() != self._base:
@@ -153,10 +186,24 @@ class TableSink:
             self._committer.check_not_fenced(self._prefix, self._stored.operation if self._stored else None)
             self._global_deletes = self.table.has_data_under_other_specs()
         self._replan_if_altered()
+        try:
+            return Pending(batch_id, batch, self._attempt(batch))
+        except SchemaEvolved:
+            self._follow_schema()
+        except IndexLost as error:
+            self._forget_index(error)
+        return Pending(batch_id, batch, None)
+
+    def commit(self, pending: Pending) -> None:
+        """Commit what `prepare` wrote; if others changed the table meanwhile, write it again.
+
+        :raises RowdeltaError: see `apply`.
+        """
         refused: Exception | None = None
+        attempt = pending.attempt
         for pause in self._committer.pauses():
             try:
-                self._write_and_commit(batch_id, batch)
+                self._commit_attempt(pending, attempt or self._attempt(pending.batch))
                 self._adopt()
                 if self._key_index is not None:
                     self._key_index.committed(self._stored)
@@ -168,18 +215,30 @@ class TableSink:
                 refused = error
                 log.info("%s: others committed meanwhile; looking up the keys and writing again", self.table.name)
             except SchemaEvolved:
-                self.table.refresh()
-                self._replan_if_altered()
-                self._adopt()
+                self._follow_schema()
+                attempt = None
                 continue
             except IndexLost as error:
                 refused = error
-                assert self._key_index is not None
-                self._key_index.forget()
-                log.warning("%s: %s; building the key index again", self.table.name, error)
+                self._forget_index(error)
+            attempt = None
             time.sleep(pause)
             self._adopt()
         raise retries_used_up(self.table.name, refused)
+
+    def discard(self) -> None:
+        """Delete what `prepare` wrote."""
+        self._delete_written()
+
+    def _follow_schema(self) -> None:
+        self.table.refresh()
+        self._replan_if_altered()
+        self._adopt()
+
+    def _forget_index(self, error: IndexLost) -> None:
+        assert self._key_index is not None
+        self._key_index.forget()
+        log.warning("%s: %s; building the key index again", self.table.name, error)
 
     def _adopt(self) -> None:
         """Take the table's current metadata as the base of the next commit."""
@@ -198,7 +257,7 @@ class TableSink:
             self._spec = spec
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
-        self.plan = plan_table(self._config, self._index, self.table)
+        self.plan = plan_table(self._config, self._mapped, self.table)
         self._global_deletes = self.table.has_data_under_other_specs()
         if self.plan.section.deletes == "equality" and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
@@ -207,7 +266,7 @@ class TableSink:
         self._spec = self.table.spec
         self._key_index = self._open_key_index()
 
-    def _write_and_commit(self, batch_id: int, batch: TableBatch) -> None:
+    def _attempt(self, batch: TableBatch) -> Attempt:
         operation = uuid4().hex[:16]
         started = time.monotonic()
         empty = self.table.is_empty()
@@ -215,22 +274,29 @@ class TableSink:
             self._key_index.synchronize(self._stored)
         index = self._key_index.slice() if self._key_index is not None else None
         written = self._write(batch, operation, empty, index)
-        wrote = time.monotonic()
         try:
             if self._observed.value:
                 self._evolve(self._observed.value)
             self._refuse(written)
+        except (RowdeltaError, SchemaEvolved):
+            self._delete_written()
+            raise
+        return Attempt(operation, written, empty, index, time.monotonic() - started)
+
+    def _commit_attempt(self, pending: Pending, attempt: Attempt) -> None:
+        end, operation, written = pending.batch.end, attempt.operation, attempt.written
+        started = time.monotonic()
+        try:
             if written.dead_letters:
-                self._keep_dead_letters(batch.end, operation, written)
-            self._commit(batch.end, operation, written, empty, index)
+                self._keep_dead_letters(end, operation, written)
+            self._commit(end, operation, written, attempt.empty, attempt.index)
         except CommitUnknown:
             raise
-        except (RowdeltaError, TableNoLongerEmpty, TableChanged, SchemaEvolved):
+        except (RowdeltaError, TableNoLongerEmpty, TableChanged):
             # known not to be committed; anything else might be, so its files stay
             self._delete_written()
             raise
-        committed = time.monotonic()
-        self._log(batch_id, batch.end, written, wrote - started, committed - wrote)
+        self._log(pending.batch_id, end, written, attempt.write_seconds, time.monotonic() - started)
 
     def _evolve(self, observed: Mapping[str, str]) -> None:
         """Give the table what the micro-batch's messages have, all at once: then the micro-batch is written again, under one schema.

@@ -3,8 +3,10 @@
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import ClassVar
 
@@ -15,17 +17,25 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from changelog.spec import ChangelogSpec
 from sink.config import Config
-from sink.dead_letters import open_dead_letters
-from sink.errors import RowdeltaError, TemporaryError
-from sink.microbatch import TableSink
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.mapping import MappedTable, map_tables
+from sink.roster import Member, Roster
 from sink.sources.files import FilesSource
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source, Stream
-from sink.tables import open_table
 
 log = logging.getLogger("rowdelta")
 
 _POLL_SECONDS = 0.2
+
+
+@dataclass
+class _Run:
+    """A started query. Once `over`, no micro-batch of it begins any more."""
+
+    stream: Stream
+    query: StreamingQuery | None = None
+    over: bool = False
 
 
 class Pipeline:
@@ -36,37 +46,61 @@ class Pipeline:
         self._config = config
         self._stopping = threading.Event()
         self._between_batches = threading.Lock()
-        self._failure: BaseException | None = None
-        opened = [open_table(spark, config, index) for index in range(len(config.tables))]
-        dead_letters = open_dead_letters(spark, config) if config.sink.on_bad_record == "dead-letter" else None
-        self._source = open_source(spark, config, {plan.section.target: plan.changelog for _, plan in opened})
-        self._sinks = {
-            plan.section.target: TableSink(config, index, table, plan, self._source, dead_letters)
-            for index, (table, plan) in enumerate(opened)
-        }
+        self._runs: list[_Run] = []
+        changelogs: dict[str, ChangelogSpec] = {}
+        self._source = open_source(spark, config, changelogs)
+        self._roster = Roster(spark, config, self._source, changelogs)
+        self._has_patterns = any(table.is_pattern for table in config.tables)
+        self._looked_at = time.monotonic()
+        self._roster.open(self._roster.enter(find_tables(config, self._source)))
 
     def run(self) -> None:
         """Apply what the source has, micro-batch by micro-batch.
 
         :raises RowdeltaError: says what happened and what to do; every table is as its last commit left it.
         """
-        streams = self._source.streams({target: sink.position for target, sink in self._sinks.items()})
-        for sink in self._sinks.values():
-            sink.remember_start(self._source.start_position(sink.plan.section))
-        queries = [self._start(stream) for stream in streams]
         try:
-            self._wait(queries)
+            self._raise_if_over()
+            working = self._roster.working()
+            known = any(member.sink and member.sink.position for member in working)
+            # a topic that a pattern matches now but didn't in an earlier run is new
+            self._join(working, {m.source for m in working if known and m.mapped.from_pattern})
+            self._raise_if_over()
+            self._wait()
+            failed = self._roster.failed()
+            if failed:
+                raise self._failure(failed)
         finally:
+            self._roster.close()
             # the JVM may have gone; what ended the run matters more
             with suppress(Py4JError, OSError):
-                for query in queries:
-                    query.stop()
+                for run in self._runs:
+                    if run.query is not None:
+                        run.query.stop()
 
     def stop(self) -> None:
         """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
         self._stopping.set()
 
-    def _start(self, stream: Stream) -> StreamingQuery:
+    def _join(self, members: Sequence[Member], from_start: set[str]) -> None:
+        """Have tables that were just opened read from where they are.
+
+        Where all tables share one query, it ends and begins anew from the tables' positions, which are the truth: so nothing is
+        lost or read twice, whatever state each of them is in.
+        """
+        if not members:
+            return
+        if self._source.one_stream:
+            for run in list(self._runs):
+                self._end(run)
+            if self._config.sink.trigger != "available-now":
+                members = self._roster.working()
+        located = self._roster.locate(members, from_start)
+        if located:
+            for stream in self._source.streams([member.mapped.section for member in located]):
+                self._runs.append(self._start(stream))
+
+    def _start(self, stream: Stream) -> _Run:
         trigger = self._config.sink.trigger
         writer = stream.frame.writeStream.queryName(f"rowdelta {stream.name}").option(
             "checkpointLocation", stream.checkpoint
@@ -74,69 +108,172 @@ class Pipeline:
         writer = (
             writer.trigger(availableNow=True) if trigger == "available-now" else writer.trigger(processingTime=trigger)
         )
-        return writer.foreachBatch(self._apply(stream)).start()
+        run = _Run(stream)
+        run.query = writer.foreachBatch(self._apply(run)).start()
+        return run
 
-    def _apply(self, stream: Stream) -> Callable[[DataFrame, int], None]:
-        sinks = [self._sinks[table.target] for table in stream.tables]
+    def _end(self, run: _Run) -> None:
+        with self._between_batches:
+            run.over = True
+        self._runs.remove(run)
+        assert run.query is not None
+        self._quieten_spark()
+        run.query.stop()
+        self._spark.sparkContext.setLogLevel("ERROR")
+
+    def _apply(self, run: _Run) -> Callable[[DataFrame, int], None]:
+        members = [self._roster.members[table.source] for table in run.stream.tables]
 
         def apply(frame: DataFrame, batch_id: int) -> None:
             with self._between_batches:
-                if self._stopping.is_set():
+                if self._stopping.is_set() or run.over:
                     self._quieten_spark()
                     raise _Stopped
-                shared = len(sinks) > 1
-                if shared:
-                    frame.persist()
-                try:
-                    for sink in sinks:
-                        sink.apply(stream, batch_id, frame)
-                except BaseException as error:
-                    self._failure = self._failure or error
-                    raise
-                finally:
-                    if shared:
-                        frame.unpersist()
+                self._roster.apply(run.stream, batch_id, frame)
+                if self._is_over() or not any(member.works for member in members):
+                    run.over = True
+                    raise next((member.error for member in members if member.error is not None), _Stopped())
 
         return apply
 
-    def _wait(self, queries: Sequence[StreamingQuery]) -> None:
-        running = list(queries)
-        while running and not self._stopping.is_set():
-            try:
+    def _wait(self) -> None:
+        retried = False
+        while not self._stopping.is_set():
+            for run in list(self._runs):
                 # each in turn: a failed query must not go unnoticed behind one that runs on
-                ended = [query for query in running if query.awaitTermination(_POLL_SECONDS / len(running))]  # type: ignore[arg-type]  # fractions work
-            except PySparkException as error:
-                if self._stopping.is_set() and self._failure is None:
-                    break  # `_Stopped`, thrown while we waited
-                raise self._explain(error) from error
-            except (Py4JError, OSError) as error:
-                raise TemporaryError(
-                    f"the JVM went away: {error}. Every table is as its last commit left it; run again."
-                ) from None
-            running = [query for query in running if query not in ended]
+                if self._has_ended(run) and run in self._runs:
+                    self._runs.remove(run)
+            self._raise_if_over()
+            if self._config.sink.trigger != "available-now":
+                self._look_around()
+            elif not self._runs:
+                # what failed in passing may work now
+                failed = [member for member in self._roster.failed() if member.failures == 1]
+                if retried or not failed:
+                    break
+                retried = True
+                self._join(self._roster.open(failed), set())
+            if not self._runs:
+                self._stopping.wait(_POLL_SECONDS)
         with self._between_batches:
-            if self._failure is not None:
-                raise self._explain(self._failure)
-        if running:
+            self._raise_if_over()
+        if self._runs:
             self._quieten_spark()
+
+    def _has_ended(self, run: _Run) -> bool:
+        assert run.query is not None
+        try:
+            return bool(run.query.awaitTermination(_POLL_SECONDS / len(self._runs)))  # type: ignore[arg-type]  # fractions work
+        except PySparkException as error:
+            if self._stopping.is_set() or run.over:
+                return True  # `_Stopped`, thrown while we waited, or the error of its tables
+            failure = self._explain(error)
+            if self._goes_on_without(run, failure):
+                return True
+            raise failure from error
+        except (Py4JError, OSError) as error:
+            raise TemporaryError(
+                f"the JVM went away: {error}. Every table is as its last commit left it; run again."
+            ) from None
+
+    def _goes_on_without(self, run: _Run, failure: RowdeltaError) -> bool:
+        """Whether a query failed because of some of its tables, as when a topic was deleted. They are set aside, the others go on."""
+        members = [member for table in run.stream.tables if (member := self._roster.members[table.source]).works]
+        if len(self._roster.members) == 1 or not members:
+            return False
+        run.over = True
+        if not self._source.one_stream:
+            self._roster.set_aside(members[0], [], failure)
+            return True
+        try:
+            fine = self._roster.locate(members, set())
+        except TemporaryError as error:
+            log.warning("can't find out why the stream failed: %s", error)
+            return False
+        if len(fine) == len(members):
+            return False
+        if not self._is_over():
+            self._join(fine, set())
+        return True
+
+    def _look_around(self) -> None:
+        """Take in what appeared, and try again what failed a while ago."""
+        now = time.monotonic()
+        members = [member for member in self._roster.failed() if member.retry_at <= now]
+        new: list[Member] = []
+        if self._has_patterns and now - self._looked_at >= self._config.source.discovery_seconds:
+            self._looked_at = now
+            try:
+                new = self._roster.enter(find_tables(self._config, self._source))
+            except TemporaryError as error:
+                log.warning("can't look for new tables: %s", error)
+            for member in new:
+                log.info("found %s, for %s", member.source, member.target)
+        if not members and not new:
+            return
+        with self._between_batches:
+            # a micro-batch in progress may be the one that uses what is opened here
+            opened = self._roster.open([*members, *new])
+        try:
+            self._join(opened, {member.source for member in new})
+        except TemporaryError as error:
+            raise self._explain(error) from error
+
+    def _is_over(self) -> bool:
+        """Whether there is no reason to go on: a table failed and the others must stop too, or there are no others."""
+        failed = self._roster.failed()
+        if not failed:
+            return False
+        if self._config.sink.on_table_error == "stop" or len(failed) == len(self._roster.members):
+            return True
+        return any(isinstance(member.error, RowdeltaError) and member.error.stops_job for member in failed)
+
+    def _raise_if_over(self) -> None:
+        if self._is_over():
+            raise self._failure(self._roster.failed())
+
+    def _failure(self, failed: Sequence[Member]) -> RowdeltaError:
+        """One error for all tables that failed, of the kind that most needs somebody's attention."""
+        errors = [self._explain(member.error) for member in failed if member.error is not None]
+        # what goes away by itself comes last
+        errors.sort(key=lambda error: (not error.stops_job, isinstance(error, TemporaryError)))
+        if len(errors) == 1:
+            return errors[0]
+        shown = "\n".join(f"  {error}" for error in errors[:10])
+        more = f"\n  and {len(errors) - 10} more" if len(errors) > 10 else ""
+        worst = next((kind for kind in _KINDS if isinstance(errors[0], kind)), RowdeltaError)
+        return worst(
+            f"{len(errors)} of {len(self._roster.members)} tables failed; each is as its last commit left it:\n{shown}{more}"
+        )
 
     def _quieten_spark(self) -> None:
         """Spark reports the interruption of a batch that hasn't begun as an error; it isn't one."""
         self._spark.sparkContext.setLogLevel("OFF")
 
     def _explain(self, error: BaseException) -> RowdeltaError:
-        cause = self._failure or error
-        if isinstance(cause, RowdeltaError):
-            return cause
-        text = str(cause).strip()
+        if isinstance(error, RowdeltaError):
+            return error
+        text = str(error).strip()
         lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
         return TemporaryError(
             f"the stream failed: {' '.join(lines[:3])[:800]}. Every table is as its last commit left it; run again."
         )
 
 
+_KINDS = (ConfigError, DataError, TableError, TemporaryError)
+
+
 class _Stopped(Exception):  # noqa: N818 - ends a micro-batch that hasn't begun
     """The pipeline is stopping."""
+
+
+def find_tables(config: Config, source: Source) -> list[MappedTable]:
+    """The tables of a configuration, with those that its patterns find in the source.
+
+    :raises TemporaryError: the source did not answer.
+    """
+    names = source.names() if any(table.is_pattern for table in config.tables) else ()
+    return map_tables(config, names)
 
 
 def open_source(spark: SparkSession, config: Config, changelogs: dict[str, ChangelogSpec]) -> Source:

@@ -32,8 +32,9 @@ from sink.config import Config
 from sink.dead_letters import Selection
 from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs
+from sink.mapping import MappedTable
 from sink.microbatch import TableSink
-from sink.pipeline import open_source
+from sink.pipeline import find_tables, open_source
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
 from sink.tables import plan_table
@@ -87,38 +88,40 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
             "replay reads what came after a bad record from Kafka, and source.type is files. Write the corrected records into "
             "a new change file instead; then delete the dead letters by SQL."
         )
-    targets = [table.target for table in config.tables]
-    if selection.table is not None and selection.table not in targets:
-        raise ConfigError(f"--table {selection.table}: no table has this target. Targets: {', '.join(targets)}.")
     # a replay repeats changes that the table has had, which only upsert forgives
     tables = [table.model_copy(update={"mode": "upsert"}) for table in config.tables]
     config = config.model_copy(update={"tables": tables})
+    source = open_source(spark, config, {})
+    assert isinstance(source, KafkaSource)
+    mapped = [table for table in find_tables(config, source) if table.error is None]
+    targets = [table.section.target for table in mapped]
+    if selection.table is not None and selection.table not in targets:
+        raise ConfigError(f"--table {selection.table}: no table has this target. Targets: {', '.join(targets)}.")
     found = dead_letters.find(spark, config, selection)
     with_letters = {(row[0], row[1]) for row in found.select("table", "source").distinct().collect()}
-    for index, section in enumerate(tables):
+    for table in mapped:
+        section = table.section
         # others' sinks may share both tables
         if (section.target, section.source) in with_letters:
             own = (F.col("table") == section.target) & (F.col("source") == section.source)
-            yield _Replay(spark, config, index).run(found.where(own), force)
+            yield _Replay(spark, config, table, source).run(found.where(own), force)
 
 
 class _Replay:
     """The replay of one table."""
 
-    def __init__(self, spark: SparkSession, config: Config, index: int) -> None:
+    def __init__(self, spark: SparkSession, config: Config, mapped: MappedTable, source: KafkaSource) -> None:
         self._spark = spark
         self._config = config
-        self._section = config.tables[index]
+        self._section = mapped.section
         table = Catalogs(spark).load(self._section.target)
         if table is None:
             raise TableError(
                 f"{self._section.target} does not exist, so there is nothing to replay into. rowdelta run creates it."
             )
-        plan = plan_table(config, index, table)
-        source = open_source(spark, config, {self._section.target: plan.changelog})
-        assert isinstance(source, KafkaSource)
         self._source = source
-        self._sink = TableSink(config, index, table, plan, source, dead_letters=None)
+        plan = plan_table(config, mapped, table)
+        self._sink = TableSink(config, mapped, table, plan, source, dead_letters=None)
 
     def run(self, letters: DataFrame, force: bool) -> Replayed:
         """Replay `letters`, rows of the dead-letter table for this table."""

@@ -80,6 +80,13 @@ def start(config: Config) -> SparkSession:
     return spark
 
 
+def activate(spark: SparkSession) -> None:
+    """Make it the session of this thread. In a thread without one, Spark takes settings from nowhere and knows no catalogs."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    SparkSession._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
+
+
 def _is_set(spark: SparkSession, name: str) -> bool:
     return bool(spark.sparkContext.getConf().contains(name))
 

@@ -14,6 +14,7 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
 from sink.inference import infer_columns
+from sink.mapping import MappedTable
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,14 @@ class TablePlan:
 
 
 def plan_table(
-    config: Config, index: int, table: IcebergTable | None, types: Mapping[str, str] | None = None
+    config: Config, mapped: MappedTable, table: IcebergTable | None, types: Mapping[str, str] | None = None
 ) -> TablePlan:
-    """Check the configuration's `index`-th table against the target, if it exists.
+    """Check a table's configuration against the target, if it exists.
 
     :param types: Spark SQL types of the columns, inferred, for a table that doesn't exist and a configuration that names none.
     :raises ConfigError: the configuration is at fault. :raises TableError: configuration and table contradict each other.
     """
-    section = config.tables[index]
-    path = f"tables[{index}]"
+    section, path = mapped.section, mapped.path
     wanted = wanted_columns(section, path, None if table else types)
     if table is None:
         if wanted is None:
@@ -63,18 +63,18 @@ def plan_table(
     return _plan(config, section, path, columns, sources, table is not None)
 
 
-def open_table(spark: SparkSession, config: Config, index: int) -> tuple[IcebergTable, TablePlan]:
+def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tuple[IcebergTable, TablePlan]:
     """The target, created if it is missing.
 
     :raises ConfigError, TableError: see `plan_table`.
     """
     catalogs = Catalogs(spark)
-    section = config.tables[index]
+    section = mapped.section
     table = catalogs.load(section.target)
     types = infer_columns(spark, config, section) if table is None and section.columns is None else None
-    plan = plan_table(config, index, table, types)
+    plan = plan_table(config, mapped, table, types)
     if table is None:
-        wanted = wanted_columns(section, f"tables[{index}]", types)
+        wanted = wanted_columns(section, mapped.path, types)
         assert wanted is not None
         properties = {"format-version": "2"} | section.properties
         table = catalogs.create(section.target, wanted, section.key, section.partition_fields, properties)

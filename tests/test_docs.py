@@ -62,7 +62,8 @@ def test_the_readme_gives_each_keys_default(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["source.type", "source.format", "sink.on_bad_record", "tables[].mode", "tables[].deletes"]
+    "key",
+    ["source.type", "source.format", "sink.on_bad_record", "sink.on_table_error", "tables[].mode", "tables[].deletes"],
 )
 def test_the_readme_gives_each_choice(key: str) -> None:
     kind, _ = _reference_table()[key]

@@ -7,7 +7,7 @@ from a copy, ahead of a table that was rolled back), files at or before the mark
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from changelog.row_kind_columns import columns_to_read
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, DataError
+from sink.errors import ConfigError, DataError, RowdeltaError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import BadRecords, Position, Stream, TableBatch
 
@@ -40,12 +40,15 @@ class _ChangeFile:
 class FilesSource:
     """Reads each table's directory, Parquet or JSON lines."""
 
+    one_stream = False
+
     def __init__(self, spark: SparkSession, config: Config, specs: Mapping[str, ChangelogSpec]) -> None:
         self._spark = spark
         self._config = config
         self._specs = specs
         self._folders: dict[str, CheckpointFolder] = {}
         self._generations: dict[str, str] = {}
+        self._positions: dict[str, Position | None] = {}
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         # looked up once: to find a class by its name takes a round trip for each of the name's parts
@@ -55,8 +58,38 @@ class FilesSource:
         self._parquet_input = jvm.org.apache.parquet.hadoop.util.HadoopInputFile
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
 
-    def streams(self, positions: Mapping[str, Position | None]) -> Sequence[Stream]:
-        return [self._stream(table, positions[table.target]) for table in self._config.tables]
+    def names(self) -> Sequence[str]:
+        return [name for parent in self._parents() for name in self._directories(parent)]
+
+    def _parents(self) -> list[str]:
+        """Folders before the last `/` of patterns."""
+        return sorted({table.source.rpartition("/")[0] or "/" for table in self._config.tables if table.is_pattern})
+
+    def _directories(self, parent: str) -> list[str]:
+        path = self._hadoop_path(parent)
+        fs = path.getFileSystem(self._hadoop_conf)
+        if not fs.exists(path):
+            return []
+        names = [str(status.getPath().getName()) for status in fs.listStatus(path) if status.isDirectory()]
+        return [f"{parent.rstrip('/')}/{name}" for name in names if not name.startswith(("_", "."))]
+
+    def locate(
+        self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
+    ) -> Mapping[str, RowdeltaError]:
+        failures: dict[str, RowdeltaError] = {}
+        for table, position in tables:
+            self._positions[table.source] = position
+            try:
+                self._list(table)
+            except ConfigError as error:
+                failures[table.source] = error
+        return failures
+
+    def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
+        return [self._stream(table, self._positions[table.source]) for table in tables]
+
+    def touched(self, stream: Stream, batch_id: int) -> Sequence[str]:
+        return [table.source for table in stream.tables]
 
     def _stream(self, table: TableSection, position: Position | None) -> Stream:
         folder = CheckpointFolder(self._spark, f"{self._config.sink.checkpoint.rstrip('/')}/files/{table.target}")
@@ -69,7 +102,6 @@ class FilesSource:
         return Stream(table.target, self._read(table), folder.location(generation), (table,))
 
     def _read(self, table: TableSection) -> DataFrame:
-        self._list(table)
         options = {name: value for name, value in self._config.source.options.items() if name not in _OWN_OPTIONS}
         reader = self._spark.readStream.options(**options)
         path = F.col("_metadata.file_path").alias("source")
@@ -114,13 +146,25 @@ class FilesSource:
     def start_position(self, table: TableSection) -> Position | None:
         return None
 
-    def lag(self, table: TableSection, position: Position | None) -> str:
-        files = [_ChangeFile(path, modified) for path, modified in self._list(table)]
-        waiting = [file for file in files if position is None or _is_beyond(file, position)]
-        return f"{len(waiting):,} files behind"
+    def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
+        def behind(table: TableSection, position: Position | None) -> str:
+            try:
+                files = [_ChangeFile(path, modified) for path, modified in self._list(table)]
+            except ConfigError:
+                return f"unknown; there is no directory {table.source}"
+            waiting = [file for file in files if position is None or _is_beyond(file, position)]
+            return f"{len(waiting):,} files behind"
 
-    def check(self, table: TableSection) -> str:
-        return f"directory {table.source}: {len(self._list(table)):,} files"
+        return [behind(table, position) for table, position in tables]
+
+    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
+        def found(table: TableSection) -> str | RowdeltaError:
+            try:
+                return f"directory {table.source}: {len(self._list(table)):,} files"
+            except ConfigError as error:
+                return error
+
+        return [found(table) for table in tables]
 
     def _files(self, table: TableSection, batch_id: int) -> list[_ChangeFile]:
         """The files of a micro-batch, from Spark's `FileStreamSourceLog`."""

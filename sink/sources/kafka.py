@@ -1,27 +1,38 @@
-"""Kafka: one streaming query for all topics. A position is topic-partition -> next offset, `{"0": 42, "1": 17}`."""
+"""Kafka: one streaming query for all topics. A position is topic-partition -> next offset, `{"0": 42, "1": 17}`.
+
+The query says which offsets a micro-batch covers. Where several topics have something in it, each table reads its own topic's
+share as a batch of its own: so each message is read once, and nothing is held in memory for other tables.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, DataError, TableError, TemporaryError
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import BadRecords, Position, Stream, TableBatch
 
 _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
+_STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
+_EARLIEST = -2
+
+Offsets = dict[str, int]
+"""Partition -> next offset."""
 
 
 class KafkaSource:
-    """Reads each topic from where its table got to; Spark's checkpoint is fresh in every run."""
+    """Reads each topic from where its table got to; Spark's checkpoint is fresh in every run, and whenever a table joins."""
+
+    one_stream = True
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark = spark
@@ -29,13 +40,40 @@ class KafkaSource:
         self._options = config.source.options
         self._folder = CheckpointFolder(spark, f"{config.sink.checkpoint.rstrip('/')}/kafka")
         self._generation = ""
-        self._starts: dict[str, dict[str, int]] = {}
+        self._starts: dict[str, Offsets] = {}
+        self._read: tuple[int, dict[str, Offsets], dict[str, Offsets]] | None = None
 
-    def streams(self, positions: Mapping[str, Position | None]) -> Sequence[Stream]:
-        self._generation = self._folder.new_generation()
+    def names(self) -> Sequence[str]:
         with self._admin() as admin:
-            for table in self._config.tables:
-                self._starts[table.source] = admin.start(table, positions[table.target], self._options)
+            return admin.topics()
+
+    def locate(
+        self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
+    ) -> Mapping[str, RowdeltaError]:
+        failures: dict[str, RowdeltaError] = {}
+        with self._admin() as admin:
+            topics = [table.source for table, _ in tables]
+            earliest, latest = admin.offsets(topics, admin.earliest()), admin.offsets(topics, admin.latest())
+            for table, position in tables:
+                topic = table.source
+                try:
+                    if topic not in latest or topic not in earliest:
+                        raise admin.no_topic(topic)
+                    if position is not None:
+                        start = self._continued(table, position, earliest[topic], latest[topic])
+                    elif topic in from_start:
+                        start = earliest[topic]
+                    else:
+                        start = self._configured(admin, topic, earliest[topic], latest[topic])
+                    self._starts[topic] = start
+                except RowdeltaError as error:
+                    failures[topic] = error
+        return failures
+
+    def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
+        self._generation = self._folder.new_generation()
+        self._read = None
+        self._starts = {table.source: self._starts[table.source] for table in tables}
         options = {name: value for name, value in self._options.items() if name.lower() not in _OWN_OPTIONS}
         frame = (
             self._spark.readStream.format("kafka")
@@ -44,19 +82,22 @@ class KafkaSource:
             .option("startingOffsets", json.dumps(self._starts))
             .load()
         )
-        tables = tuple(self._config.tables)
-        return [Stream(self._config.sink.id, _records(frame), self._folder.location(self._generation), tables)]
+        location = self._folder.location(self._generation)
+        return [Stream(self._config.sink.id, _records(frame), location, tuple(tables))]
 
     def start_position(self, table: TableSection) -> Position | None:
         return self._starts[table.source]
+
+    def touched(self, stream: Stream, batch_id: int) -> Sequence[str]:
+        begin, end = self._offsets(batch_id)
+        return [topic for topic, ends in end.items() if begin.get(topic) != ends]
 
     def batch(
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
     ) -> TableBatch | None:
         topic = table.source
-        end = self._folder.offsets(self._generation, batch_id).get(topic, {})
-        before = self._folder.offsets(self._generation, batch_id - 1)
-        begin = self._starts[topic] if before is None else before.get(topic, {})
+        begins, ends = self._offsets(batch_id)
+        begin, end = begins.get(topic, {}), ends.get(topic, {})
         had = {partition: int(offset) for partition, offset in (position or {}).items()}
         for partition, offset in begin.items():
             if offset > had.get(partition, offset):
@@ -64,16 +105,28 @@ class KafkaSource:
                     f"{table.target}: its stored position for {topic}-{partition} is {had[partition]}, but this run has "
                     f"read on to {offset}. The position was set back while the sink ran; start it again."
                 )
-        todo = {p: to - max(begin.get(p, 0), had.get(p, 0)) for p, to in end.items()}
-        if not any(count > 0 for count in todo.values()):
+        # a partition that was added meanwhile is read from its first message, which may be past 0
+        starts = {p: max(begin.get(p, 0), had.get(p, 0)) for p in end}
+        todo = {p: to - starts[p] for p, to in end.items() if to > starts[p]}
+        if not todo:
             return None
-        overlap = {p: had[p] for p in end if begin.get(p, 0) < had.get(p, 0)}
-        records = frame if len(stream.tables) == 1 else frame.where(F.col("source") == topic)
-        if overlap:
-            applied = [(F.col("partition") == int(p)) & (F.col("offset") < offset) for p, offset in overlap.items()]
-            records = records.where(~any_of(applied))
+        if all(other == topic or begins.get(other) == ends[other] for other in ends):
+            # the usual case of a job with one table: what Spark has planned anyway
+            records = frame
+            overlap = {p: had[p] for p in end if begin.get(p, 0) < had.get(p, 0)}
+            if overlap:
+                applied = [(F.col("partition") == int(p)) & (F.col("offset") < offset) for p, offset in overlap.items()]
+                records = records.where(~any_of(applied))
+        else:
+            from_first = {p for p in todo if p not in begin and p not in had}
+            records = self._range(
+                frame.sparkSession,
+                topic,
+                {p: _EARLIEST if p in from_first else starts[p] for p in todo},
+                {p: end[p] for p in todo},
+            )
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
-        return TableBatch(records, had | ahead, _beyond, sum(max(0, count) for count in todo.values()))
+        return TableBatch(records, had | ahead, _beyond, sum(todo.values()))
 
     def read_again(self, topic: str, first: Mapping[int, int], end: Position) -> DataFrame | None:
         """Raw records that were read before: of each partition in `first` from that offset, or the earliest that there is, to `end`.
@@ -81,38 +134,112 @@ class KafkaSource:
         :return: None if the topic has none of them any more.
         """
         with self._admin() as admin:
-            earliest = admin.offsets(topic, admin.earliest())
-        spans = {str(p): (max(offset, earliest.get(str(p), offset)), int(end[str(p)])) for p, offset in first.items()}
-        spans = {partition: span for partition, span in spans.items() if partition in earliest and span[0] < span[1]}
-        if not spans:
+            earliest = admin.offsets([topic], admin.earliest()).get(topic, {})
+        begin = {str(p): max(offset, earliest[str(p)]) for p, offset in first.items() if str(p) in earliest}
+        begin = {partition: offset for partition, offset in begin.items() if offset < int(end[partition])}
+        if not begin:
             return None
-        options = {name: value for name, value in self._options.items() if name.startswith("kafka.")}
-        frame = (
-            self._spark.read.format("kafka")
+        return self._range(self._spark, topic, begin, {partition: int(end[partition]) for partition in begin})
+
+    def _range(self, spark: SparkSession, topic: str, begin: Offsets, end: Offsets) -> DataFrame:
+        """A topic's messages from `begin` to `end`. To filter them out of a stream's frame would read all topics for each table."""
+        options = {
+            name: value
+            for name, value in self._options.items()
+            if name.lower() not in _OWN_OPTIONS and name.lower() not in _STREAM_OPTIONS
+        }
+        by_name = {name.lower(): value for name, value in self._options.items()}
+        # with a group of its own, each read would have consumers of its own, connected anew; they never commit offsets
+        prefix = by_name.get("groupidprefix", "spark-kafka-source")
+        group = by_name.get("kafka.group.id", f"{prefix}-rowdelta-{self._config.sink.id}")
+        own = (
+            spark.read.format("kafka")
             .options(**options)
-            .option("assign", json.dumps({topic: sorted(int(partition) for partition in spans)}))
-            .option(
-                "startingOffsets", json.dumps({topic: {partition: start for partition, (start, _) in spans.items()}})
-            )
-            .option("endingOffsets", json.dumps({topic: {partition: stop for partition, (_, stop) in spans.items()}}))
+            .option("kafka.group.id", group)
+            .option("assign", json.dumps({topic: [int(p) for p in begin]}))
+            .option("startingOffsets", json.dumps({topic: begin}))
+            .option("endingOffsets", json.dumps({topic: end}))
             .load()
         )
-        return _records(frame)
+        return _records(own)
 
-    def lag(self, table: TableSection, position: Position | None) -> str:
-        with self._admin() as admin:
-            latest = admin.offsets(table.source, admin.latest())
-            earliest = admin.offsets(table.source, admin.earliest())
-        had = position or {}
-        behind = sum(max(0, end - int(had.get(p, earliest[p]))) for p, end in latest.items())
-        return f"{behind:,} messages behind"
+    def _offsets(self, batch_id: int) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
+        """Where a micro-batch begins and ends, by topic. Read once a micro-batch, whatever the number of tables."""
+        if self._read is None or self._read[0] != batch_id:
+            if self._read is not None and self._read[0] == batch_id - 1:
+                before = self._read[2]
+            else:
+                stored = self._folder.offsets(self._generation, batch_id - 1)
+                before = self._starts if stored is None else stored
+            self._read = batch_id, before, self._folder.offsets(self._generation, batch_id)
+        return self._read[1:]
 
-    def check(self, table: TableSection) -> str:
+    def _continued(self, table: TableSection, position: Position, earliest: Offsets, latest: Offsets) -> Offsets:
+        topic = table.source
+        # partitions that were added since begin at their first message
+        start = earliest | {p: int(offset) for p, offset in position.items()}
+        by_name = {name.lower(): value for name, value in self._options.items()}
+        may_lose = by_name.get("failondataloss", "true").lower() == "false"
+        for partition, first in earliest.items():
+            if start[partition] < first and not may_lose:
+                raise DataError(
+                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but Kafka has removed "
+                    f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: upsert), "
+                    "with source.options.failOnDataLoss: false to go on from what is there."
+                )
+        for partition, end in latest.items():
+            if start[partition] > end:
+                raise TableError(
+                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but the topic ends at "
+                    f"{end}. Was it deleted and created again? To read it from the start, remove the stored position (see "
+                    "README, Reset)."
+                )
+        return {partition: start[partition] for partition in latest}
+
+    def _configured(self, admin: "_Admin", topic: str, earliest: Offsets, latest: Offsets) -> Offsets:
+        by_name = {name.lower(): value for name, value in self._options.items()}
+        if "startingtimestamp" in by_name:
+            found = admin.offsets([topic], admin.at(int(by_name["startingtimestamp"])))[topic]
+            return {p: found[p] if found[p] >= 0 else latest[p] for p in latest}
+        text = by_name.get("startingoffsets", "earliest")
+        if text in ("earliest", "latest"):
+            return earliest if text == "earliest" else latest
+        try:
+            given = {str(p): int(offset) for p, offset in json.loads(text)[topic].items()}
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise ConfigError(
+                f"source.options.startingOffsets: got {text!r}, expected earliest, latest, or JSON such as "
+                f'{{"{topic}": {{"0": 42}}}}'
+            ) from None
+        special = {_EARLIEST: earliest, -1: latest}
+        chosen = earliest | given
+        return {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
+
+    def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         with self._admin() as admin:
-            latest = admin.offsets(table.source, admin.latest())
-            earliest = admin.offsets(table.source, admin.earliest())
-        messages = sum(latest[p] - earliest[p] for p in latest)
-        return f"topic {table.source}: {len(latest)} partitions, {messages:,} messages"
+            topics = [table.source for table, _ in tables]
+            latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
+
+        def behind(topic: str, position: Position) -> str:
+            if topic not in latest or topic not in earliest:
+                return f"unknown; there is no topic {topic}"
+            count = sum(max(0, end - int(position.get(p, earliest[topic][p]))) for p, end in latest[topic].items())
+            return f"{count:,} messages behind"
+
+        return [behind(table.source, position or {}) for table, position in tables]
+
+    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
+        with self._admin() as admin:
+            topics = [table.source for table in tables]
+            latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
+
+            def found(topic: str) -> str | RowdeltaError:
+                if topic not in latest or topic not in earliest:
+                    return admin.no_topic(topic)
+                messages = sum(end - earliest[topic][p] for p, end in latest[topic].items())
+                return f"topic {topic}: {len(latest[topic])} partitions, {messages:,} messages"
+
+            return [found(topic) for topic in topics]
 
     def _admin(self) -> "_Admin":
         return _Admin(self._spark, self._options)
@@ -158,85 +285,63 @@ class _Admin:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def latest(self) -> Any:
+    def latest(self) -> JavaObject:
         return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
 
-    def earliest(self) -> Any:
+    def earliest(self) -> JavaObject:
         return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
 
-    def offsets(self, topic: str, spec: Any) -> dict[str, int]:
-        """Partition -> offset that `spec` (an `OffsetSpec`) selects."""
+    def at(self, timestamp: int) -> JavaObject:
+        """The first message at or after `timestamp` (milliseconds); -1 where there is none."""
+        return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(timestamp)
+
+    def topics(self) -> list[str]:
+        """Names of all topics but Kafka's internal ones."""
+        # joined in the JVM: Python's iteration over a Java set takes round trips for each name
+        names = self._get(self._client.listTopics().names(), "any topic")
+        return [name for name in str(self._jvm.java.lang.String.join(",", names)).split(",") if name]
+
+    def offsets(self, topics: Sequence[str], spec: JavaObject) -> dict[str, Offsets]:
+        """By topic the offsets that `spec` (an `OffsetSpec`) selects. A topic that doesn't exist is left out."""
         query = self._jvm.java.util.HashMap()
-        for partition in self._partitions(topic):
-            query.put(self._jvm.org.apache.kafka.common.TopicPartition(topic, partition), spec)
-        found = self._get(self._client.listOffsets(query).all(), topic)
-        return {str(entry.getKey().partition()): int(entry.getValue().offset()) for entry in found.entrySet()}
+        partition_of = self._jvm.org.apache.kafka.common.TopicPartition
+        for topic, partitions in self._partitions(topics).items():
+            for partition in partitions:
+                query.put(partition_of(topic, partition), spec)
+        result: dict[str, Offsets] = {}
+        if not query:
+            return result
+        for entry in self._get(self._client.listOffsets(query).all(), ", ".join(topics[:3])).entrySet():
+            place = entry.getKey()
+            result.setdefault(str(place.topic()), {})[str(place.partition())] = int(entry.getValue().offset())
+        return result
 
-    def start(self, table: TableSection, position: Position | None, options: Mapping[str, str]) -> dict[str, int]:
-        """Next offset of every partition: the stored one, else what `startingOffsets` asks for.
+    def no_topic(self, topic: str) -> ConfigError:
+        return ConfigError(f"Kafka at {self._servers} has no topic {topic!r}. Create it, or correct tables[].source.")
 
-        :raises TableError: the topic ends before the stored position.
-        :raises DataError: the topic begins after it.
-        """
-        topic = table.source
-        latest = self.offsets(topic, self.latest())
-        if position is None:
-            return self._configured(topic, options, latest)
-        earliest = self.offsets(topic, self.earliest())
-        # partitions that were added since begin at their first message
-        start = earliest | {p: int(offset) for p, offset in position.items()}
-        may_lose = {name.lower(): value for name, value in options.items()}.get(
-            "failondataloss", "true"
-        ).lower() == "false"
-        for partition, first in earliest.items():
-            if start[partition] < first and not may_lose:
-                raise DataError(
-                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but Kafka has removed "
-                    f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: upsert), "
-                    "with source.options.failOnDataLoss: false to go on from what is there."
-                )
-        for partition, end in latest.items():
-            if start[partition] > end:
-                raise TableError(
-                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but the topic ends at "
-                    f"{end}. Was it deleted and created again? To read it from the start, remove the stored position (see "
-                    "README, Reset)."
-                )
-        return {partition: start[partition] for partition in latest}
+    def _partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        names = self._jvm.java.util.ArrayList()
+        for topic in topics:
+            names.add(topic)
+        futures = self._client.describeTopics(names).topicNameValues()
+        result = {}
+        for topic in topics:
+            try:
+                described = self._get(futures.get(topic), topic)
+            except _UnknownTopic:
+                continue
+            result[topic] = [int(partition.partition()) for partition in described.partitions()]
+        return result
 
-    def _configured(self, topic: str, options: Mapping[str, str], latest: dict[str, int]) -> dict[str, int]:
-        by_name = {name.lower(): value for name, value in options.items()}
-        if "startingtimestamp" in by_name:
-            spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(int(by_name["startingtimestamp"]))
-            found = self.offsets(topic, spec)
-            return {p: found[p] if found[p] >= 0 else latest[p] for p in latest}
-        text = by_name.get("startingoffsets", "earliest")
-        earliest = self.offsets(topic, self.earliest())
-        if text in ("earliest", "latest"):
-            return earliest if text == "earliest" else latest
-        try:
-            given = {str(p): int(offset) for p, offset in json.loads(text)[topic].items()}
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise ConfigError(
-                f"source.options.startingOffsets: got {text!r}, expected earliest, latest, or JSON such as "
-                f'{{"{topic}": {{"0": 42}}}}'
-            ) from None
-        special = {-2: earliest, -1: latest}
-        chosen = earliest | given
-        return {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
-
-    def _partitions(self, topic: str) -> list[int]:
-        names = self._jvm.java.util.Collections.singletonList(topic)
-        found = self._get(self._client.describeTopics(names).allTopicNames(), topic)
-        return [partition.partition() for partition in found.get(topic).partitions()]
-
-    def _get(self, future: Any, topic: str) -> Any:
+    def _get(self, future: JavaObject, topic: str) -> JavaObject:
         try:
             return future.get(2 * _TIMEOUT_MS, self._jvm.java.util.concurrent.TimeUnit.MILLISECONDS)
         except Py4JJavaError as error:
             reason = str(error.java_exception)
-            if "UnknownTopicOrPartition" in reason:
-                raise ConfigError(
-                    f"Kafka at {self._servers} has no topic {topic!r}. Create it, or correct tables[].source."
-                ) from None
+            if "UnknownTopicOrPartition" in reason or "InvalidTopicException" in reason:
+                raise _UnknownTopic from None
             raise TemporaryError(f"Kafka at {self._servers} did not answer for topic {topic!r}: {reason}") from None
+
+
+class _UnknownTopic(TemporaryError):  # noqa: N818 - where it escapes, a topic was deleted between two requests
+    """The topic doesn't exist."""

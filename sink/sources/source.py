@@ -3,7 +3,7 @@
 A *position* says how far a table has got in its source, as a JSON object. It is stored in the table with every commit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from sink.config import TableSection
+from sink.errors import RowdeltaError
 
 Position = Mapping[str, Any]
 BadRecords = Callable[[pa.StructArray], pa.BooleanArray]
@@ -49,8 +50,30 @@ class TableBatch:
 class Source(Protocol):
     """Kafka or files."""
 
-    def streams(self, positions: Mapping[str, Position | None]) -> Sequence[Stream]:
-        """Queries that begin where the tables (by target name) got to."""
+    one_stream: bool
+    """Whether one query feeds all tables. Then a table that joins has the query started anew."""
+
+    def names(self) -> Sequence[str]:
+        """Topics or directories that exist and that a pattern may match.
+
+        :raises TemporaryError: the source did not answer.
+        """
+
+    def locate(
+        self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
+    ) -> Mapping[str, RowdeltaError]:
+        """Settle where each table is read from: where it got to, or if it has no position, where the options say.
+
+        :param from_start: sources that are read from their first change if their table has no position, whatever the options say.
+        :return: by source, why a table can't be read.
+        :raises TemporaryError: the source did not answer.
+        """
+
+    def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
+        """Queries over tables that `locate` found, from there."""
+
+    def touched(self, stream: Stream, batch_id: int) -> Sequence[str]:
+        """Sources of the stream's tables for which a micro-batch has something. The others needn't be looked at."""
 
     def batch(
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
@@ -58,13 +81,13 @@ class Source(Protocol):
         """The table's part of a micro-batch; None if the table has had all of it, or it has nothing for the table."""
 
     def start_position(self, table: TableSection) -> Position | None:
-        """Where a table without a position is read from, to be remembered; known after `streams`."""
+        """Where a table without a position is read from, to be remembered; known after `locate`."""
 
-    def lag(self, table: TableSection, position: Position | None) -> str:
-        """How far `position` is behind the source, for people."""
+    def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
+        """How far each position is behind the source, for people."""
 
-    def check(self, table: TableSection) -> str:
-        """Reach the source. Returns what was found, for people.
+    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
+        """Reach the source. Returns for each table what was found, for people, or that it has no such topic or directory.
 
-        :raises TemporaryError: it can't be reached. :raises ConfigError: it has no such topic or directory.
+        :raises TemporaryError: it can't be reached.
         """

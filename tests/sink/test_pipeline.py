@@ -28,7 +28,13 @@ def test_a_failure_of_one_table_ends_the_job(spark: SparkSession, tmp_path: Path
     namespace = f"lake.pipeline_{broken}"
     config = Config.model_validate(
         {
-            "sink": {"id": "s", "checkpoint": str(tmp_path / "s"), "trigger": "1 second", "on_bad_record": "fail"},
+            "sink": {
+                "id": "s",
+                "checkpoint": str(tmp_path / "s"),
+                "trigger": "1 second",
+                "on_bad_record": "fail",
+                "on_table_error": "stop",
+            },
             "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
             "catalogs": {"lake": {"type": "hadoop", "warehouse": "unused"}},
             "tables": [

@@ -1,0 +1,93 @@
+"""Which source feeds which table: entries of `tables:` as they are, or, for patterns, one table for each match.
+
+An entry is a pattern if its target refers to a group (`lake.shop.$1`): then `source` is a regular expression that must match
+the whole name of a topic, or of a directory in the folder before the last `/`. A source that several entries match
+belongs to the entry that names it plainly, else to the first pattern.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sink.config import Config, TableSection
+from sink.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MappedTable:
+    """One source and the table that mirrors it.
+
+    :param section: as configured, with the source's name and the target's in place of patterns.
+    :param path: of the entry, for messages: `tables[3]`.
+    :param error: why the source can't have a table; `section.target` may then be the template.
+    """
+
+    section: TableSection
+    path: str
+    from_pattern: bool = False
+    error: ConfigError | None = None
+
+
+def map_tables(config: Config, names: Iterable[str]) -> list[MappedTable]:
+    """The tables of a configuration, in its order.
+
+    :param names: of the topics or directories that exist; only patterns need them.
+    """
+    mapped: list[MappedTable] = []
+    taken = {table.source for table in config.tables if not table.is_pattern}
+    names = sorted(names)
+    for number, table in enumerate(config.tables):
+        path = f"tables[{number}]"
+        if not table.is_pattern:
+            mapped.append(MappedTable(table, path))
+            continue
+        pattern = source_pattern(table, is_path=config.source.type == "files")
+        for name in names:
+            match = pattern.fullmatch(name)
+            if match and name not in taken:
+                taken.add(name)
+                mapped.append(_expanded(table, path, match))
+    return _refuse_shared_targets(mapped, config.dead_letter_table)
+
+
+def source_pattern(table: TableSection, *, is_path: bool) -> re.Pattern[str]:
+    """What the names of a pattern entry's sources match; of a path, only the last part is a pattern."""
+    if not is_path:
+        return re.compile(table.source)
+    parent, slash, pattern = table.source.rpartition("/")
+    return re.compile(re.escape(parent + slash) + f"(?:{pattern})")
+
+
+def _expanded(table: TableSection, path: str, match: re.Match[str]) -> MappedTable:
+    named = table.model_copy(update={"source": match.string})
+    try:
+        changes = {"target": table.expand(table.target, match)}
+        if table.group is not None:
+            changes["group"] = table.expand(table.group, match)
+    except ValueError as error:
+        return MappedTable(named, path, True, ConfigError(f"{path}: {error}. Correct the pattern, or name the table."))
+    return MappedTable(named.model_copy(update=changes), path, from_pattern=True)
+
+
+def _refuse_shared_targets(mapped: list[MappedTable], dead_letters: str) -> list[MappedTable]:
+    """A table has one position, so two sources can't share it; none of them is more right than the others."""
+    sources: dict[str, list[str]] = {}
+    for table in mapped:
+        if table.error is None:
+            sources.setdefault(table.section.target, []).append(table.section.source)
+
+    def checked(table: MappedTable) -> MappedTable:
+        section = table.section
+        if table.error is not None:
+            return table
+        if section.target == dead_letters:
+            reason = f"{section.source} -> {section.target} is the dead-letter table"
+        elif len(sources[section.target]) > 1:
+            reason = f"{' and '.join(sources[section.target][:3])} would share the table {section.target}"
+        else:
+            return table
+        return MappedTable(
+            section, table.path, table.from_pattern, ConfigError(f"{table.path}: {reason}. Correct source or target.")
+        )
+
+    return [checked(table) for table in mapped]

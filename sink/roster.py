@@ -1,0 +1,248 @@
+"""The tables of a running job: opened in parallel, fed in parallel, and set aside one by one when they fail.
+
+A table that failed keeps its position, so nothing of it is lost: it is opened again after a while, and read on from there.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from changelog.spec import ChangelogSpec
+from sink.config import Config
+from sink.dead_letters import DeadLetters, open_dead_letters
+from sink.errors import RowdeltaError, TemporaryError
+from sink.mapping import MappedTable
+from sink.microbatch import Pending, TableSink
+from sink.session import activate
+from sink.sources.source import Source, Stream
+from sink.tables import open_table
+
+log = logging.getLogger("rowdelta")
+
+FIRST_PAUSE = 10.0
+LONGEST_PAUSE = 600.0
+"""Seconds until a table that failed is tried again: doubled with each failure, up to the longest."""
+_PROGRESS_SECONDS = 2.0
+_MOST_THREADS = 16
+
+
+@dataclass
+class Member:
+    """A table of the job. It is open (`sink`), or has failed (`error`), or both: open, but set aside."""
+
+    mapped: MappedTable
+    sink: TableSink | None = None
+    error: Exception | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+
+    @property
+    def source(self) -> str:
+        return self.mapped.section.source
+
+    @property
+    def target(self) -> str:
+        return self.mapped.section.target
+
+    @property
+    def works(self) -> bool:
+        return self.sink is not None and self.error is None
+
+    def fail(self, error: Exception) -> None:
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self.failures)
+        self.error, self.failures = error, self.failures + 1
+        self.retry_at = time.monotonic() + pause
+
+
+class Roster:
+    """All tables of a job, by source."""
+
+    def __init__(
+        self, spark: SparkSession, config: Config, source: Source, changelogs: dict[str, ChangelogSpec]
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self._spark = spark
+        self._config = config
+        self._source = source
+        self._changelogs = changelogs
+        self._dead_letters: DeadLetters | None = None
+        threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
+        self._closed = False
+        self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
+
+    def close(self) -> None:
+        """Begin no more work. What is being done ends with the query, whose jobs it runs."""
+        self._closed = True
+        self._pool.shutdown(wait=False)
+
+    def working(self) -> list[Member]:
+        return [member for member in self.members.values() if member.works]
+
+    def failed(self) -> list[Member]:
+        return [member for member in self.members.values() if member.error is not None]
+
+    def enter(self, tables: Iterable[MappedTable]) -> list[Member]:
+        """Take in tables whose source isn't known yet. They are to be opened."""
+        new = [Member(table) for table in tables if table.section.source not in self.members]
+        self.members |= {member.source: member for member in new}
+        return new
+
+    def open(self, members: Sequence[Member]) -> list[Member]:
+        """Open tables (again), and create those that are missing. Returns those which could be opened."""
+        if not members:
+            return []
+        if self._dead_letters is None and self._config.sink.on_bad_record == "dead-letter":
+            self._dead_letters = open_dead_letters(self._spark, self._config)
+        return self._each(members, self._open, "opened")
+
+    def locate(self, members: Sequence[Member], from_start: set[str]) -> list[Member]:
+        """Settle where open tables are read from, and remember it in them. Returns those which can be read.
+
+        :param from_start: sources that have appeared while the job ran (or was down): nobody could have seen their beginning.
+        :raises TemporaryError: the source did not answer.
+        """
+        sinks = {member.source: member.sink for member in members if member.sink is not None}
+        failures = self._source.locate([(sink.plan.section, sink.position) for sink in sinks.values()], from_start)
+        for name, error in failures.items():
+            self.set_aside(self.members[name], [], error)
+
+        def remember(member: Member) -> None:
+            sink = sinks[member.source]
+            sink.remember_start(self._source.start_position(sink.plan.section))
+
+        return self._each([member for member in members if member.source not in failures], remember, "looked up")
+
+    def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
+        """Apply a micro-batch to the tables it has something for. Those that fail are set aside.
+
+        The threads inherit the query's job group, so that to stop the query stops their jobs.
+        """
+        touched = [self.members[name] for name in self._source.touched(stream, batch_id)]
+        members = [member for member in touched if member.works]
+        pending: dict[str, Pending] = {}
+
+        def prepare(member: Member) -> None:
+            part = _sink(member).prepare(stream, batch_id, frame)
+            if part is not None:
+                pending[member.source] = part
+
+        def apply(member: Member) -> None:
+            _sink(member).apply(stream, batch_id, frame)
+            member.failures = 0
+
+        if len(members) == 1:
+            self._attempt(apply, members[0], members)
+            return
+        units = list(_together(members))
+        submit = self._submitter()
+        _finish(
+            submit(self._attempt, apply if len(unit) == 1 else prepare, member, unit)
+            for unit in units
+            for member in unit
+        )
+        _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
+
+    def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
+        """Commit a group's tables one right after the other; none, if one of them could not be written."""
+
+        def commit(member: Member) -> None:
+            _sink(member).commit(pending[member.source])
+            member.failures = 0
+
+        written = [member for member in unit if member.source in pending]
+        while written:
+            if any(member.error is not None for member in unit) or self._is_ending():
+                for member in written:
+                    _sink(member).discard()
+                return
+            self._attempt(commit, written.pop(0), unit)
+
+    def _submitter(self) -> Callable[..., Future[None]]:
+        """How to have work done by the pool under Spark's thread-local properties of this thread.
+
+        Each thread gets a copy of its own, unlike with PySpark's `inheritable_thread_target`: SQL executions write into it.
+        """
+        context = self._spark.sparkContext._jsc.sc()
+        properties = context.getLocalProperties().clone()
+
+        def inheriting(work: Callable[..., None], *args: Any) -> None:
+            context.setLocalProperties(properties.clone())
+            work(*args)
+
+        def submit(work: Callable[..., None], *args: Any) -> Future[None]:
+            return self._pool.submit(inheriting, work, *args)
+
+        return submit
+
+    def _is_ending(self) -> bool:
+        return self._closed or (self._config.sink.on_table_error == "stop" and bool(self.failed()))
+
+    def _attempt(self, work: Callable[[Member], None], member: Member, unit: Sequence[Member]) -> None:
+        """Do a table's work; if it fails, set it aside with the others of its group, so that none runs ahead."""
+        if self._is_ending():
+            return
+        try:
+            work(member)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this table's
+            self.set_aside(member, unit, error)
+
+    def set_aside(self, culprit: Member, unit: Sequence[Member], error: Exception) -> None:
+        """Do without a table for a while, and without the others of its group."""
+        others = f", with the others of group {culprit.mapped.section.group}" if len(unit) > 1 else ""
+        culprit.fail(error)
+        for member in unit:
+            if member.error is None:
+                member.fail(TemporaryError(f"{member.target} waits for {culprit.target}, which is in the same group."))
+        # a job of one table ends with the error, and says so itself
+        if len(self.members) > 1:
+            unexpected = None if isinstance(error, RowdeltaError) else error
+            log.error("%s set aside%s: %s", culprit.target, others, error, exc_info=unexpected)
+
+    def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
+        """Work for tables in parallel. Returns those for which it succeeded; the others are set aside."""
+        started = shown = time.monotonic()
+        submit = self._submitter()
+        waiting = {submit(self._attempt, work, member, []) for member in members}
+        while waiting:
+            finished, waiting = wait(waiting, timeout=_PROGRESS_SECONDS)
+            for future in finished:
+                future.result()
+            now = time.monotonic()
+            if now - started > _PROGRESS_SECONDS and now - shown >= _PROGRESS_SECONDS:
+                log.info("%s %d of %d tables", done, len(members) - len(waiting), len(members))
+                shown = now
+        return [member for member in members if member.works]
+
+    def _open(self, member: Member) -> None:
+        if member.mapped.error is not None:
+            raise member.mapped.error
+        table, plan = open_table(self._spark, self._config, member.mapped)
+        self._changelogs[plan.section.target] = plan.changelog
+        member.sink = TableSink(self._config, member.mapped, table, plan, self._source, self._dead_letters)
+        member.error = None
+
+
+def _together(members: Iterable[Member]) -> Iterator[list[Member]]:
+    """Tables by their group; one without a group is by itself."""
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        group = member.mapped.section.group
+        groups.setdefault(f"group {group}" if group is not None else member.source, []).append(member)
+    return iter(groups.values())
+
+
+def _sink(member: Member) -> TableSink:
+    assert member.sink is not None
+    return member.sink
+
+
+def _finish(futures: Iterable[Future[None]]) -> None:
+    done, _ = wait(list(futures))
+    for future in done:
+        future.result()

@@ -1,0 +1,555 @@
+"""Many tables in one job: patterns, tables that come and go, failures of one of them, and what idle tables cost."""
+
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from threading import Lock
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
+
+from sink import inspection, roster
+from sink.commit import IcebergCommitter, RowDeltaCommit
+from sink.config import Config
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError
+from sink.iceberg import IcebergTable
+from sink.microbatch import TableSink
+from sink.pipeline import Pipeline
+from tests.services.kafka import Kafka, running_kafka
+from tests.services.process import wait_until
+from tests.sink.test_kafka import Running
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+COLUMNS = {"id": "bigint", "name": "string"}
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    with running_kafka() as broker:
+        yield broker
+
+
+@dataclass
+class Shop:
+    """A database of many tables, its topics, and the job that mirrors them: one pattern entry, unless `entries` says otherwise."""
+
+    spark: SparkSession
+    folder: Path
+    kafka: Kafka
+    sink: dict[str, Any] = field(default_factory=dict)
+    source: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    columns: Mapping[str, str] | None = field(default_factory=lambda: COLUMNS)
+    name: str = field(default_factory=lambda: f"m{uuid4().hex[:12]}")
+
+    def __post_init__(self) -> None:
+        self.content: dict[str, dict[int, str]] = {}
+        self._random = Random(7)
+        self._partitions: dict[str, int] = {}
+        self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
+        if not self.entries:
+            self.entries = [{"source": rf"{self.name}\.(.*)", "target": f"lake.{self.name}.$1"}]
+
+    def topic(self, table: str) -> str:
+        return f"{self.name}.{table}"
+
+    def target(self, table: str) -> str:
+        return f"lake.{self.name}.{table}"
+
+    def config(self) -> Config:
+        common: dict[str, Any] = {"key": ["id"]} | ({"columns": dict(self.columns)} if self.columns else {})
+        options = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, **self.options}
+        return Config.model_validate(
+            {
+                "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), **self.sink},
+                "source": {"type": "kafka", "format": "row-kind", "options": options, **self.source},
+                "catalogs": {
+                    "lake": {
+                        "type": "hadoop",
+                        "warehouse": str(self.spark.conf.get("spark.sql.catalog.lake.warehouse")),
+                    }
+                },
+                "tables": [common | entry for entry in self.entries],
+            }
+        )
+
+    def create(self, *tables: str, partitions: int = 1) -> None:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        topics = [NewTopic(self.topic(table), num_partitions=partitions, replication_factor=1) for table in tables]
+        for future in admin.create_topics(topics).values():
+            future.result(60)
+        for table in tables:
+            self._partitions[table] = partitions
+            self.content[table] = {}
+
+    def change(self, table: str, count: int) -> None:
+        """Inserts, updates and deletes at random."""
+        rows = self.content[table]
+        for _ in range(count):
+            number = self._random.randrange(50)
+            if number not in rows:
+                rows[number] = uuid4().hex[:6]
+                self._send(table, "+I", number, rows[number])
+            elif self._random.random() < 0.3:
+                self._send(table, "-D", number, rows.pop(number))
+            else:
+                self._send(table, "-U", number, rows[number])
+                rows[number] = uuid4().hex[:6]
+                self._send(table, "+U", number, rows[number])
+        assert self._producer.flush(60) == 0
+
+    def send_raw(self, table: str, value: bytes) -> None:
+        self._producer.produce(self.topic(table), value=value, partition=0)
+        assert self._producer.flush(60) == 0
+
+    def _send(self, table: str, kind: str, number: int, name: str) -> None:
+        value = json.dumps({"row_kind": kind, "id": number, "name": name}).encode()
+        self._producer.produce(self.topic(table), value=value, partition=number % self._partitions[table])
+
+    def run(self) -> None:
+        Pipeline(self.spark, self.config()).run()
+
+    def pipeline(self) -> Pipeline:
+        """So that `Running` takes it for a job."""
+        return Pipeline(self.spark, self.config())
+
+    def start(self) -> Running:
+        self.sink["trigger"] = "200 milliseconds"
+        return Running(self)  # type: ignore[arg-type]  # it needs `pipeline` only
+
+    def rows(self, table: str) -> list[Row]:
+        if not self.spark.catalog.tableExists(self.target(table)):
+            return []
+        rows: list[Row] = self.spark.table(self.target(table)).select("id", "name").toArrow().to_pylist()
+        return sorted(rows, key=repr)
+
+    def expected(self, table: str) -> list[Row]:
+        return sorted(({"id": number, "name": name} for number, name in self.content[table].items()), key=repr)
+
+    def is_exact(self, *tables: str) -> bool:
+        return all(self.rows(table) == self.expected(table) for table in tables or self.content)
+
+    def snapshots(self, table: str) -> int:
+        return self.spark.sql(f"SELECT * FROM {self.target(table)}.snapshots").count()
+
+
+@pytest.fixture
+def shop(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> Shop:
+    return Shop(spark, tmp_path, kafka)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that failed are tried again after a second."""
+    monkeypatch.setattr(roster, "FIRST_PAUSE", 1.0)
+
+
+def test_thirty_tables_are_exact(shop: Shop) -> None:
+    """Several micro-batches, and a restart without the checkpoint; each table its own partitions and pace."""
+    names = [f"t{number:02d}" for number in range(30)]
+    for partitions in (1, 2, 3):
+        shop.create(*names[partitions - 1 :: 3], partitions=partitions)
+    for number, name in enumerate(names):
+        shop.change(name, 5 + number)
+    shop.options = {"maxOffsetsPerTrigger": 600}
+    shop.run()
+    assert shop.is_exact()
+    assert all(shop.snapshots(name) >= 2 for name in names[-5:])
+    for name in names[::8]:
+        shop.change(name, 20)
+    before = {name: shop.snapshots(name) for name in names}
+    shutil.rmtree(shop.folder / "state")
+    shop.run()
+    assert shop.is_exact()
+    assert {name for name in names if shop.snapshots(name) > before[name]} == set(names[::8])
+    assert any("pattern" in line for line in inspection.check(shop.spark, shop.config()))
+    lines = list(inspection.status(shop.spark, shop.config()))
+    assert sum(line == "  lag: 0 messages behind" for line in lines) == 30
+
+
+def test_new_topics_are_picked_up_while_running(shop: Shop) -> None:
+    """From their first message, although the job's first start was from `latest`; nothing of the others is lost or applied twice."""
+    shop.source = {"discovery_interval": "1 second"}
+    shop.options = {"startingOffsets": "latest"}
+    shop.create("old")
+    shop.change("old", 10)
+    shop.content["old"] = {}
+    running = shop.start()
+    assert wait_until(lambda: shop.spark.catalog.tableExists(shop.target("old")), 60)
+    time.sleep(2)
+    for _ in range(5):
+        shop.change("old", 10)
+    shop.create("new", partitions=2)
+    shop.change("new", 30)
+    for _ in range(8):
+        shop.change("old", 10)
+        time.sleep(0.3)
+    assert wait_until(lambda: shop.rows("new") == shop.expected("new"), 60)
+    shop.change("new", 10)
+    shop.change("old", 10)
+    assert wait_until(lambda: shop.rows("new") == shop.expected("new"), 60)
+    running.stop()
+    assert running.error is None
+    # a topic that came while the job was down is read from its first message too
+    shop.create("third")
+    shop.change("third", 10)
+    shop.sink = {}
+    shop.run()
+    # of `old`, all but what came before the first start
+    assert shop.is_exact()
+
+
+def test_no_topic_yet(shop: Shop) -> None:
+    """A pattern that matches nothing isn't an error, and the first topic starts the stream."""
+    shop.run()
+    shop.source = {"discovery_interval": "500 milliseconds"}
+    running = shop.start()
+    time.sleep(1)
+    shop.create("a")
+    shop.change("a", 10)
+    assert wait_until(lambda: shop.is_exact(), 60)
+    running.stop()
+    assert running.error is None
+
+
+def test_one_bad_table_does_not_stop_the_others(shop: Shop) -> None:
+    """A table that contradicts the configuration is set aside, the run ends with its error, and it catches up once repaired."""
+    shop.create("a", "b", "c")
+    for name in "abc":
+        shop.change(name, 20)
+    shop.run()
+    shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
+    for name in "abc":
+        shop.change(name, 20)
+    with pytest.raises(TableError, match=rf"{shop.target('b')} has a column 'extra' that columns doesn't name"):
+        shop.run()
+    assert shop.is_exact("a", "c")
+    assert not shop.is_exact("b")
+    shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
+    shop.change("a", 5)
+    shop.run()
+    assert shop.is_exact()
+
+
+def test_a_table_altered_underneath_comes_back_by_itself(shop: Shop) -> None:
+    shop.create("a", "b")
+    running = shop.start()
+    shop.change("a", 10)
+    shop.change("b", 10)
+    assert wait_until(lambda: shop.is_exact(), 60)
+    shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
+    before = shop.expected("b")
+    for _ in range(5):
+        shop.change("a", 10)
+        shop.change("b", 10)
+        assert wait_until(lambda: shop.is_exact("a"), 60)
+    assert shop.rows("b") == before
+    assert running.alive
+    shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
+    assert wait_until(lambda: shop.is_exact(), 60)
+    running.stop()
+    assert running.error is None
+
+
+def test_a_table_dropped_underneath_is_made_again(shop: Shop) -> None:
+    shop.create("a", "b")
+    running = shop.start()
+    shop.change("a", 10)
+    shop.change("b", 10)
+    assert wait_until(lambda: shop.is_exact(), 60)
+    shop.spark.sql(f"DROP TABLE {shop.target('b')} PURGE")
+    shop.change("a", 10)
+    shop.change("b", 10)
+    assert wait_until(lambda: shop.is_exact(), 60)
+    running.stop()
+    assert running.error is None
+
+
+def test_a_deleted_topic_does_not_stop_the_others(shop: Shop) -> None:
+    shop.create("a", "b")
+    running = shop.start()
+    shop.change("a", 10)
+    shop.change("b", 10)
+    assert wait_until(lambda: shop.is_exact(), 60)
+    admin = AdminClient({"bootstrap.servers": shop.kafka.bootstrap_servers})
+    admin.delete_topics([shop.topic("b")])[shop.topic("b")].result(30)
+    for _ in range(3):
+        shop.change("a", 10)
+        assert wait_until(lambda: shop.is_exact("a"), 60)
+    assert running.alive
+    running.stop()
+    assert running.error is None or isinstance(running.error, ConfigError)
+
+
+def test_bad_records_that_fail_stop_their_table_only(shop: Shop) -> None:
+    shop.sink = {"on_bad_record": "fail"}
+    shop.create("a", "b")
+    shop.change("a", 10)
+    shop.send_raw("b", b"no JSON")
+    with pytest.raises(DataError, match="1 bad records"):
+        shop.run()
+    assert shop.is_exact("a")
+
+
+def test_on_table_error_stop(shop: Shop) -> None:
+    shop.sink = {"on_bad_record": "fail", "on_table_error": "stop", "trigger": "200 milliseconds"}
+    shop.create("a", "b")
+    shop.send_raw("b", b"no JSON")
+    with pytest.raises(DataError, match="1 bad records"):
+        shop.run()
+
+
+def test_all_tables_failing_ends_the_job(shop: Shop) -> None:
+    """There is nothing to go on with; the error names them all."""
+    shop.sink = {"on_bad_record": "fail", "trigger": "200 milliseconds"}
+    shop.create("a", "b")
+    for name in "ab":
+        shop.send_raw(name, b"no JSON")
+    with pytest.raises(DataError, match=r"(?s)2 of 2 tables failed; .*\.a: 1 bad records.*\.b: 1 bad records"):
+        shop.run()
+
+
+def test_a_topic_without_columns_needs_a_table(shop: Shop) -> None:
+    """The schema comes from the table that is there; where there is none, that topic only can't be mirrored."""
+    shop.columns = None
+    shop.create("a", "b")
+    shop.spark.sql(f"CREATE TABLE {shop.target('a')} (id bigint NOT NULL, name string) USING iceberg")
+    shop.change("a", 10)
+    shop.change("b", 10)
+    with pytest.raises(ConfigError, match=rf"{shop.target('b')} does not exist and can't be created without columns"):
+        shop.run()
+    assert shop.is_exact("a")
+    shop.spark.sql(f"CREATE TABLE {shop.target('b')} (id bigint NOT NULL, name string) USING iceberg")
+    shop.run()
+    assert shop.is_exact()
+
+
+@contextmanager
+def counting(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[Counter[str]]:
+    """How often a method of tables is called, by the table's name."""
+    calls: Counter[str] = Counter()
+    original = getattr(owner, name)
+
+    def counted(self: Any, *args: Any) -> Any:
+        calls[self.name] += 1
+        return original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, counted)
+        yield calls
+
+
+def test_idle_tables_cost_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look at the catalog in micro-batches in which 1 of 12 tables has something."""
+    names = [f"t{number:02d}" for number in range(12)]
+    shop.create(*names)
+    for name in names:
+        shop.change(name, 3)
+    running = shop.start()
+    assert wait_until(lambda: shop.is_exact(), 90)
+    time.sleep(1)
+    with counting(monkeypatch, IcebergTable, "refresh") as refreshed:
+        for _ in range(3):
+            snapshots = shop.snapshots("t05")
+            shop.change("t05", 5)
+            assert wait_until(lambda snapshots=snapshots: shop.snapshots("t05") > snapshots, 60)  # type: ignore[misc]
+        time.sleep(1)
+    running.stop()
+    assert set(refreshed) == {shop.target("t05")}
+    assert shop.is_exact()
+
+
+def _jobs_of(scheduler: Any, work: Callable[[], object]) -> int:
+    before = int(scheduler.numTotalJobs())
+    work()
+    return int(scheduler.numTotalJobs()) - before
+
+
+def test_a_micro_batch_runs_one_job_for_each_active_table(shop: Shop) -> None:
+    """Available-now, so that nothing else runs: the jobs of a run depend on the tables that have something, not on all of them."""
+    scheduler = shop.spark._jsc.sc().dagScheduler()
+    names = [f"t{number}" for number in range(10)]
+    shop.create(*names)
+    for name in names:
+        shop.change(name, 3)
+    shop.run()
+    assert shop.is_exact()
+    assert _jobs_of(scheduler, shop.run) == 0
+    shop.change("t1", 3)
+    one = _jobs_of(scheduler, shop.run)
+    shop.change("t1", 3)
+    shop.change("t2", 3)
+    shop.change("t3", 3)
+    assert one >= 1
+    assert _jobs_of(scheduler, shop.run) == 3 * one
+    assert shop.is_exact()
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "") -> list[tuple[str, str]]:
+    """("written" or "committed", table) in the order in which it happens. Writing table `slow` takes a second longer."""
+    events: list[tuple[str, str]] = []
+    lock = Lock()
+    write, commit = TableSink._write, IcebergCommitter.commit
+
+    def writes(self: TableSink, *args: Any) -> Any:
+        name = self.table.name.split(".")[-1]
+        if name == failing:
+            raise TableError(f"{name} can't be written")
+        if name == slow:
+            time.sleep(1)
+        result = write(self, *args)
+        with lock:
+            events.append(("written", name))
+        return result
+
+    def commits(self: IcebergCommitter, request: RowDeltaCommit) -> None:
+        commit(self, request)
+        with lock:
+            events.append(("committed", self._table.name.split(".")[-1]))
+
+    monkeypatch.setattr(TableSink, "_write", writes)
+    monkeypatch.setattr(IcebergCommitter, "commit", commits)
+    return events
+
+
+def grouped(shop: Shop) -> None:
+    shop.entries = [
+        {"source": rf"{shop.name}\.(order.*)", "target": f"lake.{shop.name}.$1", "group": "orders"},
+        {"source": rf"{shop.name}\.(.*)", "target": f"lake.{shop.name}.$1"},
+    ]
+    shop.create("orders", "order_items", "other")
+    for name in shop.content:
+        shop.change(name, 10)
+
+
+def test_a_group_is_committed_together(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only when all of its tables are written; the others don't wait."""
+    grouped(shop)
+    with monkeypatch.context() as patch:
+        events = recorded(patch, slow="orders")
+        shop.run()
+    assert shop.is_exact()
+    assert ("committed", "other") in events[: events.index(("written", "orders"))]
+    first = min(events.index(("committed", name)) for name in ("orders", "order_items"))
+    assert {name for what, name in events[:first] if what == "written"} >= {"orders", "order_items"}
+    lines = list(inspection.status(shop.spark, shop.config()))
+    assert sum("group orders" in line for line in lines) == 2
+    assert sum(line.startswith("  position: {") for line in lines) == 3
+
+
+def test_a_group_of_which_one_fails_stays_where_it_is(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped(shop)
+    shop.run()
+    before = {name: shop.expected(name) for name in shop.content}
+    for name in shop.content:
+        shop.change(name, 10)
+    with monkeypatch.context() as patch:
+        recorded(patch, failing="orders")
+        with pytest.raises(RowdeltaError, match=r"(?s)2 of 3 tables failed.*orders can't be written.*waits for"):
+            shop.run()
+    assert shop.is_exact("other")
+    assert {name: shop.rows(name) for name in ("orders", "order_items")} == {
+        name: before[name] for name in ("orders", "order_items")
+    }
+    files = [path for path in _files(shop, "order_items") if path.suffix == ".parquet"]
+    named = {
+        row["file_path"] for row in shop.spark.sql(f"SELECT * FROM {shop.target('order_items')}.all_files").collect()
+    }
+    assert all(any(str(path) in name for name in named) for path in files), "what was written for nothing is deleted"
+    shop.run()
+    assert shop.is_exact()
+
+
+def _files(shop: Shop, table: str) -> Sequence[Path]:
+    warehouse = Path(str(shop.spark.conf.get("spark.sql.catalog.lake.warehouse")))
+    return list((warehouse / shop.name / table / "data").rglob("*"))
+
+
+def test_plans_and_refusals_are_shown(shop: Shop) -> None:
+    """`check` shows every table's state and ends with the first error; `status` shows what a refused table is about."""
+    shop.create("a-b", "a_b", "c")
+    lines: list[str] = []
+    with pytest.raises(ConfigError, match="would share the table"):
+        lines.extend(inspection.check(shop.spark, shop.config()))
+    assert f"{shop.topic('c')} -> {shop.target('c')}: will be created" in lines
+    assert sum("would share the table" in line for line in lines) == 2
+    assert sum("would share the table" in line for line in inspection.status(shop.spark, shop.config())) == 2
+    shop.change("c", 5)
+    with pytest.raises(ConfigError, match="would share the table"):
+        shop.run()
+    assert shop.is_exact("c")
+
+
+def test_directories_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
+    """Each matching directory is a table; one that appears while the job runs too; a bad one stops itself only."""
+    name = f"m{uuid4().hex[:12]}"
+
+    def write(folder: str, *records: Mapping[str, Any]) -> None:
+        path = tmp_path / "cdc" / folder
+        path.mkdir(parents=True, exist_ok=True)
+        hidden = path / f".{uuid4().hex}.json"
+        hidden.write_text("".join(json.dumps(record) + "\n" for record in records))
+        hidden.rename(path / hidden.name[1:])
+
+    def config(trigger: str) -> Config:
+        return Config.model_validate(
+            {
+                "sink": {"id": "s", "checkpoint": str(tmp_path / "s"), "trigger": trigger, "on_bad_record": "fail"},
+                "source": {
+                    "type": "files",
+                    "format": "row-kind",
+                    "options": {"path_format": "json"},
+                    "discovery_interval": "500 milliseconds",
+                },
+                "catalogs": {"lake": {"type": "hadoop", "warehouse": "unused"}},
+                "tables": [
+                    {
+                        "source": str(tmp_path / "cdc" / "shop_(.*)"),
+                        "target": f"lake.{name}.$1",
+                        "key": ["id"],
+                        "columns": {"id": "bigint"},
+                        "order_by": ["seq bigint"],
+                    }
+                ],
+            }
+        )
+
+    def ids(table: str) -> list[int]:
+        if not spark.catalog.tableExists(f"lake.{name}.{table}"):
+            return []
+        return sorted(row.id for row in spark.table(f"lake.{name}.{table}").collect())
+
+    write("shop_a", {"row_kind": "+I", "id": 1, "seq": 1})
+    write("shop_bad", {"row_kind": "?"})
+    write("other", {"row_kind": "+I", "id": 9, "seq": 1})
+    with pytest.raises(DataError, match=rf"lake\.{name}\.bad: 1 bad records"):
+        Pipeline(spark, config("available-now")).run()
+    assert ids("a") == [1]
+
+    class Job:
+        def pipeline(self) -> Pipeline:
+            return Pipeline(spark, config("200 milliseconds"))
+
+    running = Running(Job())  # type: ignore[arg-type]
+    write("shop_new", {"row_kind": "+I", "id": 5, "seq": 1})
+    assert wait_until(lambda: ids("new") == [5], 60)
+    write("shop_a", {"row_kind": "+I", "id": 2, "seq": 2})
+    assert wait_until(lambda: ids("a") == [1, 2], 60)
+    assert running.alive
+    running.stop()
+    assert isinstance(running.error, DataError)
+    assert not spark.catalog.tableExists(f"lake.{name}.other")

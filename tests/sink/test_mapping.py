@@ -1,0 +1,139 @@
+"""Patterns: which topics and directories get which tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sink.config import Config
+from sink.mapping import map_tables
+
+Entry = Mapping[str, Any]
+
+
+def config(entries: Sequence[Entry], source: Mapping[str, Any] | None = None, **sink: Any) -> Config:
+    kafka = {"type": "kafka", "format": "row-kind", "options": {"kafka.bootstrap.servers": "broker:9092"}}
+    return Config.model_validate(
+        {
+            "sink": {"id": "shop", "checkpoint": "/state", "dead_letter_table": "lake.shop.dead_letters", **sink},
+            "source": source or kafka,
+            "catalogs": {"lake": {"type": "rest"}},
+            "tables": [{"key": ["id"], **entry} for entry in entries],
+        }
+    )
+
+
+def targets(entries: Sequence[Entry], names: Sequence[str]) -> dict[str, str]:
+    return {
+        table.section.source: str(table.error or table.section.target) for table in map_tables(config(entries), names)
+    }
+
+
+SHOP = {"source": r"shop\.public\.(.*)", "target": "lake.shop.$1"}
+
+
+def test_each_matching_topic_has_a_table() -> None:
+    names = [
+        "shop.public.orders",
+        "shop.public.items",
+        "shop_public_x",
+        "other",
+        "shop.public.a-b.c",
+        "x.shop.public.no",
+    ]
+    assert targets([SHOP], names) == {
+        "shop.public.items": "lake.shop.items",
+        "shop.public.orders": "lake.shop.orders",
+        # what isn't part of a plain SQL name becomes _
+        "shop.public.a-b.c": "lake.shop.a_b_c",
+    }
+
+
+def test_groups_go_anywhere_in_the_target_and_into_the_group() -> None:
+    entry = {"source": r"(\w+)\.(\w+)\.(\w+)", "target": "lake.$1.${3}2_of_$2", "group": "of $1"}
+    (table,) = map_tables(config([entry]), ["db.public.orders"])
+    assert (table.section.target, table.section.group) == ("lake.db.orders2_of_public", "of db")
+    assert table.path == "tables[0]"
+
+
+def test_a_plain_name_wins_then_the_first_pattern() -> None:
+    entries = [
+        SHOP,
+        {"source": r"shop\.(\w+)\.orders", "target": "lake.late.$1"},
+        {"source": "shop.public.orders", "target": "lake.special.orders", "mode": "changelog"},
+    ]
+    mapped = map_tables(config(entries), ["shop.public.orders", "shop.other.orders", "shop.public.items"])
+    assert [(t.section.source, t.section.target, t.section.mode) for t in mapped] == [
+        ("shop.public.items", "lake.shop.items", "upsert"),
+        ("shop.other.orders", "lake.late.other", "upsert"),
+        ("shop.public.orders", "lake.special.orders", "changelog"),
+    ]
+
+
+def test_a_name_with_dots_and_parentheses_is_no_pattern_without_a_reference() -> None:
+    assert targets([{"source": "shop.(x)", "target": "lake.shop.x"}], ["shop.x"]) == {"shop.(x)": "lake.shop.x"}
+
+
+def test_sources_that_would_share_a_table_are_refused_all_of_them() -> None:
+    found = targets([SHOP], ["shop.public.a-b", "shop.public.a_b", "shop.public.c", "shop.public.dead_letters"])
+    assert found["shop.public.c"] == "lake.shop.c"
+    shared = (
+        "tables[0]: shop.public.a-b and shop.public.a_b would share the table lake.shop.a_b. Correct source or target."
+    )
+    assert found["shop.public.a-b"] == found["shop.public.a_b"] == shared
+    assert "lake.shop.dead_letters is the dead-letter table" in found["shop.public.dead_letters"]
+
+
+def test_an_empty_group_is_refused() -> None:
+    found = targets([{"source": r"shop\.(\w*)(\.x)?", "target": "lake.shop.$1"}], ["shop.", "shop.a"])
+    assert found["shop.a"] == "lake.shop.a"
+    assert (
+        found["shop."]
+        == "tables[0]: $1 in 'lake.shop.$1' is empty for 'shop.'. Correct the pattern, or name the table."
+    )
+
+
+def test_of_a_path_only_the_last_part_is_a_pattern() -> None:
+    files = {"type": "files", "format": "row-kind"}
+    made = config([{"source": "/data/(x).d/shop_(.*)", "target": "lake.shop.$1", "order_by": ["seq"]}], files)
+    names = ["/data/(x).d/shop_orders", "/data/(x).d/other", "/data/x.d/shop_no"]
+    assert [table.section.target for table in map_tables(made, names)] == ["lake.shop.orders"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"source": "shop", "target": "lake.shop.$1"}, r"\$1 names a group that source 'shop' does not have; it has 0"),
+        (
+            {"source": "s(.*)", "target": "lake.a.${2}"},
+            r"\$\{2\} names a group that source 's\(\.\*\)' does not have; it has 1",
+        ),
+        (
+            {"source": "s(.*", "target": "lake.a.$1"},
+            r"source is a regular expression, but 's\(\.\*' is none: missing \)",
+        ),
+        ({"source": "s(.*)", "target": "lake.$1"}, r"write catalog\.namespace\.table"),
+        ({"source": "s(.*)", "target": "lake.a.b", "group": "$1"}, r"group \$1 refers to a group, but target does not"),
+    ],
+)
+def test_wrong_patterns(entry: Entry, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config([entry])
+
+
+def test_dead_letters_need_a_place() -> None:
+    with pytest.raises(ValidationError, match=r"comes from a pattern, .* name sink\.dead_letter_table"):
+        config([{"source": r"(\w+)\.(.*)", "target": "lake.$1.$2"}], dead_letter_table=None)
+
+
+def test_subscribe_does_not_go_with_patterns() -> None:
+    options = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "a"}
+    with pytest.raises(ValidationError, match=r"leave out source\.options\.subscribe"):
+        config([SHOP], {"type": "kafka", "format": "row-kind", "options": options})
+
+
+def test_groups_need_kafka() -> None:
+    entry = {"source": "/a", "target": "lake.a.b", "group": "g", "order_by": ["seq"]}
+    with pytest.raises(ValidationError, match=r"group needs source\.type: kafka"):
+        config([entry], {"type": "files", "format": "row-kind"})
