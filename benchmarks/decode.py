@@ -168,7 +168,7 @@ def decode_speed(name: str, values: list[bytes], table: ChangelogSpec) -> float:
     batches = []
     for start in range(0, len(values), BATCH):
         part = values[start : start + BATCH]
-        columns = {field: [None] * len(part) for field in RAW_SCHEMA.names}
+        columns: dict[str, list[Any]] = {field: [None] * len(part) for field in RAW_SCHEMA.names}
         columns |= {"source": ["accounts"] * len(part), "partition": [0] * len(part), "value": part}
         columns["offset"] = list(range(start, start + len(part)))
         batches.append(pa.RecordBatch.from_pydict(columns, schema=RAW_SCHEMA))

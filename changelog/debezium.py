@@ -170,4 +170,6 @@ def _is_unavailable(values: pa.Array) -> pa.Array | None:
         return pc.is_in(values, value_set=pa.array([PLACEHOLDER.encode()]))
     if pa.types.is_list(values.type) and pa.types.is_string(values.type.value_type):
         return pc.fill_null(pc.equal(pc.binary_join(values, "\n"), PLACEHOLDER), False)
+    if pa.types.is_map(values.type) and pa.types.is_string(values.type.key_type):
+        return pc.map_lookup(values, pa.scalar(PLACEHOLDER), "first").is_valid()
     return None

@@ -29,6 +29,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
 
 _PAYLOAD = ',"payload":'
+_SOURCE = ',"source":{"version":'
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _SOURCE_TIME = ("source.ts_us", "source.ts_ms", "ts_ms")
 _READERS = 64
@@ -117,8 +118,11 @@ class _EventReader:
         if "_ts" in spec.metadata:
             for path in _SOURCE_TIME:
                 shape = with_path(shape, path, Leaf((pa.int64(),)))
-        shape |= {"before": Object(before), "after": Object(after, watched)}
-        self._reader = JsonReader(Object(shape))
+        images = {"before": Object(before), "after": Object(after, watched)}
+        self._reader = JsonReader(Object(shape | images))
+        self._halves: tuple[JsonReader, JsonReader] | None = None
+        if watched:
+            self._halves = JsonReader(Object(images), around=("", "}")), JsonReader(Object(shape), around=("{" + _SOURCE[1:], ""))
         self._keys = _Keys(spec, implied)
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
@@ -126,12 +130,38 @@ class _EventReader:
         return iter(())
 
     def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
-        for found in self._reader.read(texts):
+        halves = self._in_halves(texts) if self._halves else None
+        for found in self._reader.read(texts) if halves is None else (halves,):
             record = pa.array(rows[found.record.to_numpy()])
             if isinstance(found, Rejected):
                 yield Rejected(record, found.error_class, found.reason)
             else:
                 yield from self._events(records, record, found)
+
+    def _in_halves(self, texts: pa.Array) -> Parsed | None:
+        """The same as the reader gives of events that look as Debezium writes them, all alike; None of others.
+
+        To notice new fields, all fields must be read. Those after the images are many, and none is of interest: so what comes before
+        `source` is read with all fields, and the rest with the wanted ones. Saves half of the time.
+        """
+        assert self._halves is not None
+        try:
+            texts = texts.cast(pa.string())
+        except pa.ArrowInvalid:
+            return None
+        parts = pc.split_pattern(texts, _SOURCE, max_splits=1).flatten()
+        if len(parts) < 2 * len(texts):
+            return None
+        read = []
+        for reader, first in zip(self._halves, (0, 1), strict=True):
+            found = list(reader.read(parts.take(pa.array(np.arange(first, len(parts), 2)))))
+            if len(found) != 1 or isinstance(found[0], Rejected) or len(found[0].record) < len(texts):
+                return None
+            read.append(found[0])
+        images, rest = read
+        names = [*images.values.type.names, *rest.values.type.names]
+        values = pa.StructArray.from_arrays([*images.values.flatten(), *rest.values.flatten()], names)
+        return Parsed(images.record, values, images.unknown)
 
     def _events(self, records: pa.RecordBatch, record: pa.Array, found: Parsed) -> Iterator[Changes | Rejected]:
         values = found.values

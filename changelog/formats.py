@@ -14,7 +14,9 @@ from changelog.changes import FormatType
 GROUP = "rowdelta.formats"
 
 OURS = {
+    "avro": "changelog.avro:Avro",
     "canal-json": "changelog.canal_json:CanalJson",
+    "debezium-avro": "changelog.debezium_avro:DebeziumAvro",
     "debezium-json": "changelog.debezium_json:DebeziumJson",
     "dms-json": "changelog.dms_json:DmsJson",
     "maxwell-json": "changelog.maxwell_json:MaxwellJson",

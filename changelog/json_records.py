@@ -81,10 +81,14 @@ _FEW = 16
 
 
 class JsonReader:
-    """Reads records of one shape. Remembers how fields were spelled last."""
+    """Reads records of one shape. Remembers how fields were spelled last.
 
-    def __init__(self, shape: Object) -> None:
+    :param around: texts to put before and after each record: what is missing of an object.
+    """
+
+    def __init__(self, shape: Object, around: tuple[str, str] = ("", "")) -> None:
         self._shape = shape
+        self._around = around
         self._watches = _watches(shape)
         self._chosen: dict[str, int] = {}  # path of a leaf -> which candidate; 0 if absent
         self._extra = pa.struct([])  # fields beyond the shape, so that the reader can tell new ones
@@ -97,10 +101,11 @@ class JsonReader:
         except pa.ArrowInvalid:
             rows = np.flatnonzero([_is_utf8(value) for value in values.to_pylist()])
             texts = values.take(pa.array(rows)).cast(pa.string())
-        trimmed = pc.ascii_trim_whitespace(texts)
         # so no record can be the rest of the one before
-        whole = pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))
-        if pc.any(pc.invert(whole)).as_py():
+        whole = _is_braced(texts, *self._around)
+        if not pc.all(whole).as_py():
+            whole = _is_braced(pc.ascii_trim_whitespace(texts), *self._around)
+        if not pc.all(whole).as_py():
             texts, rows = texts.filter(whole), rows[whole.to_numpy(zero_copy_only=False)]
         alone: list[int] = np.setdiff1d(np.arange(len(values)), rows).tolist() if len(rows) < len(values) else []
         if len(rows):
@@ -169,7 +174,7 @@ class JsonReader:
     def _parse(self, texts: pa.Array) -> pa.StructArray:
         """:raises pa.ArrowInvalid: some record doesn't fit the types, or has a new field and such are watched."""
         schema = pa.schema(list(_with_extra(self._type(self._shape, ""), self._extra)))
-        table = _read(texts, schema, "error" if self._watches else "ignore")
+        table = self._table(texts, schema, "error" if self._watches else "ignore")
         if table.num_rows != len(texts):
             raise pa.ArrowInvalid("some record has several documents")
         if not table.num_rows:
@@ -179,12 +184,24 @@ class JsonReader:
         except IndexError as error:  # Arrow's reader makes [null, null] a list with an element too few
             raise pa.ArrowInvalid(str(error)) from None
 
+    def _table(self, texts: pa.Array, schema: pa.Schema, unexpected: str) -> pa.Table:
+        before, after = self._around
+        whole = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
+        lines = pc.binary_join(whole, f"{after}\n{before}")[0].as_buffer()
+        if before or after:
+            lines = pa.py_buffer(before.encode() + lines.to_pybytes() + after.encode())
+        return pj.read_json(
+            pa.BufferReader(lines),
+            read_options=pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+        )
+
     def _learn(self, texts: pa.Array) -> bool:
         """Take note of fields beyond the shape. Whether there were new ones."""
         known = self._extra
         base = self._type(self._shape, "")
         try:
-            table = _read(texts, pa.schema(list(base)), "infer")
+            table = self._table(texts, pa.schema(list(base)), "infer")
         except pa.ArrowInvalid:
             return False
         self._extra = _merged(known, _without_timestamps(pa.struct(list(table.schema))))
@@ -205,13 +222,17 @@ class JsonReader:
         fields = shape.fields.items()
         return pa.struct([(name, self._type(part, f"{path}/{name}" if path else name)) for name, part in fields])
 
+    def _wrapped(self, text: str | bytes) -> str | bytes:
+        before, after = self._around
+        return f"{before}{text}{after}" if isinstance(text, str) else before.encode() + text + after.encode()
+
     def _one_by_one(self, values: pa.Array, rows: list[int]) -> Iterator[Parsed | Rejected]:
         groups: dict[tuple[Any, ...], list[tuple[int, Any]]] = {}
         unknown: dict[str, WireType] = {}
         rejected: dict[str, list[int]] = {}
         for row in sorted(rows):
             try:
-                document = parse(values[row].as_py())
+                document = parse(self._wrapped(values[row].as_py()))
             except (ValueError, RecursionError):
                 document = None
             try:
@@ -273,14 +294,10 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def _read(texts: pa.Array, schema: pa.Schema, unexpected: str) -> pa.Table:
-    whole = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-    lines = pc.binary_join(whole, "\n")[0].as_buffer()
-    return pj.read_json(
-        pa.BufferReader(lines),
-        read_options=pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
-        parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
-    )
+def _is_braced(texts: pa.Array, before: str, after: str) -> pa.Array:
+    starts = pc.starts_with(texts, "{") if not before else True
+    ends = pc.ends_with(texts, "}") if not after else True
+    return pc.and_(pc.and_(starts, ends), pa.repeat(True, len(texts)))
 
 
 def _watches(shape: Shape) -> bool:

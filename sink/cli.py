@@ -10,10 +10,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sink import config as configuration
-from sink.errors import ConfigError, RowdeltaError
+from sink.errors import ConfigError, DataError, RowdeltaError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from sink.dead_letters import Selection
+
+_DEAD_LETTERS = """\
+A record that can't be applied is a dead letter: it is in the table sink.dead_letter_table with its place in the source, its bytes,
+an error class and a reason. The table is of all tables of the configuration.
+
+  rowdelta dead-letters counts sink.yaml                    # what is wrong, and how often
+  rowdelta dead-letters list sink.yaml --limit 20           # the newest, with their values
+  rowdelta dead-letters list sink.yaml --table lake.shop.orders --class type_mismatch --reason amount --json
+  rowdelta dead-letters replay sink.yaml --table lake.shop.orders
+
+after a correction of the configuration, and of the table where needed:
+  1. stop the sink, if it runs
+  2. rowdelta dead-letters replay sink.yaml
+  3. start the sink again
+"""
+
+_REPLAY = """\
+Decodes the selected dead letters as the configuration is now, and brings the keys that they name up to date. Only for Kafka.
+
+what is applied:
+  The topic is read again, from the first of these letters to the table's position, and of each key concerned the last
+  change wins. So a replayed record never undoes a newer change: if its key was changed since, the newer row is what the
+  table has afterwards, and if it was deleted since, the key stays deleted. A replayed delete deletes, unless the key came back.
+
+what stays in the dead-letter table:
+  still refused    the configuration can't apply them yet
+  not passed yet   the table's position is before them; rowdelta run comes first
+  gone             the topic has lost the record (retention, compaction), and perhaps newer changes of its key with it. With
+                   --force these are applied as they are stored, against what the topic still has
+
+safe:
+  The rows are one commit, the removal of the letters is another, after it. If replay ends in between, replay again: it
+  comes to the same rows. The rows' commit keeps the sink's position and is that of the sink's id: of a replay and a
+  run at the same time one is refused (exit 4). Stop the sink first.
+
+exit code 3: letters of the selection are left.
+"""
 
 _EPILOG = """\
 exit codes:
@@ -75,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     ]  # fmt: skip
     for command in with_config:
         command.add_argument("config", metavar="sink.yaml", help="the configuration file (see README, Configuration)")
+    _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and source are "
                "equal. Needs no server.")  # fmt: skip
@@ -82,6 +122,46 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
     )
     return parser
+
+
+def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    group = commands.add_parser(
+        "dead-letters",
+        help="list, count or replay the records that could not be applied",
+        description="Shows the records that could not be applied, and applies them after a correction.",
+        epilog=_DEAD_LETTERS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = group.add_subparsers(metavar="action", required=True)
+
+    def add(name: str, function: object, help_text: str, description: str) -> argparse.ArgumentParser:
+        written = argparse.RawDescriptionHelpFormatter if "\n" in description else argparse.HelpFormatter
+        action = actions.add_parser(name, help=help_text, description=description, formatter_class=written)
+        action.set_defaults(command=function)
+        action.add_argument("config", metavar="sink.yaml", help="the configuration file (see README, Configuration)")
+        action.add_argument(
+            "--table", metavar="TARGET", help="only letters of this target, as the configuration names it"
+        )
+        action.add_argument(
+            "--class", dest="error_class", metavar="CLASS", help="only this error class, such as null_key"
+        )
+        action.add_argument("--reason", metavar="TEXT", help="only letters whose reason has this text in it")
+        action.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+        return action
+
+    listing = add("list", _list_dead_letters, "show them, newest first",
+                  "Shows dead letters, newest first. Changes nothing. With --json bytes that are not UTF-8 are in base64, as "
+                  "key_base64 and value_base64.")  # fmt: skip
+    listing.add_argument("--limit", type=_count, default=50, help="at most so many (default: 50)")
+    add("counts", _count_dead_letters, "count them by table, error class and reason",
+        "Counts dead letters by table, error class and reason, the most frequent first. Changes nothing.")  # fmt: skip
+    replaying = add("replay", _replay_dead_letters, "apply them after a correction", _REPLAY)
+    replaying.add_argument(
+        "--force",
+        action="store_true",
+        help="apply also letters that the topic has lost, and let records that the configuration refuses now, but did not "
+        "refuse when they arrived, count as never applied",
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -110,6 +190,81 @@ def _status(args: argparse.Namespace) -> int:
     from sink import inspection
 
     return _inspect(args, inspection.status)
+
+
+def _list_dead_letters(args: argparse.Namespace) -> int:
+    def look(spark: "SparkSession", config: configuration.Config) -> Iterator[str]:
+        from sink import dead_letters
+
+        letters = dead_letters.newest(dead_letters.find(spark, config, _selection(args)), args.limit)
+        if args.json:
+            yield from (dead_letters.as_json(vars(letter)) for letter in letters)
+            return
+        columns = ["time", "table", "class", "record", "reason", "value"]
+        rows = [
+            [f"{x.time:%Y-%m-%d %H:%M:%S}", x.table, x.error_class, x.place, x.reason, dead_letters.excerpt(x.value)]
+            for x in letters
+        ]
+        yield from _as_table(columns, rows) if rows else ["no dead letters"]
+
+    return _inspect(args, look)
+
+
+def _count_dead_letters(args: argparse.Namespace) -> int:
+    def look(spark: "SparkSession", config: configuration.Config) -> Iterator[str]:
+        from sink import dead_letters
+
+        counts = list(dead_letters.counts(dead_letters.find(spark, config, _selection(args))))
+        if args.json:
+            yield from map(dead_letters.as_json, counts)
+            return
+        columns = ["count", "table", "class", "last", "reason"]
+        rows = [
+            [f"{x['count']:,}", x["table"], x["error_class"], f"{x['last']:%Y-%m-%d %H:%M:%S}", x["reason"]]
+            for x in counts
+        ]
+        yield from _as_table(columns, rows) if rows else ["no dead letters"]
+
+    return _inspect(args, look)
+
+
+def _replay_dead_letters(args: argparse.Namespace) -> int:
+    left = 0
+
+    def look(spark: "SparkSession", config: configuration.Config) -> Iterator[str]:
+        from sink import dead_letters
+        from sink.replay import replay
+
+        nonlocal left
+        found = False
+        for outcome in replay(spark, config, _selection(args), args.force):
+            found = True
+            left += outcome.left
+            yield dead_letters.as_json(vars(outcome)) if args.json else str(outcome)
+        if not found and not args.json:
+            yield "no dead letters"
+
+    return _inspect(args, look) or (DataError.exit_code if left else 0)
+
+
+def _selection(args: argparse.Namespace) -> "Selection":
+    from sink.dead_letters import Selection
+
+    return Selection(args.table, args.error_class, args.reason)
+
+
+def _as_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with the columns under each other; the last one is as long as it is."""
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns) - 1)]
+    for row in [columns, *rows]:
+        yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def _inspect(args: argparse.Namespace, look: "Callable[[SparkSession, configuration.Config], Iterator[str]]") -> int:

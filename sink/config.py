@@ -87,6 +87,9 @@ class SinkSection(_Section):
     trigger: str = "available-now"
     on_bad_record: Literal["dead-letter", "fail"] = "dead-letter"
     dead_letter_table: str | None = None
+    dead_letter_topic: str | None = None
+    dead_letter_options: dict[str, Text] = Field(default_factory=dict)
+    max_bad_records: Annotated[int, Field(ge=0)] | None = None
 
     @field_validator("id")
     @classmethod
@@ -239,6 +242,30 @@ class Config(_Section):
     tables: Annotated[list[TableSection], Field(min_length=1)]
     index: IndexSection | None = None
     spark: dict[str, Text] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _dead_letters_fit(self) -> Self:
+        sink = self.sink
+        if sink.on_bad_record == "fail":
+            for name in ("dead_letter_topic", "max_bad_records"):
+                if getattr(sink, name) is not None:
+                    raise ValueError(f"sink.{name} needs on_bad_record: dead-letter, but on_bad_record is fail")
+        if sink.dead_letter_topic is None:
+            if sink.dead_letter_options:
+                raise ValueError("sink.dead_letter_options needs sink.dead_letter_topic")
+            return self
+        if self.source.type != "kafka":
+            raise ValueError("sink.dead_letter_topic is for source.type: kafka; the dead-letter table has them all")
+        if sink.dead_letter_topic in [table.source for table in self.tables]:
+            raise ValueError(f"sink.dead_letter_topic {sink.dead_letter_topic!r} is also the source of a table")
+        for name in sink.dead_letter_options:
+            if not name.startswith("kafka."):
+                raise ValueError(f"sink.dead_letter_options: got {name!r}, expected names that begin with kafka.")
+        if sink.dead_letter_options and "kafka.bootstrap.servers" not in sink.dead_letter_options:
+            raise ValueError(
+                "sink.dead_letter_options replaces the source's options, so it needs kafka.bootstrap.servers"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -42,7 +42,10 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
         order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"
         yield f"  mode {section.mode}, deletes {section.deletes}, ordered by {order}"
     if config.sink.on_bad_record == "dead-letter":
-        yield f"bad records go to {config.dead_letter_table}"
+        topic = f", and to topic {config.sink.dead_letter_topic}" if config.sink.dead_letter_topic else ""
+        limit = config.sink.max_bad_records
+        stop = f"; more than {limit:,} in a run and table stop the job" if limit is not None else ""
+        yield f"bad records go to {config.dead_letter_table}{topic}{stop}"
     else:
         yield "a bad record stops the job"
     yield "ok"

@@ -5,7 +5,9 @@ import json
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -31,6 +33,7 @@ from sink.commit import (
     retries_used_up,
 )
 from sink.config import Config
+from sink.dead_letters import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLost, KeyIndex, owner
@@ -53,13 +56,17 @@ class Written:
     rows: dict[str, int]
     records: dict[str, int]
     bytes: int
-    bad: int
+    bad_by_class: dict[str, int]
     samples: list[str]
     snapshot_partitions: set[int]
     streamed_partitions: set[int]
     peak_memory: int
     index: list[dict[str, Any]]
     tasks: int = 0
+
+    @property
+    def bad(self) -> int:
+        return sum(self.bad_by_class.values())
 
 
 class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an error for people
@@ -76,7 +83,7 @@ class TableSink:
         table: IcebergTable,
         plan: TablePlan,
         source: Source,
-        dead_letters: IcebergTable | None,
+        dead_letters: DeadLetters | None,
     ) -> None:
         self.plan = plan
         self.table = table
@@ -96,6 +103,8 @@ class TableSink:
         self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.PathList())
         self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
         self._adopt()
+        if dead_letters is not None:
+            dead_letters.publish(plan.section.target)
 
     @property
     def position(self) -> Position | None:
@@ -129,8 +138,14 @@ class TableSink:
         :raises RowdeltaError: nothing was applied, or (`CommitUnknown`) it is unknown whether it was.
         """
         batch = self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
-        if batch is None:
-            return
+        if batch is not None:
+            self.apply_batch(batch_id, batch)
+
+    def apply_batch(self, batch_id: int, batch: TableBatch) -> None:
+        """Apply changes that continue the table's position, and store the position `batch.end`.
+
+        :raises RowdeltaError: as `apply` does.
+        """
         # files of a schema or a spec that the table has left behind: values would be missing, deletes would miss rows
         self.table.refresh()
         if self.table.snapshot_id() != self._base:
@@ -206,7 +221,7 @@ class TableSink:
                 self._evolve(self._observed.value)
             self._refuse(written)
             if written.dead_letters:
-                self._commit_dead_letters(batch.end, operation, written)
+                self._keep_dead_letters(batch.end, operation, written)
             self._commit(batch.end, operation, written, empty, index)
         except CommitUnknown:
             raise
@@ -236,10 +251,8 @@ class TableSink:
         section, spark = self.plan.section, frame.sparkSession
         # a session of the stream's own; re-planning at run time costs more than it can gain on one shuffle
         spark.conf.set("spark.sql.adaptive.enabled", "false")
-        if self._decode is None:
-            self._decode = decoder(self._config, self.plan, self._observed.add)
-        changes = self._decode(frame)
-        dead_position = self._dead_letter_position()
+        changes = self._changes(frame) if batch.changes is None else batch.changes
+        dead_position = self._dead_letters.position(section.target) if self._dead_letters else None
         options = DeltaOptions(
             key=tuple(section.key),
             mode=section.mode,
@@ -277,6 +290,28 @@ class TableSink:
             self._written_paths.value += [f"{index.location}/{name}" for name in runs]
         return written
 
+    def _changes(self, records: DataFrame) -> DataFrame:
+        if self._decode is None:
+            self._decode = decoder(self._config, self.plan, self._observed.add)
+        return self._decode(records)
+
+    def decoded(
+        self, records: DataFrame, keep: Callable[[DataFrame], DataFrame] = lambda changes: changes
+    ) -> DataFrame:
+        """Changelog rows of raw records, as far as `keep` lets them through, computed and stored by the executors.
+
+        The table first gets the columns that the records have, if it follows their schema.
+        """
+        while True:
+            self._observed.value = {}
+            changes = keep(self._changes(records)).localCheckpoint()
+            if not self._observed.value:
+                return changes
+            with suppress(SchemaEvolved):
+                self._evolve(self._observed.value)
+            self.table.refresh()
+            self._replan_if_altered()
+
     def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> tuple[DataFrame, int]:
         """All changes of a key to one task. Also how many tasks there are."""
         tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -301,6 +336,8 @@ class TableSink:
                 + "; ".join(written.samples)
                 + ". Correct the source, or set on_bad_record: dead-letter."
             )
+        if self._dead_letters is not None:
+            self._dead_letters.check_limit(self.plan.section.target, written.bad_by_class, written.samples)
         again = written.snapshot_partitions & self._streamed()
         if again:
             raise DataError(
@@ -351,37 +388,21 @@ class TableSink:
         self._written_paths.value = [*self._written_paths.value, *index.new_paths]
         raise retries_used_up(self.table.name, refused)
 
-    def _dead_letter_prefix(self) -> str:
-        return f"{self._prefix}.{self.plan.section.target}"
-
-    def _dead_letter_position(self) -> Position | None:
-        if self._dead_letters is None:
-            return None
-        stored = self._dead_letters.position(self._dead_letter_prefix())
-        return stored.position if stored else None
-
-    def _commit_dead_letters(self, end: Position, operation: str, written: Written) -> None:
+    def _keep_dead_letters(self, end: Position, operation: str, written: Written) -> None:
         """Before the table's own commit: a crash in between repeats the batch, and the position here stops a second copy."""
-        table = self._dead_letters
-        assert table is not None
-        prefix = self._dead_letter_prefix()
-        stored = table.position(prefix)
-        IcebergCommitter(table).commit(
-            RowDeltaCommit(
-                prefix=prefix,
-                operation=operation,
-                position=end,
-                files=written.dead_letters,
-                base_snapshot=table.snapshot_id(),
-                previous_operation=stored.operation if stored else None,
-                summary={"rowdelta.sink-id": self._config.sink.id},
-            )
-        )
+        assert self._dead_letters is not None
+        target = self.plan.section.target
+        self._dead_letters.commit(target, operation, end, written.dead_letters, written.bad_by_class)
         committed = {json.loads(file)["file-path"] for file in written.dead_letters}
         self._written_paths.value = [path for path in self._written_paths.value if path not in committed]
         log.warning(
-            "%s: %d bad records to %s. %s", self.table.name, written.bad, table.name, "; ".join(written.samples)
+            "%s: %d bad records to %s. %s",
+            self.table.name,
+            written.bad,
+            self._dead_letters.name,
+            "; ".join(written.samples),
         )
+        self._dead_letters.publish(target)
 
     def _delete_written(self) -> None:
         """Delete the files of tasks that finished, after their job or commit failed. Failed tasks deleted their own."""
@@ -501,19 +522,21 @@ def _keys(results: list[dict[str, Any]]) -> str:
 
 def _sum_up(results: list[dict[str, Any]]) -> Written:
     rows: dict[str, int] = {}
+    bad = Counter[str]()
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
     for result in results:
         for kind, count in result["rows"].items():
             rows[kind] = rows.get(kind, 0) + count
         for content, count in result["records"].items():
             records[content] += count
+        bad.update(result["bad"])
     return Written(
         files=[json.dumps(file) for result in results for file in result["files"]],
         dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
         rows=rows,
         records=records,
         bytes=sum(result["bytes"] for result in results),
-        bad=sum(result["bad"] for result in results),
+        bad_by_class=dict(bad),
         samples=[sample for result in results for sample in result["samples"]][:3],
         snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
         streamed_partitions={p for result in results for p in result["streamed_partitions"]},

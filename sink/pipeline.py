@@ -15,12 +15,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from changelog.spec import ChangelogSpec
 from sink.config import Config
+from sink.dead_letters import open_dead_letters
 from sink.errors import RowdeltaError, TemporaryError
 from sink.microbatch import TableSink
 from sink.sources.files import FilesSource
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source, Stream
-from sink.tables import open_dead_letters, open_table
+from sink.tables import open_table
 
 log = logging.getLogger("rowdelta")
 

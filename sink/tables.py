@@ -15,20 +15,6 @@ from sink.errors import ConfigError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
 from sink.inference import infer_columns
 
-DEAD_LETTER_COLUMNS = T.StructType(
-    [
-        T.StructField("table", T.StringType()),
-        T.StructField("source", T.StringType()),
-        T.StructField("partition", T.IntegerType()),
-        T.StructField("offset", T.LongType()),
-        T.StructField("key", T.BinaryType()),
-        T.StructField("value", T.BinaryType()),
-        T.StructField("reason", T.StringType()),
-        T.StructField("error_class", T.StringType()),
-        T.StructField("time", T.TimestampType()),
-    ]
-)
-
 
 @dataclass(frozen=True)
 class TablePlan:
@@ -95,14 +81,6 @@ def open_table(spark: SparkSession, config: Config, index: int) -> tuple[Iceberg
     if section.deletes == "equality" and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
         table.ensure_unpartitioned_spec()
     return table, plan
-
-
-def open_dead_letters(spark: SparkSession, config: Config) -> IcebergTable:
-    """The dead-letter table, created if it is missing."""
-    catalogs = Catalogs(spark)
-    name = config.dead_letter_table
-    existing = catalogs.load(name)
-    return existing or catalogs.create(name, DEAD_LETTER_COLUMNS, [], [], {"format-version": "2"})
 
 
 def needs_global_deletes(plan: TablePlan) -> bool:

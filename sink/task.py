@@ -4,6 +4,7 @@ import json
 import resource
 import sys
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -104,7 +105,7 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
     index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
     writer = DeltaWriter(plan.table, plan.options, task, index)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
-    bad, samples = 0, list[str]()
+    bad, samples = Counter[str](), list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()
     try:
         for batch in batches:
@@ -112,7 +113,8 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
             if rejected is not None and plan.new_bad_records is not None:
                 rejected = rejected.filter(plan.new_bad_records(rejected))
             if rejected is not None:
-                bad += len(rejected)
+                for found in pc.value_counts(rejected.field("error_class")):
+                    bad[found["values"].as_py()] += found["counts"].as_py()
                 samples += [_sample(row) for row in rejected.slice(0, _SAMPLES - len(samples)).to_pylist()]
                 if dead:
                     dead.write(rejected)

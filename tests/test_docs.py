@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
-COMMANDS = ("run", "check", "status", "packages", "demo")
+COMMANDS = ("run", "check", "status", "dead-letters", "packages", "demo")
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "sink": config.SinkSection,
@@ -102,7 +102,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_readme_and_the_help_text_name_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(rf"^\| `rowdelta {command}\b", README, re.MULTILINE)
-    assert re.search(rf"^ +{command} ", _help(capsys), re.MULTILINE)
+    assert re.search(rf"^ +{command}\s", _help(capsys), re.MULTILINE)
 
 
 def test_documents_use_only_commands_and_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,5 @@
 """Which rule converts a value: by the target type first, then by what the message says of the value."""
 
-import base64
-import datetime as dt
-import json
-from typing import Any
-
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,9 +29,10 @@ def _converted(values: pa.Array, wire: WireType, target: pa.DataType, is_uuid: b
     if pa.types.is_dictionary(dtype):
         return _converted(values.dictionary_decode(), wire, target, is_uuid)
     if is_uuid:
-        return encoded.uuid(values)
+        in_base64 = wire.kind == "bytes" and pa.types.is_string(dtype)
+        return encoded.uuid(encoded.from_base64(values) if in_base64 else values)
     zoned = False
-    if pa.types.is_temporal(dtype):
+    if pa.types.is_date(dtype) or pa.types.is_time(dtype) or pa.types.is_timestamp(dtype):
         zoned = pa.types.is_timestamp(dtype) and dtype.tz is not None and wire.name not in logical.TIMESTAMPS
         values, wire = times.integers(values, wire)
     if nested.is_nested(target):
@@ -54,34 +49,41 @@ def _converted(values: pa.Array, wire: WireType, target: pa.DataType, is_uuid: b
         return times.to_dates(values, wire)
     if pa.types.is_decimal(target):
         return _decimals(values, wire, target)
-    is_encoded = _is_encoded_decimal(values, wire)
-    if is_encoded:
+    if _is_encoded_decimal(values, wire):
         values = _decimal_text(values, wire)
     if pa.types.is_integer(target):
         return numerals.to_integers(values, target)
     if pa.types.is_floating(target):
-        if is_encoded:
-            return numerals.exact_floats_of_text(values, target)
-        return numerals.to_floats(values, target, wire.kind)
+        is_exact = wire.kind.startswith("int") or wire.name in (logical.DECIMAL, logical.VARIABLE_SCALE_DECIMAL)
+        return numerals.to_floats(values, target, "exact" if is_exact else wire.kind)
     if pa.types.is_boolean(target):
         return numerals.to_booleans(values)
     raise TypeError(f"no rule makes {target} of anything")
 
 
 def _nested(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.Array:
+    if wire.name == logical.ENUM_SET and nested.is_list(target) and pa.types.is_string(values.type):
+        return _names(values, target)
     if pa.types.is_string(values.type):
         return nested.from_json(values, wire, target, _converted)
     return nested.from_arrow(values, wire, target, _converted)
+
+
+def _names(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Names with commas between them, or a JSON array of names."""
+    arrays = pc.starts_with(values, "[")
+    names = pc.split_pattern(only(values, pc.and_not(pc.not_equal(values, ""), arrays)), ",")
+    none = only(pa.array([[]] * len(values), names.type), pc.equal(values, ""))
+    split = _converted(merged([names, none], names.type, len(values)), WireType(), target)
+    return merged([split, _converted(only(values, arrays), WireType(), target)], target, len(values))
 
 
 def _bytes(values: pa.Array, wire: WireType) -> pa.Array:
     dtype = values.type
     if pa.types.is_struct(dtype):
         return encoded.geometry(values)
-    if pa.types.is_binary(dtype):
-        return values
-    if pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype):
-        return values.cast(pa.binary())
+    if _is_bytes(dtype):
+        return values if pa.types.is_binary(dtype) else values.cast(pa.binary())
     if not pa.types.is_string(dtype):
         return pa.nulls(len(values), pa.binary())
     result = encoded.from_base64(values)
@@ -93,13 +95,13 @@ def _bytes(values: pa.Array, wire: WireType) -> pa.Array:
 def _is_encoded_decimal(values: pa.Array, wire: WireType) -> bool:
     """Bytes, in JSON base64, or a struct; rather than a number or a number's text."""
     dtype = values.type
-    if wire.name == logical.DECIMAL or wire.name == logical.VARIABLE_SCALE_DECIMAL:
-        return bool(pa.types.is_string(dtype) or pa.types.is_binary(dtype) or pa.types.is_struct(dtype))
-    return False
+    if wire.name not in (logical.DECIMAL, logical.VARIABLE_SCALE_DECIMAL):
+        return False
+    return bool(pa.types.is_string(dtype) or _is_bytes(dtype) or pa.types.is_struct(dtype))
 
 
-def _scale(wire: WireType) -> int:
-    return int(wire.parameters.get("scale", "0"))
+def _is_bytes(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype))
 
 
 def _decimals(values: pa.Array, wire: WireType, target: pa.Decimal128Type) -> pa.Array:
@@ -107,7 +109,7 @@ def _decimals(values: pa.Array, wire: WireType, target: pa.Decimal128Type) -> pa
     if _is_encoded_decimal(values, wire):
         if wire.name == logical.VARIABLE_SCALE_DECIMAL or pa.types.is_struct(dtype):
             return decimals.variable(values, target)
-        return decimals.from_bytes(values, _scale(wire), target)
+        return decimals.from_bytes(values, decimals.scale_of(wire), target)
     if numerals.is_text(dtype):
         return decimals.from_text(values, target)
     if pa.types.is_decimal(dtype):
@@ -123,7 +125,7 @@ def _decimals(values: pa.Array, wire: WireType, target: pa.Decimal128Type) -> pa
 def _decimal_text(values: pa.Array, wire: WireType) -> pa.Array:
     if wire.name == logical.VARIABLE_SCALE_DECIMAL or pa.types.is_struct(values.type):
         return decimals.variable_as_text(values)
-    return decimals.bytes_as_text(values, _scale(wire))
+    return decimals.bytes_as_text(values, decimals.scale_of(wire))
 
 
 def _text(values: pa.Array, wire: WireType, zoned: bool) -> pa.Array:
@@ -144,23 +146,8 @@ def _text(values: pa.Array, wire: WireType, zoned: bool) -> pa.Array:
         return numerals.float_text(values)
     if pa.types.is_decimal(dtype):
         return decimals.as_text(values)
-    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype):
+    if _is_bytes(dtype):
         return encoded.to_base64(values)
     if nested.is_nested(dtype):
-        return decimals.each(values, pa.string(), _json)
+        return pa.array([None if v is None else nested.json_text(v, dtype) for v in values.to_pylist()], pa.string())
     return pa.nulls(len(values), pa.string())
-
-
-def _json(value: Any) -> str:
-    """A nested value as JSON text: maps as objects, bytes as base64, decimals as numbers."""
-    return json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, np.generic):
-        return value.item()
-    return str(value)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.changes import WireType
 from changelog.values.arrays import Flags, bitmap, merged, only, pieces, present
 from changelog.values.encoded import from_base64
 
@@ -17,6 +18,16 @@ _EXACT = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact, Invalid
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _LONGEST = 1_000_000
 """Characters of a number; more are a misfit rather than minutes of work."""
+
+
+def scale_of(wire: WireType) -> int | None:
+    """Digits after the point of Kafka Connect's Decimal; None if its schema doesn't say, which it must."""
+    return integer_of(wire, "scale")
+
+
+def integer_of(wire: WireType, parameter: str) -> int | None:
+    text = wire.parameters.get(parameter, "")
+    return int(text) if re.fullmatch("-?[0-9]{1,9}", text) else None
 
 
 def number(text: str) -> Decimal | None:
@@ -80,16 +91,23 @@ def from_decimals(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
     """Decimals to another precision and scale."""
     if values.type == target:
         return values
+    more = target.scale - values.type.scale
     try:
+        if more > 0:
+            # Arrow's own cast wraps around where the wider scale needs more than 128 bits, so the room is made sure of before
+            narrow = pa.decimal128 if pa.types.is_decimal128(values.type) else pa.decimal256
+            if target.precision <= more:
+                raise pa.ArrowInvalid("all digits before the point are too many")
+            values = pc.cast(values, narrow(target.precision - more, values.type.scale))
         return pc.cast(values, target)
     except pa.ArrowInvalid:
         return from_text(pc.cast(values, pa.string()), target)
 
 
 def from_integers(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
-    if target.scale > 19:  # 19 digits of an int64 besides
+    if target.scale > 18:  # 20 digits of a uint64 besides
         return from_text(pc.cast(values, pa.string()), target)
-    return from_decimals(pc.cast(values, pa.decimal128(19 + target.scale, target.scale)), target)
+    return from_decimals(pc.cast(values, pa.decimal128(20 + target.scale, target.scale)), target)
 
 
 def unscaled(values: pa.Array, scale: int) -> pa.Array:
@@ -132,41 +150,57 @@ def _of_38_digits(numbers: Any) -> Flags:
     return result
 
 
-def from_bytes(values: pa.Array, scale: int, target: pa.Decimal128Type) -> pa.Array:
+def from_bytes(values: pa.Array, scale: int | None, target: pa.Decimal128Type) -> pa.Array:
     """Kafka Connect's Decimal.
 
     :param values: binary, or string: base64.
     """
-    decoded = from_base64(values) if pa.types.is_string(values.type) else values
-    if not 0 <= scale <= 38:
-        return each(decoded, target, lambda raw: exact(_shifted(raw, scale), target.precision, target.scale))
-    result = from_decimals(unscaled(decoded, scale), target)
-    if pa.types.is_string(values.type) and result.null_count > values.null_count:
-        # objects, as JSON text: a VariableScaleDecimal where no schema says so
-        objects = only(values, pc.fill_null(pc.starts_with(values, "{"), False))
-        if objects.null_count < len(objects):
-            return merged([result, variable(objects, target)], target, len(values))
-    return result
+
+    def slow(raw: bytes) -> Decimal | None:
+        return exact(_shifted(raw, scale), target.precision, target.scale)
+
+    def fast(narrow: pa.Array) -> pa.Array:
+        return from_decimals(narrow, target)
+
+    return _from_bytes(values, scale, target, fast, slow, variable)
 
 
-def bytes_as_text(values: pa.Array, scale: int) -> pa.Array:
+def bytes_as_text(values: pa.Array, scale: int | None) -> pa.Array:
     """Kafka Connect's Decimal to text, of any number of digits."""
-    decoded = from_base64(values) if pa.types.is_string(values.type) else values
 
-    def slow(rest: pa.Array) -> pa.Array:
-        return each(rest, pa.string(), lambda raw: plain(_shifted(raw, scale)))
+    def slow(raw: bytes) -> str | None:
+        return plain(_shifted(raw, scale))
 
-    if not 0 <= scale <= 38:
-        result = slow(decoded)
-    else:
+    return _from_bytes(values, scale, pa.string(), as_text, slow, lambda objects, _: variable_as_text(objects))
+
+
+def _from_bytes(
+    values: pa.Array,
+    scale: int | None,
+    target: pa.DataType,
+    fast: Callable[[pa.Array], pa.Array],
+    slow: Callable[[bytes], Any],
+    of_objects: Callable[[pa.Array, pa.DataType], pa.Array],
+) -> pa.Array:
+    """`fast` for integers of up to 38 digits, `slow` for longer ones.
+
+    :param of_objects: for JSON texts of objects: a VariableScaleDecimal where no schema says so.
+    """
+    is_text = pa.types.is_string(values.type)
+    decoded = from_base64(values) if is_text else values.cast(pa.binary())
+    if scale is None:
+        result = pa.nulls(len(values), target)
+    elif 0 <= scale <= 38:
         narrow = unscaled(decoded, scale)
-        result = as_text(narrow)
-        if result.null_count > decoded.null_count:
-            result = merged([result, slow(only(decoded, narrow.is_null()))], pa.string(), len(values))
-    if pa.types.is_string(values.type) and result.null_count > values.null_count:
-        objects = only(values, pc.fill_null(pc.starts_with(values, "{"), False))
+        result = fast(narrow)
+        if narrow.null_count > decoded.null_count:
+            result = merged([result, each(only(decoded, narrow.is_null()), target, slow)], target, len(values))
+    else:
+        result = each(decoded, target, slow)
+    if is_text and decoded.null_count > values.null_count:
+        objects = only(values, pc.starts_with(values, "{"))
         if objects.null_count < len(objects):
-            result = merged([result, variable_as_text(objects)], pa.string(), len(values))
+            result = merged([result, of_objects(objects, target)], target, len(values))
     return result
 
 
@@ -207,10 +241,15 @@ def _variable(values: pa.Array, target: pa.DataType, convert: Callable[[pa.Array
     scales = parts["scale"]
     if not pa.types.is_integer(scales.type):
         return pa.nulls(len(values), target)
+    unscaled_parts = parts["value"]
+    if pa.types.is_string(unscaled_parts.type):
+        unscaled_parts = from_base64(unscaled_parts)
+    if not pa.types.is_binary(unscaled_parts.type):
+        return pa.nulls(len(values), target)
     results = []
     for scale in pc.unique(scales.drop_null()).to_pylist():  # few
         same = pc.fill_null(pc.equal(scales, scale), False)
-        part = parts["value"] if pc.all(same).as_py() else only(parts["value"], same)
+        part = unscaled_parts if pc.all(same).as_py() else only(unscaled_parts, same)
         results.append(convert(part, scale))
     return merged(results, target, len(values))
 
@@ -232,8 +271,8 @@ def _objects(values: pa.Array) -> pa.Array:
     return each(values, pa.struct([("scale", pa.int64()), ("value", pa.string())]), parse)
 
 
-def _shifted(raw: bytes, scale: int) -> Decimal | None:
-    if not 0 < len(raw) <= 1024:
+def _shifted(raw: bytes, scale: int | None) -> Decimal | None:
+    if scale is None or not 0 < len(raw) <= 1024:
         return None
     sign, digits, _ = Decimal(int.from_bytes(raw, "big", signed=True)).as_tuple()
     return Decimal((sign, digits, -scale))

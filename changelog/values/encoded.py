@@ -33,35 +33,34 @@ def from_base64(values: pa.Array) -> pa.Array:
     Whole values of 4 characters follow each other, so the column is decoded as one long text.
     """
     text, offsets = pieces(values)
-    if (np.diff(offsets) % 4).any():
-        return from_base64(only(values, np.diff(offsets) % 4 == 0))
+    lengths = np.diff(offsets)
+    if (lengths % 4).any():
+        return from_base64(only(values, lengths % 4 == 0))
     valid = present(values)
-    sextets = _SEXTETS[text].reshape(-1, 4)
-    ends = offsets[1:][np.diff(offsets) > 0] // 4 - 1  # each value's last group of 4
-    third, fourth = sextets[ends, 2], sextets[ends, 3]
-    padding = np.where(third == _PAD, 2, np.where(fourth == _PAD, 1, 0))
-    wrong = (third == _PAD) & (fourth != _PAD)
-    wrong |= (padding == 2) & (sextets[ends, 1] & 15 != 0) | (padding == 1) & (third & 3 != 0)
-    sextets[ends, 3] = np.where(fourth == _PAD, 0, fourth)
-    sextets[ends, 2] = np.where(third == _PAD, 0, third)
-    strays = sextets > 63
-    if wrong.any() or strays.any():
-        fits = valid.copy()
-        fits[np.flatnonzero(np.diff(offsets) > 0)[wrong]] = False
-        at = np.flatnonzero(strays.any(axis=1)) * 4
-        fits[np.searchsorted(offsets, at, side="right") - 1] = False
-        return from_base64(only(values, fits))
+    sextets = np.take(_SEXTETS, text).reshape(-1, 4)
+    filled = lengths > 0
+    ends = offsets[1:] // 4 - 1 if filled.all() else offsets[1:][filled] // 4 - 1  # each value's last group of 4
+    one, two = sextets[ends, 3] == _PAD, sextets[ends, 2] == _PAD
+    wrong = two & ~one | two & (sextets[ends, 1] & 15 != 0) | one & ~two & (sextets[ends, 2] & 3 != 0)
+    sextets[ends[one], 3] = 0
+    sextets[ends[two], 2] = 0
+    if wrong.any() or sextets.max(initial=0) > 63:
+        valid = valid.copy()
+        valid[np.flatnonzero(filled)[wrong]] = False
+        at = np.flatnonzero((sextets > 63).any(axis=1)) * 4
+        valid[np.searchsorted(offsets, at, side="right") - 1] = False
+        return from_base64(only(values, valid))
     groups = np.empty((len(sextets), 3), np.uint8)
     groups[:, 0] = sextets[:, 0] << 2 | sextets[:, 1] >> 4
     groups[:, 1] = sextets[:, 1] << 4 | sextets[:, 2] >> 2
     groups[:, 2] = sextets[:, 2] << 6 | sextets[:, 3]
-    lengths = np.diff(offsets) // 4 * 3
-    lengths[np.flatnonzero(lengths)] -= padding
     data = groups.reshape(-1)
-    if padding.any():
+    lengths = lengths // 4 * 3
+    if one.any():
+        lengths[filled] -= one.astype(np.int64) + two
         kept = np.ones(data.shape, np.bool_)
-        kept[ends[padding > 0] * 3 + 2] = False
-        kept[ends[padding > 1] * 3 + 1] = False
+        kept[ends[one] * 3 + 2] = False
+        kept[ends[two] * 3 + 1] = False
         data = data[kept]
     return binary(data, lengths, valid)
 

@@ -14,8 +14,14 @@ TIMESTAMPS = {
     "org.apache.kafka.connect.data.Timestamp": 10**3,
     "io.debezium.time.MicroTimestamp": 10**6,
     "io.debezium.time.NanoTimestamp": 10**9,
+    "timestamp-millis": 10**3,
+    "timestamp-micros": 10**6,
+    "timestamp-nanos": 10**9,
 }
 """Integers since 1970-01-01: units in a second."""
+
+INSTANTS = frozenset({"timestamp-millis", "timestamp-micros", "timestamp-nanos"})
+"""Avro's own names of timestamps that are points in time; Kafka Connect's and Debezium's don't say."""
 
 TIMES = {
     "io.debezium.time.Time": 10**3,
@@ -39,6 +45,9 @@ GEOMETRIES = frozenset(
 )
 """Structs of `wkb` (well-known binary), `srid`, and for points `x` and `y`."""
 
+ENUM_SET = "io.debezium.data.EnumSet"
+"""Text of names with commas between them."""
+
 TEXTS = frozenset(
     {
         "io.debezium.time.ZonedTime",
@@ -48,7 +57,7 @@ TEXTS = frozenset(
         "io.debezium.data.Json",
         "io.debezium.data.Xml",
         "io.debezium.data.Enum",
-        "io.debezium.data.EnumSet",
+        ENUM_SET,
         "io.debezium.data.Ltree",
     }
 )

@@ -1,7 +1,11 @@
 """Lists, maps and structs, part by part. A part that doesn't fit makes the whole value unfit; it never becomes null."""
 
+import base64
+import datetime as dt
 import json
+import math
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,8 +123,8 @@ def _from_objects(objects: Sequence[Any], wire: WireType, target: pa.DataType, c
         (str, pa.string(), lambda o: o),
         (bool, pa.bool_(), lambda o: o),
         (Numeral, NUMERAL, lambda o: o.text),
-        (dict, pa.string(), to_json_text),
-        (list, pa.string(), to_json_text),
+        (dict, pa.string(), _json_again),
+        (list, pa.string(), _json_again),
     ]
     kinds = {type(o) for o in objects}
     parts = [
@@ -131,15 +135,50 @@ def _from_objects(objects: Sequence[Any], wire: WireType, target: pa.DataType, c
     return merged(parts, target, len(objects))
 
 
-def to_json_text(parsed: Any) -> str:
-    """What `_parse` made, as JSON text again, with numbers as they were."""
-    if isinstance(parsed, Numeral):
-        return parsed.text
-    if isinstance(parsed, dict):
-        return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{to_json_text(v)}" for k, v in parsed.items()) + "}"
-    if isinstance(parsed, list):
-        return "[" + ",".join(map(to_json_text, parsed)) + "]"
-    return json.dumps(parsed, ensure_ascii=False)
+def _json_again(parsed: Any) -> str | None:
+    """What `_parse` made, as JSON text, with numbers as they were; None if it is nested too deeply."""
+
+    def text(part: Any) -> str:
+        if isinstance(part, Numeral):
+            return part.text
+        if isinstance(part, dict):
+            return "{" + ",".join([f"{_quoted(name)}:{text(value)}" for name, value in part.items()]) + "}"
+        if isinstance(part, list):
+            return "[" + ",".join([text(value) for value in part]) + "]"
+        return json.dumps(part, ensure_ascii=False)
+
+    try:
+        return text(parsed)
+    except RecursionError:
+        return None
+
+
+def json_text(value: Any, dtype: pa.DataType) -> str:
+    """A value of an Arrow array as JSON text, as Kafka Connect's JsonConverter would have it: bytes as base64, maps as objects."""
+    if value is None:
+        return "null"
+    if is_list(dtype):
+        return "[" + ",".join([json_text(part, dtype.value_type) for part in value]) + "]"
+    if pa.types.is_struct(dtype):
+        return "{" + ",".join([f"{_quoted(f.name)}:{json_text(value[f.name], f.type)}" for f in dtype]) + "}"
+    if pa.types.is_map(dtype):
+        entries = [(json_text(key, dtype.key_type), json_text(part, dtype.item_type)) for key, part in value]
+        if pa.types.is_string(dtype.key_type):
+            return "{" + ",".join([f"{key}:{part}" for key, part in entries]) + "}"
+        return "[" + ",".join([f"[{key},{part}]" for key, part in entries]) + "]"
+    if isinstance(value, bytes):
+        return _quoted(base64.b64encode(value).decode("ascii"))
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return _quoted(value.isoformat() if isinstance(value, dt.date | dt.time) else str(value))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _entries(parsed: Any) -> list[tuple[Any, Any]] | None:
@@ -181,13 +220,23 @@ def _any_between(marks: Flags, begins: Longs) -> Flags:
 
 
 def _lists(elements: pa.Array, begins: Longs, valid: Flags, target: pa.DataType) -> pa.Array:
-    offsets = pa.array(begins.astype(np.int32))
+    offsets, (elements,) = _of_valid([elements], begins, valid)
     return pa.ListArray.from_arrays(offsets, elements, type=target, mask=_mask(valid))
 
 
 def _maps(keys: pa.Array, items: pa.Array, begins: Longs, valid: Flags, target: pa.DataType) -> pa.Array:
-    offsets = pa.array(begins.astype(np.int32))
+    offsets, (keys, items) = _of_valid([keys, items], begins, valid)
     return pa.MapArray.from_arrays(offsets, keys, items, type=target, mask=_mask(valid))
+
+
+def _of_valid(parts: list[pa.Array], begins: Longs, valid: Flags) -> tuple[pa.Array, list[pa.Array]]:
+    """Offsets and parts without those of rows that aren't valid: Arrow has no null keys, not even where nobody looks."""
+    if not valid.all():
+        lengths = np.diff(begins)
+        kept = pa.array(np.repeat(valid, lengths))
+        parts = [part.filter(kept) for part in parts]
+        begins = np.concatenate([[0], np.cumsum(np.where(valid, lengths, 0))])
+    return pa.array(begins.astype(np.int32)), parts
 
 
 def _structs(fields: list[pa.Array], valid: Flags, target: pa.DataType) -> pa.Array:

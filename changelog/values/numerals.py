@@ -1,5 +1,7 @@
 """Integers, floats and booleans out of any wire type that means a number, and as text."""
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +24,11 @@ def to_integers(values: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_integer(values.type):
         return _narrowed(values, target)
     if is_text(values.type):
+        if pc.all(pc.match_substring_regex(values, "^-?[0-9]{1,19}$")).as_py():
+            try:
+                return _narrowed(pc.cast(values, pa.int64()), target)
+            except pa.ArrowInvalid:
+                pass  # of 19 digits, some fit
         usual = pc.match_substring_regex(values, "^-?[0-9]{1,18}$")
 
         def slow(rest: pa.Array) -> pa.Array:
@@ -63,7 +70,7 @@ def to_floats(values: pa.Array, target: pa.DataType, kind: str) -> pa.Array:
     Text and numbers of JSON become the nearest, since that is how a source spells its floats; a declared double, and anything
     that isn't a float at the source, has to be exact.
 
-    :param kind: of the wire type.
+    :param kind: of the wire type, or `exact` if it is no float.
     """
     if values.type == target:
         return values
@@ -78,20 +85,21 @@ def to_floats(values: pa.Array, target: pa.DataType, kind: str) -> pa.Array:
             same = pc.or_(pc.invert(infinite), pc.is_inf(values))
         return narrow if pc.all(same).as_py() is not False else only(narrow, same)
     if is_text(values.type):
+        if kind == "exact":
+            return each(values, target, lambda text: _exact_float(number(text), target))
         return to_floats(_doubles(values), target, kind)
     if pa.types.is_integer(values.type):
-        return _exact_floats(values, target)
+        if kind == "exact":
+            return _exact_floats(values, target)
+        return to_floats(pc.cast(values, pa.float64(), safe=False), target, kind)
     if pa.types.is_decimal(values.type):
         return each(values, target, lambda value: _exact_float(value, target))
     return pa.nulls(len(values), target)
 
 
-def exact_floats_of_text(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Decimals as text to floats that are exactly these."""
-    return each(values, target, lambda text: _exact_float(number(text), target))
-
-
-def _exact_float(value: object, target: pa.DataType) -> float | None:
+def _exact_float(value: Decimal | int | None, target: pa.DataType) -> float | None:
+    if value is None:
+        return None
     found = float(str(value))
     if pa.types.is_float32(target):
         with np.errstate(over="ignore"):

@@ -5,10 +5,11 @@ from pyspark.sql import types as T
 
 from changelog.changes import WireType
 from changelog.values import logical
+from changelog.values.decimals import integer_of, scale_of
 from changelog.values.nested import is_list
 
 _ENCODED = pa.struct([("scale", pa.int64()), ("value", pa.string())])
-_GEOMETRY = pa.struct([("wkb", pa.string()), ("srid", pa.int64())])
+_GEOMETRY = pa.struct([("wkb", pa.string())])
 
 _PLAIN = {
     "int8": T.ByteType(),
@@ -27,6 +28,7 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
     """Arrow types that `pyarrow.json` may read a field as, likeliest first, so that `convert` can make `target` of it.
 
     None of them may lose anything: a number that the type doesn't hold makes `pyarrow.json` refuse, and the next one is tried.
+    Decimals are read with 256 bits: `pyarrow.json` counts a number's own digits, and then those that the scale adds wrap around.
     """
     text, integer = pa.string(), pa.int64()
     name = wire.name or ""
@@ -34,7 +36,7 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
         return (text,)
     if is_list(target):
         element = json_candidates(wire.children.get("element", WireType()), target.value_type)
-        return (pa.list_(element[0]), text)
+        return (text,) if name == logical.ENUM_SET else (pa.list_(element[0]), text)
     if pa.types.is_struct(target):
         parts = [(f.name, json_candidates(wire.children.get(f.name, WireType()), f.type)[0]) for f in target]
         return (pa.struct(parts), text)
@@ -42,11 +44,13 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
         return (text,)  # pyarrow.json reads no maps
     if name == logical.VARIABLE_SCALE_DECIMAL:
         return (_ENCODED, text)
+    if name == logical.DECIMAL and not pa.types.is_temporal(target):
+        scale = target.scale if pa.types.is_decimal(target) else scale_of(wire) or 0
+        return (text, pa.decimal256(38, min(max(scale, 0), 38)), _ENCODED)
     if pa.types.is_decimal(target):
-        number = pa.decimal128(38, target.scale)
-        return (text, number, _ENCODED) if name == logical.DECIMAL else (number, text)
+        return (pa.decimal256(38, target.scale), text)
     if pa.types.is_integer(target):
-        return (text, integer) if wire.kind == "string" or name == logical.DECIMAL else (integer, text)
+        return (text, integer) if wire.kind == "string" else (integer, text)
     if pa.types.is_floating(target):
         # an integer may have more digits than a double
         return (integer, text) if wire.kind.startswith("int") else (pa.float64(), text)
@@ -76,7 +80,9 @@ def spark_type(wire: WireType) -> T.DataType:
         return T.DateType()
     if name in logical.TIMESTAMPS:
         # a nanosecond has no place in Iceberg's timestamps of format version 2
-        return T.LongType() if logical.TIMESTAMPS[name] == 10**9 else T.TimestampNTZType()
+        if logical.TIMESTAMPS[name] == 10**9:
+            return T.LongType()
+        return T.TimestampType() if name in logical.INSTANTS else T.TimestampNTZType()
     if name == logical.ISO_DATE:
         return T.DateType()
     if name == logical.ISO_TIMESTAMP:
@@ -99,8 +105,7 @@ def spark_type(wire: WireType) -> T.DataType:
 
 def _decimal_type(wire: WireType) -> T.DataType:
     """By scale and, where the connector says it, precision. Text if Spark has no such decimal."""
-    scale = int(wire.parameters.get("scale", "0"))
-    precision = int(wire.parameters.get("connect.decimal.precision", "38"))
-    if not 0 <= scale <= precision <= 38:
+    scale, precision = scale_of(wire), integer_of(wire, "connect.decimal.precision") or 38
+    if scale is None or not 0 <= scale <= precision <= 38:
         return T.StringType()
     return T.DecimalType(precision, scale)

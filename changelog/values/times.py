@@ -6,6 +6,7 @@ import pyarrow.compute as pc
 from changelog.changes import WireType
 from changelog.values import logical
 from changelog.values.arrays import only
+from changelog.values.decimals import split
 from changelog.values.numerals import to_integers
 
 MICROS = pa.timestamp("us")
@@ -26,6 +27,7 @@ _TIME = (
 )
 _ZONE = r"(?P<zone> ?(?:Z|UTC|(?P<east>[+-])(?P<hours>[0-9]{1,2})(?::?(?P<minutes>[0-9]{2}))?))?"
 _USUAL = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
+"""What Arrow's cast reads as we do; it is more tolerant than we are, and knows no years before 0 or after 9999."""
 _LONGEST_OFFSET = 18 * 60  # minutes, java.time.ZoneOffset.MAX
 
 
@@ -63,11 +65,11 @@ def to_timestamps(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.A
         limits = pc.min_max(numbers).as_py()
         if limits["max"] is not None and (limits["max"] >= _NUMBERS[0] or limits["min"] <= _NUMBERS[1]):
             numbers = only(numbers, pc.and_(pc.less(numbers, _NUMBERS[0]), pc.greater(numbers, _NUMBERS[1])))
-        return _rescaled(numbers, logical.TIMESTAMPS[name], 10**6).view(MICROS).cast(target)
+        return _rescaled(numbers, logical.TIMESTAMPS[name], 10**6).view(target)
     if name in logical.DATES:
         days = to_dates(values, wire).cast(pa.int32()).cast(pa.int64())
         micros = pc.multiply(only(days, pc.less(pc.abs(days), 2**63 // _DAY)), _DAY)
-        return micros.view(MICROS).cast(target)
+        return micros.view(target)
     return pa.nulls(len(values), target)
 
 
@@ -151,8 +153,7 @@ def _dates_of_days(days: pa.Array) -> pa.Array:
 
 
 def _dates_of_text(values: pa.Array, name: str) -> pa.Array:
-    zone = "Z?" if name == logical.ISO_DATE else ""
-    if zone:
+    if name == logical.ISO_DATE:
         values = pc.replace_substring_regex(values, r"^([^Tt]*)Z$", r"\1")
     try:
         return pc.cast(values, pa.date32())
@@ -165,10 +166,19 @@ def _timestamps_of_text(values: pa.Array, name: str, target: pa.DataType) -> pa.
     local = target.tz is None
     if local and name == logical.ISO_TIMESTAMP:
         values = pc.replace_substring_regex(values, "Z$", "")
-    try:
-        return _usual(values, target)
-    except pa.ArrowInvalid:
-        pass
+    usual = pc.match_substring_regex(values, f"{_USUAL}$" if local else f"{_USUAL}Z$")
+
+    def fast(some: pa.Array) -> pa.Array:
+        try:
+            return pc.cast(some, target)
+        except pa.ArrowInvalid:  # 30 February
+            return _timestamps_of_parts(some, target)
+
+    return split(values, usual, fast, lambda rest: _timestamps_of_parts(rest, target))
+
+
+def _timestamps_of_parts(values: pa.Array, target: pa.DataType) -> pa.Array:
+    local = target.tz is None
     parts = pc.extract_regex(values, f"^{_DATE}{_TIME}{_ZONE}$")
     days = _days(parts)
     hour, minute, second = (_number(parts, part) for part in ("hour", "minute", "second"))
@@ -187,20 +197,7 @@ def _timestamps_of_text(values: pa.Array, name: str, target: pa.DataType) -> pa.
     minutes_of_day = pc.subtract(pc.add(pc.multiply(hour, 60), minute), pc.multiply(offset, east))
     seconds = pc.add(pc.multiply(minutes_of_day, 60), second)
     total = pc.add(pc.multiply(only(days, fits), _DAY), pc.add(pc.multiply(seconds, 10**6), micros))
-    return total.view(MICROS).cast(target)
-
-
-def _usual(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """What Arrow itself reads, as a whole.
-
-    :raises ArrowInvalid: it doesn't, or it would be too tolerant.
-    """
-    if target.tz is None:
-        return pc.cast(values, target)
-    zone = "Z$"
-    if pc.all(pc.match_substring_regex(values, zone)).as_py() is not False:
-        return pc.cast(values, target)
-    return pc.cast(values, MICROS).cast(target)  # without a zone: UTC
+    return total.view(target)
 
 
 def _number(parts: pa.Array, name: str) -> pa.Array:

@@ -43,10 +43,9 @@ class KafkaSource:
             .option("subscribe", ",".join(self._starts))
             .option("startingOffsets", json.dumps(self._starts))
             .load()
-            .select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
         )
         tables = tuple(self._config.tables)
-        return [Stream(self._config.sink.id, frame, self._folder.location(self._generation), tables)]
+        return [Stream(self._config.sink.id, _records(frame), self._folder.location(self._generation), tables)]
 
     def start_position(self, table: TableSection) -> Position | None:
         return self._starts[table.source]
@@ -76,6 +75,30 @@ class KafkaSource:
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
         return TableBatch(records, had | ahead, _beyond, sum(max(0, count) for count in todo.values()))
 
+    def read_again(self, topic: str, first: Mapping[int, int], end: Position) -> DataFrame | None:
+        """Raw records that were read before: of each partition in `first` from that offset, or the earliest that there is, to `end`.
+
+        :return: None if the topic has none of them any more.
+        """
+        with self._admin() as admin:
+            earliest = admin.offsets(topic, admin.earliest())
+        spans = {str(p): (max(offset, earliest.get(str(p), offset)), int(end[str(p)])) for p, offset in first.items()}
+        spans = {partition: span for partition, span in spans.items() if partition in earliest and span[0] < span[1]}
+        if not spans:
+            return None
+        options = {name: value for name, value in self._options.items() if name.startswith("kafka.")}
+        frame = (
+            self._spark.read.format("kafka")
+            .options(**options)
+            .option("assign", json.dumps({topic: sorted(int(partition) for partition in spans)}))
+            .option(
+                "startingOffsets", json.dumps({topic: {partition: start for partition, (start, _) in spans.items()}})
+            )
+            .option("endingOffsets", json.dumps({topic: {partition: stop for partition, (_, stop) in spans.items()}}))
+            .load()
+        )
+        return _records(frame)
+
     def lag(self, table: TableSection, position: Position | None) -> str:
         with self._admin() as admin:
             latest = admin.offsets(table.source, admin.latest())
@@ -93,6 +116,11 @@ class KafkaSource:
 
     def _admin(self) -> "_Admin":
         return _Admin(self._spark, self._options)
+
+
+def _records(frame: DataFrame) -> DataFrame:
+    """Raw records from the columns of Spark's Kafka source."""
+    return frame.select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
 
 
 def _beyond(position: Position) -> BadRecords:

@@ -36,12 +36,14 @@ class TableBatch:
         table's), as a mask. For the tasks: as a Spark filter, Catalyst would push it below the decoder and there repeat the
         decoder's expressions until the driver's memory is full.
     :param estimated_rows: how many records there are, if the source can tell without reading them.
+    :param changes: changelog rows, if the records have been decoded.
     """
 
     records: DataFrame
     end: Position
     beyond: Callable[[Position], BadRecords]
     estimated_rows: int | None
+    changes: DataFrame | None = None
 
 
 class Source(Protocol):

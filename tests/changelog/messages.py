@@ -79,7 +79,7 @@ def sql(text: str) -> T.DataType:
     if match := re.fullmatch(r"struct<(.*)>", text):
         fields = (part.split(":", 1) for part in re.split(r",(?![^(<]*[)>])", match[1]))
         return T.StructType([T.StructField(name, sql(dtype)) for name, dtype in fields])
-    names = {"bigint": T.LongType(), "int": T.IntegerType(), "smallint": T.ShortType(), "tinyint": T.ByteType()}
+    names: dict[str, T.DataType] = {"bigint": T.LongType(), "int": T.IntegerType(), "smallint": T.ShortType(), "tinyint": T.ByteType()}
     names |= {"float": T.FloatType(), "double": T.DoubleType(), "boolean": T.BooleanType(), "date": T.DateType()}
     names |= {"timestamp": T.TimestampType(), "timestamp_ntz": T.TimestampNTZType()}
     return (names | {"string": T.StringType(), "binary": T.BinaryType()})[text]

@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 
 def jars(module: Path) -> list[Path]:
-    """The jars of an `ivy-*.xml`, sorted by name. The first call for this content of the file downloads them.
+    """The jars of an `ivy-*.xml`, sorted by name. The first call for this content of the file downloads them, and unpacks zip files.
 
     Raises RuntimeError with Ivy's output when they cannot be resolved.
     """
@@ -40,6 +40,9 @@ def jars(module: Path) -> list[Path]:
             partial = Path(tempfile.mkdtemp(prefix=f"{module.stem}-partial-", dir=cache))
             try:
                 _retrieve(module, partial, cache / "ivy")
+                for archive in partial.glob("*.zip"):
+                    shutil.unpack_archive(archive, partial)
+                    archive.unlink()
                 partial.rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -56,7 +59,7 @@ def _retrieve(module: Path, target: Path, cache: Path) -> None:
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     pattern = f"{target}/[artifact]-[revision](-[classifier]).[ext]"
     command = [java_command(), "-jar", str(ivy), "-cache", str(cache), "-ivy", str(module), "-confs", "default"]
-    command += ["-types", "jar", "bundle", "test-jar", "-retrieve", pattern]
+    command += ["-types", "jar", "bundle", "test-jar", "zip", "-retrieve", pattern]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode != 0:
         raise RuntimeError(f"Ivy could not resolve {module.name}:\n{result.stdout[-4000:]}")

@@ -93,6 +93,36 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
         ("  id: shop", "  id: my shop", r":2: sink\.id: got 'my shop'; use letters, digits"),
         (
             "  id: shop",
+            "  id: shop\n  on_bad_record: fail\n  max_bad_records: 5",
+            r"sink\.max_bad_records needs on_bad_record: dead-letter, but on_bad_record is fail",
+        ),
+        (
+            "  id: shop",
+            "  id: shop\n  max_bad_records: -1",
+            r":3: sink\.max_bad_records: got -1; .*greater than or equal",
+        ),
+        (
+            "  id: shop",
+            "  id: shop\n  dead_letter_topic: shop.public.orders",
+            r"sink\.dead_letter_topic 'shop\.public\.orders' is also the source of a table",
+        ),
+        (
+            "  id: shop",
+            "  id: shop\n  dead_letter_topic: dead\n  dead_letter_options: {acks: all}",
+            r"sink\.dead_letter_options: got 'acks', expected names that begin with kafka\.",
+        ),
+        (
+            "  id: shop",
+            "  id: shop\n  dead_letter_topic: dead\n  dead_letter_options: {kafka.acks: all}",
+            r"replaces the source's options, so it needs kafka\.bootstrap\.servers",
+        ),
+        (
+            "  id: shop",
+            "  id: shop\n  dead_letter_options: {kafka.acks: all}",
+            r"sink\.dead_letter_options needs sink\.dead_letter_topic",
+        ),
+        (
+            "  id: shop",
             "  id: shop\n  trigger: often",
             r":3: sink\.trigger: got 'often'; write \"available-now\", or an interval",
         ),

@@ -1,0 +1,97 @@
+"""Plain Avro rows with schemas in a registry (Confluent's wire format): each message is the row that its key has from now on.
+
+    key    00 00000008 02                                        schema 8: {"id": 1}
+    value  00 00000009 02 06 616e6e 02 04 041a                   schema 9: {"id": 1, "customer": "ann", "amount": 10.50}
+
+with schema 9
+
+    {"type": "record", "name": "Order", "fields": [
+      {"name": "id", "type": "long"}, {"name": "customer", "type": "string"},
+      {"name": "amount", "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}]}]}
+
+| message              | change                                                                                                  |
+|----------------------|---------------------------------------------------------------------------------------------------------|
+| a record             | +I of it. Key columns that it lacks are read from the message's key (ksqlDB leaves them out of values)   |
+| a null (tombstone)   | -D of the message's key: the fields of a record, or a single value for a table with one key column      |
+
+Rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, are for `debezium-avro` with `flattened: true`.
+`format_options`: `changelog.schema_registry`. Types: `changelog.avro_schema`. `order_by` names fields of the row; a tombstone has none.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from changelog import avro_records, schema_registry
+from changelog.avro_body import Want
+from changelog.avro_records import AvroReader, KeyReader, Read, Refused
+from changelog.avro_schema import Node
+from changelog.changes import Changes, Rejected, Wire
+from changelog.rows import BadRecord, RowKind
+from changelog.schema_registry import Schemas
+from changelog.spec import ChangelogSpec
+
+
+class Avro:
+    """Decodes rows.
+
+    :param schemas: where to look up schemas; the registry in the spec's options if None.
+    """
+
+    DELETES_CARRY_ROW = False
+    OPTIONS: Mapping[str, tuple[str, ...]] = schema_registry.OPTIONS
+
+    def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
+        self._spec = spec
+        schemas = schemas or avro_records.registry(spec)
+        self._columns = [column.field for column in spec.columns]
+        self._key = [column.field for column in spec.columns if column.name in spec.key]
+        self._order = avro_records.order_paths(spec)
+        self._rows = AvroReader(schemas, self._plan)
+        self._keys = KeyReader(spec, schemas)
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+        values, keys = records.column("value"), records.column("key")
+        tombstones = pa.array(np.flatnonzero(values.is_null()))
+        if len(tombstones):
+            yield from self._removals(tombstones, keys)
+        for found in self._rows.read(values):
+            if isinstance(found, Rejected):
+                yield found
+            else:
+                yield from self._upserts(found, keys)
+
+    def _plan(self, schema: Node) -> Want:
+        if schema.value.kind != "record":
+            raise Refused(BadRecord.UNPARSEABLE, f"the value is Avro of type {schema.value.kind}, expected a record")
+        return avro_records.wanted(schema, [*((field,) for field in self._columns), *self._order])
+
+    def _upserts(self, found: Read, keys: pa.Array) -> Iterator[Changes | Rejected]:
+        wires = {field: found.wire((field,)) for field in self._columns}
+        fields = {field: wire for field, wire in wires.items() if wire is not None}
+        order = [found.wire(path) or Wire(pa.nulls(len(found.record))) for path in self._order]
+        unknown = avro_records.unknown(found.schema, self._columns)
+        if all(field in fields for field in self._key):
+            kind = pa.repeat(pa.scalar(int(RowKind.INSERT), pa.int8()), len(found.record))
+            yield Changes(found.record, kind, fields, order, unknown=unknown)
+            return
+        for keyed in self._keys.read(keys.take(found.record)):
+            if isinstance(keyed, Rejected):
+                yield Rejected(found.record.take(keyed.record), keyed.error_class, keyed.reason)
+                continue
+            rows, key = keyed
+            kind = pa.repeat(pa.scalar(int(RowKind.INSERT), pa.int8()), len(rows))
+            chosen = {field: Wire(wire.values.take(rows), wire.type) for field, wire in fields.items()}
+            places = [Wire(wire.values.take(rows), wire.type) for wire in order]
+            yield Changes(found.record.take(rows), kind, {**key, **chosen}, places, unknown=unknown)
+
+    def _removals(self, tombstones: pa.Array, keys: pa.Array) -> Iterator[Changes | Rejected]:
+        for keyed in self._keys.read(keys.take(tombstones)):
+            if isinstance(keyed, Rejected):
+                yield Rejected(tombstones.take(keyed.record), keyed.error_class, keyed.reason)
+                continue
+            rows, key = keyed
+            kind = pa.repeat(pa.scalar(int(RowKind.DELETE), pa.int8()), len(rows))
+            order = [key.get(".".join(path)) or Wire(pa.nulls(len(rows))) for path in self._order]
+            yield Changes(tombstones.take(rows), kind, key, order)

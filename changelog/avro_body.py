@@ -1,0 +1,289 @@
+"""Avro bodies of one schema to Arrow arrays, all at once.
+
+Avro has no offsets: where a field begins is known when all before it are read. So one cursor per body walks through the schema, and
+each step is a NumPy operation on all cursors: read a number, move on. A body that turns out to be broken is marked, its cursor stays
+within the body, and the others never notice. That is why bodies aren't glued together for a reader of container files, where one
+that is too short shifts all that follow.
+
+Fields that nobody wants are stepped over.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.avro_schema import Node
+
+Want: TypeAlias = "bool | Mapping[str, Want]"
+"""What to read of a value: all, nothing, or of a record these fields."""
+
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Bools: TypeAlias = npt.NDArray[np.bool_]
+
+_PADDING = 16  # bytes after the last body, so that a look-ahead needs no check
+_MAX_VARINT = 10
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_MAX_DEPTH = 64  # of values that are stepped over: their schema may be recursive. Schemas that aren't are less deep.
+
+
+def read_bodies(schema: Node, values: pa.BinaryArray, skip: int, want: Want) -> tuple[pa.Array, _Bools]:
+    """The wanted part of each body, and which bodies could be read; the others' values mean nothing.
+
+    :param values: binary without nulls; each body begins at byte `skip` and ends with the value.
+    :returns: an array of `arrow_type(schema, want)` and a mask, both as long as `values`.
+    """
+    reader = _Bodies(values, skip)
+    rows = np.arange(len(values), dtype=np.int64)
+    array, at = reader.read(schema, rows, reader.begin, want, 0)
+    reader.reject(rows, at != reader.end)
+    assert array is not None
+    return array, ~reader.bad
+
+
+def arrow_type(schema: Node, want: Want) -> pa.DataType:
+    """The Arrow type of the wanted part. :raises Unsupported: a wanted field has none."""
+    node = schema.value
+    if isinstance(want, Mapping) and node.kind == "record":
+        return pa.struct([(name, arrow_type(node.fields[name], part)) for name, part in want.items()])
+    return node.arrow()
+
+
+class _Bodies:
+    """The cursors' bounds, and the bodies that have proved broken."""
+
+    def __init__(self, values: pa.BinaryArray, skip: int) -> None:
+        offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
+        used = values.buffers()[2]
+        self._data = np.zeros(int(offsets[-1] - offsets[0]) + _PADDING, np.uint8)
+        if used is not None:
+            self._data[:-_PADDING] = np.frombuffer(used, np.uint8)[offsets[0] : offsets[-1]]
+        # the word that begins at each byte
+        self._words = np.ndarray(len(self._data) - 7, "<u8", self._data, strides=(1,))
+        self._buffer = pa.py_buffer(self._data)
+        self.end = offsets[1:] - offsets[0]
+        self.begin = np.minimum(offsets[:-1] - offsets[0] + skip, self.end)
+        self.bad = np.zeros(len(values), np.bool_)
+
+    def reject(self, rows: _Ints, broken: _Bools) -> None:
+        self.bad[rows[broken]] = True
+
+    def read(self, node: Node, rows: _Ints, at: _Ints, want: Want, depth: int) -> tuple[pa.Array | None, _Ints]:
+        """One value of each of `rows`, which ascend, from the cursors `at`.
+
+        :returns: the values, None if unwanted, and where the cursors stand then.
+        """
+        if depth > _MAX_DEPTH and want is False:
+            self.bad[rows] = True
+            return None, at
+        match node.kind:
+            case "record":
+                return self._record(node, rows, at, want, depth)
+            case "union":
+                return self._union(node, rows, at, want, depth)
+            case "array" | "map":
+                return self._items(node, rows, at, want, depth)
+            case "string" | "bytes":
+                size, at = self._long(rows, at)
+                return self._bytes(rows, at, size, want, is_text=node.kind == "string")
+            case "fixed":
+                return self._bytes(rows, at, np.full(len(rows), node.size, np.int64), want)
+            case "null":
+                return (pa.nulls(len(rows)) if want else None), at
+            case "enum":
+                index, at = self._long(rows, at)
+                self.reject(rows, (index < 0) | (index >= len(node.symbols)))
+                index[self.bad[rows]] = 0
+                return (pa.array(node.symbols, pa.string()).take(pa.array(index)) if want else None), at
+            case "long":
+                number, at = self._long(rows, at)
+                return (pa.array(number) if want else None), at
+            case "int":
+                number, at = self._long(rows, at)
+                self.reject(rows, (number < -(2**31)) | (number >= 2**31))
+                return (pa.array(number.astype(np.int32)) if want else None), at
+            case "boolean":
+                byte, at = self._fixed_width(rows, at, np.dtype("u1"))
+                self.reject(rows, byte > 1)
+                return (pa.array(byte == 1) if want else None), at
+            case "float":
+                single, at = self._fixed_width(rows, at, np.dtype("<f4"))
+                return (pa.array(single) if want else None), at
+            case "double":
+                double, at = self._fixed_width(rows, at, np.dtype("<f8"))
+                return (pa.array(double) if want else None), at
+        raise AssertionError(node.kind)
+
+    def _record(self, node: Node, rows: _Ints, at: _Ints, want: Want, depth: int) -> tuple[pa.Array | None, _Ints]:
+        found: dict[str, pa.Array] = {}
+        for name, child in node.fields.items():
+            part = want.get(name, False) if isinstance(want, Mapping) else want
+            array, at = self.read(child, rows, at, part, depth + 1)
+            if array is not None:
+                found[name] = array
+        if want is False:
+            return None, at
+        names = list(want) if isinstance(want, Mapping) else list(node.fields)
+        if not names:
+            return pa.array([{}] * len(rows), pa.struct([])), at
+        return pa.StructArray.from_arrays([found[name] for name in names], names), at
+
+    def _union(self, node: Node, rows: _Ints, at: _Ints, want: Want, depth: int) -> tuple[pa.Array | None, _Ints]:
+        branch, at = self._long(rows, at)
+        self.reject(rows, (branch < 0) | (branch >= len(node.branches)))
+        at = at.copy()
+        value: tuple[pa.Array, _Ints] | None = None
+        for number, child in enumerate(node.branches):
+            chosen = np.flatnonzero(branch == number)
+            is_wanted = child is node.value or (node.value.kind == "null" and number == 0)
+            if len(chosen) or (want is not False and is_wanted):
+                array, at[chosen] = self.read(child, rows[chosen], at[chosen], want if is_wanted else False, depth)
+                if is_wanted and array is not None:
+                    value = array, chosen
+        if value is None:
+            return None, at
+        array, chosen = value
+        if len(chosen) == len(rows):
+            return array, at
+        index = np.zeros(len(rows), np.int64)
+        index[chosen] = np.arange(len(chosen))
+        missing = np.ones(len(rows), np.bool_)
+        missing[chosen] = False
+        return array.take(pa.array(index, mask=missing)), at
+
+    def _items(self, node: Node, rows: _Ints, at: _Ints, want: Want, depth: int) -> tuple[pa.Array | None, _Ints]:
+        """Arrays and maps: blocks of items, the last one empty.
+
+        The k-th items of all bodies are read together, so the time goes with the longest array. An item takes a byte at least
+        (`avro_schema.parse` sees to it), so that is no more than the longest body has bytes.
+        """
+        at = at.copy()
+        keys: list[pa.Array] = []
+        items: list[pa.Array] = []
+        owners: list[_Ints] = []
+        active = np.arange(len(rows))
+        while len(active):
+            left, at[active] = self._long(rows[active], at[active])
+            sized = np.flatnonzero(left < 0)
+            _, at[active[sized]] = self._long(rows[active[sized]], at[active[sized]])
+            # of the smallest number there is, the absolute value is itself
+            left = np.abs(left)
+            self.reject(rows[active], (left < 0) | (left > self.end[rows[active]] - at[active]))
+            going = (left > 0) & ~self.bad[rows[active]]
+            active, left = active[going], left[going]
+            now, remaining = active, left
+            while len(now):
+                if node.kind == "map":
+                    key, at[now] = self.read(_STRING, rows[now], at[now], want is not False, depth + 1)
+                    if key is not None:
+                        keys.append(key)
+                item, at[now] = self.read(node.item, rows[now], at[now], want is not False, depth + 1)
+                if item is not None:
+                    items.append(item)
+                owners.append(now)
+                going = (remaining > 1) & ~self.bad[rows[now]]
+                now, remaining = now[going], remaining[going] - 1
+            active = active[~self.bad[rows[active]]]
+        if want is False:
+            return None, at
+        return self._lists(node, len(rows), keys, items, owners), at
+
+    def _lists(
+        self, node: Node, count: int, keys: list[pa.Array], items: list[pa.Array], owners: list[_Ints]
+    ) -> pa.Array:
+        """`count` lists or maps of the items, which come first items first. `owners` says whose they are."""
+        owner = np.concatenate([np.zeros(0, np.int64), *owners])
+        order = pa.array(np.argsort(owner, kind="stable"))
+        offsets = np.zeros(count + 1, np.int32)
+        offsets[1:] = np.cumsum(np.bincount(owner, minlength=count))
+        child = pa.chunked_array(items, node.item.arrow()).combine_chunks().take(order)
+        if node.kind == "map":
+            names = pa.chunked_array(keys, pa.string()).combine_chunks().take(order)
+            return pa.MapArray.from_arrays(pa.array(offsets), names, child)
+        if node.is_entries:
+            return pa.MapArray.from_arrays(pa.array(offsets), child.field("key"), child.field("value"))
+        return pa.ListArray.from_arrays(pa.array(offsets), child)
+
+    def _bytes(
+        self, rows: _Ints, at: _Ints, size: _Ints, want: Want, is_text: bool = False
+    ) -> tuple[pa.Array | None, _Ints]:
+        size = np.where((size < 0) | (size > self.end[rows] - at), -1, size)
+        self.reject(rows, size < 0)
+        end = at + np.maximum(size, 0)
+        if want is False:
+            return None, end
+        # values and what lies between them, in turn: they ascend
+        bounds = np.stack([at, end], axis=1).ravel().astype(np.int32)
+        buffers = [None, pa.py_buffer(bounds), self._buffer]
+        pieces = pa.BinaryArray.from_buffers(pa.binary(), max(len(bounds) - 1, 0), buffers)
+        array = pieces.take(pa.array(np.arange(0, len(bounds), 2)))
+        return (self._text(rows, array) if is_text else array), end
+
+    def _text(self, rows: _Ints, array: pa.Array) -> pa.Array:
+        try:
+            return array.cast(pa.string())
+        except pa.ArrowInvalid:
+            broken = np.array([not _is_utf8(value.as_py()) for value in array], np.bool_)
+            self.reject(rows, broken)
+            return pc.if_else(pa.array(broken), b"", array).cast(pa.string())
+
+    def _fixed_width(self, rows: _Ints, at: _Ints, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], _Ints]:
+        """A little-endian number of each of `rows`."""
+        found = self._data[at[:, None] + np.arange(dtype.itemsize)].view(dtype).reshape(len(rows))
+        return found, self._move(rows, at + dtype.itemsize)
+
+    def _long(self, rows: _Ints, at: _Ints) -> tuple[_Ints, _Ints]:
+        """A zigzag-coded number of each of `rows`: seven bits a byte, the lowest first, and the eighth says that there are more."""
+        byte = self._data[at]
+        value = byte.astype(np.uint64)
+        after = at + 1
+        more = np.flatnonzero(byte & 0x80)
+        if len(more):
+            value[more], size = self._groups(rows[more], at[more])
+            after[more] = at[more] + size
+        number = (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64)
+        return number, self._move(rows, after)
+
+    def _groups(self, rows: _Ints, at: _Ints) -> tuple[npt.NDArray[np.uint64], _Ints]:
+        """Groups of seven bits put together, and how many there were. Eight bytes are one word, and one step."""
+        word = self._words[at]
+        stop = ~word & _HIGH_BITS
+        stop &= ~stop + np.uint64(1)  # the lowest, where the last byte is; 0 if there are more than eight
+        below = stop - np.uint64(1)
+        size = np.bitwise_count(below).astype(np.int64) // 8 + 1
+        value = word & below & ~_HIGH_BITS
+        for width, low in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
+            # each pair of neighbours becomes one group of twice the width
+            value = (value & np.uint64(low)) | ((value >> np.uint64(width)) & np.uint64(low << (7 * width)))
+        longer = np.flatnonzero(stop == 0)
+        for place in range(8, _MAX_VARINT):
+            if not len(longer):
+                break
+            byte = self._data[at[longer] + place]
+            value[longer] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+            size[longer] = place + 1
+            if place == _MAX_VARINT - 1:  # one bit is left, and no byte follows
+                self.reject(rows[longer], byte > 1)
+            longer = longer[(byte & 0x80) != 0]
+        return value, size
+
+    def _move(self, rows: _Ints, at: _Ints) -> _Ints:
+        """The cursors' new places, none behind its body's end."""
+        end = self.end[rows]
+        self.reject(rows, at > end)
+        moved: _Ints = np.minimum(at, end)
+        return moved
+
+
+_STRING = Node("string")
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

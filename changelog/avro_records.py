@@ -1,0 +1,199 @@
+"""Messages in Confluent's wire format to Arrow: grouped by schema, each group read at once.
+
+Two messages of one batch may have different schemas. What is read of a message is decided once for each schema.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.avro_body import Want, arrow_type, read_bodies
+from changelog.avro_schema import Node, SchemaError, Unsupported
+from changelog.changes import Rejected, Wire, WireType
+from changelog.rows import BadRecord
+from changelog.schema_registry import HEADER_BYTES, Schemas, by_schema, connect
+from changelog.spec import ChangelogSpec
+
+Path = tuple[str, ...]
+
+
+class Refused(ValueError):  # noqa: N818 - says what became of the messages
+    """Messages of a schema can't be used. :param error_class: of `BadRecord`."""
+
+    def __init__(self, error_class: str, reason: str) -> None:
+        super().__init__(reason)
+        self.error_class = error_class
+
+
+@dataclass(frozen=True)
+class Read:
+    """Messages of one schema.
+
+    :param record: int64; rows of the raw batch.
+    :param values: what was wanted of each, as the schema has it.
+    """
+
+    record: pa.Array
+    schema: Node
+    values: pa.Array
+
+    def array(self, path: Path) -> pa.Array | None:
+        """The values at `path`; None if the schema has no such field, or it wasn't wanted."""
+        dtype = self.values.type
+        for name in path:
+            if not pa.types.is_struct(dtype) or dtype.get_field_index(name) < 0:
+                return None
+            dtype = dtype.field(name).type
+        return pc.struct_field(self.values, list(path))
+
+    def wire(self, path: Path) -> Wire | None:
+        """The same, with what they mean. The field was wanted whole."""
+        values = self.array(path)
+        if values is None:
+            return None
+        node = self.schema
+        for name in path:
+            node = node.value.fields[name]
+        return Wire(values, node.wire_type())
+
+
+class AvroReader:
+    """Reads messages.
+
+    :param plan: what is wanted of messages of a schema. :raises Refused: they can't be used.
+    """
+
+    def __init__(self, schemas: Callable[[], Schemas], plan: Callable[[Node], Want]) -> None:
+        self._connect = schemas
+        self._plan = plan
+        self._plans: dict[int, tuple[Node, Want]] = {}
+
+    @cached_property
+    def _schemas(self) -> Schemas:
+        return self._connect()
+
+    def read(self, values: pa.BinaryArray) -> Iterator[Read | Rejected]:
+        """The messages in `values`; nulls are left out."""
+        rows = np.flatnonzero(values.is_valid())
+        present = values if len(rows) == len(values) else values.drop_null()
+        for schema_id, chosen in by_schema(present):
+            record = pa.array(rows[chosen.to_numpy()])
+            try:
+                schema, want = self._schema(schema_id)
+            except Refused as refused:
+                yield Rejected(record, refused.error_class, str(refused))
+                continue
+            bodies = present if len(chosen) == len(present) else present.take(chosen)
+            read, good = read_bodies(schema, bodies, HEADER_BYTES, want)
+            if not good.all():
+                reason = f"the body doesn't fit its schema, id {schema_id}"
+                yield Rejected(record.filter(pa.array(~good)), BadRecord.UNPARSEABLE, reason)
+                record, read = record.filter(pa.array(good)), read.filter(pa.array(good))
+            if len(record):
+                yield Read(record, schema, read)
+
+    def _schema(self, schema_id: int | None) -> tuple[Node, Want]:
+        if schema_id is None:
+            raise Refused(BadRecord.UNPARSEABLE, "not in Confluent's wire format: a zero byte, a schema id, Avro")
+        if schema_id not in self._plans:
+            try:
+                schema = self._schemas.get(schema_id)
+            except SchemaError as error:
+                raise Refused(BadRecord.UNPARSEABLE, str(error)) from None
+            self._plans[schema_id] = schema, self._plan(schema)
+        return self._plans[schema_id]
+
+
+class KeyReader:
+    """Reads key columns from messages' keys: the fields of a record, or the one column that a key is the value of."""
+
+    def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas]) -> None:
+        self._fields = [column.field for column in spec.columns if column.name in spec.key]
+        self._reader = AvroReader(schemas, self._plan)
+
+    def _plan(self, schema: Node) -> Want:
+        if schema.value.kind == "record":
+            return wanted(schema, ((field,) for field in self._fields))
+        if len(self._fields) != 1:
+            reason = f"it is one {schema.value.kind}, and the table's key is {', '.join(self._fields)}"
+            raise Refused(BadRecord.NULL_KEY, reason)
+        _check(schema, True, f"column {self._fields[0]}")
+        return True
+
+    def read(self, keys: pa.BinaryArray) -> Iterator[tuple[pa.Array, Mapping[str, Wire]] | Rejected]:
+        """Rows of `keys` (int64), which may be null, with the values of key columns by field."""
+        missing = keys.is_null()
+        if pc.any(missing).as_py():
+            rows = pa.array(np.flatnonzero(missing))
+            yield Rejected(rows, BadRecord.NULL_KEY, "the message has no key")
+        for found in self._reader.read(keys):
+            if isinstance(found, Rejected):
+                yield Rejected(found.record, found.error_class, _prefixed("the message's key: ", found.reason))
+            elif found.schema.value.kind == "record":
+                wires = {field: found.wire((field,)) for field in self._fields}
+                yield found.record, {field: wire for field, wire in wires.items() if wire is not None}
+            else:
+                yield found.record, {self._fields[0]: Wire(found.values, found.schema.wire_type())}
+
+
+def registry(spec: ChangelogSpec) -> Callable[[], Schemas]:
+    """Connects to the registry that the table's options name. Not before there are messages: the driver has none."""
+    return lambda: connect(spec.options)
+
+
+def wanted(schema: Node, paths: Iterable[Path]) -> dict[str, Want]:
+    """What to read of a record for the fields at `paths`; those that its schema lacks are left out.
+
+    :raises Refused: a field's type can't be read.
+    """
+    result: dict[str, Want] = {}
+    for path in paths:
+        name, rest = path[0], path[1:]
+        child = schema.value.fields.get(name)
+        if child is None or result.get(name) is True:
+            continue
+        if not rest:
+            result[name] = _check(child, True, f"column {name}")
+            continue
+        inner = wanted(child, [rest])
+        if inner:
+            result[name] = _merged(result.get(name, {}), inner)
+    return result
+
+
+def unknown(row: Node, known: Sequence[str]) -> dict[str, WireType]:
+    """The fields of a row that aren't in `known`. Those that can't be columns are left out."""
+    found = {}
+    for name, child in row.value.fields.items():
+        if name not in known:
+            try:
+                found[name] = child.wire_type()
+            except Unsupported:
+                continue
+    return found
+
+
+def order_paths(spec: ChangelogSpec) -> list[Path]:
+    return [tuple(name.split(".")) for name, _ in spec.order_by]
+
+
+def _check(schema: Node, want: Want, what: str) -> Want:
+    try:
+        arrow_type(schema, want)
+    except Unsupported as error:
+        raise Refused(BadRecord.TYPE_MISMATCH, f"{what}: its schema is {error}") from None
+    return want
+
+
+def _merged(one: Want, other: Want) -> Want:
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return one is True or other is True
+    return {name: _merged(one.get(name, {}), other.get(name, {})) for name in {**one, **other}}
+
+
+def _prefixed(prefix: str, reason: pa.Array | str) -> pa.Array | str:
+    return prefix + reason if isinstance(reason, str) else pc.binary_join_element_wise(prefix, reason, "")

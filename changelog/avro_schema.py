@@ -1,0 +1,261 @@
+"""Avro schemas: which bytes a value has, which Arrow type it is read as, and what it means in Kafka Connect's terms.
+
+Values are read as Avro lays them out, and their meaning goes into the `WireType`: a decimal is bytes with the name
+`org.apache.kafka.connect.data.Decimal` and a `scale`. What Connect's converters write into a schema (`connect.name`,
+`connect.parameters`, `connect.type`) counts for more than Avro's `logicalType`, which can say less: both
+`io.debezium.time.MicroTimestamp` and a plain long have none.
+
+| Avro                           | Arrow                                    | kind                 | name, without a `connect.name`               |
+|--------------------------------|------------------------------------------|----------------------|----------------------------------------------|
+| boolean, int, long             | bool, int32, int64                       | boolean, int32, int64 |                                             |
+| float, double                  | float, double                            | float, double        |                                              |
+| string, enum                   | string                                   | string               |                                              |
+| bytes, fixed                   | binary                                   | bytes                |                                              |
+| array, map, record             | list, map, struct                        | array, map, struct   |                                              |
+| [null, T]                      | T, with nulls                            | T's                  |                                              |
+| decimal                        | binary: unscaled, big-endian             | bytes                | `org.apache.kafka.connect.data.Decimal`      |
+| date                           | int32: days                              | int32                | `org.apache.kafka.connect.data.Date`         |
+| time-millis                    | int32                                    | int32                | `org.apache.kafka.connect.data.Time`         |
+| time-micros                    | int64                                    | int64                | `io.debezium.time.MicroTime`                 |
+| timestamp-millis, …            | int64: a point in time                   | int64                | `timestamp-millis`, `timestamp-micros`, `timestamp-nanos` |
+| local-timestamp-millis, …      | int64: wall clock                        | int64                | `io.debezium.time.Timestamp`, `.MicroTimestamp`, `.NanoTimestamp` |
+| uuid                           | string, or binary of 16 bytes            | string, bytes        | `io.debezium.data.Uuid`                      |
+
+Avro's timestamps keep their names: Debezium's are wall clocks, and Connect's may be either.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+
+from changelog.changes import WireType
+
+_KINDS = {
+    "boolean": ("boolean", pa.bool_()),
+    "int": ("int32", pa.int32()),
+    "long": ("int64", pa.int64()),
+    "float": ("float", pa.float32()),
+    "double": ("double", pa.float64()),
+    "bytes": ("bytes", pa.binary()),
+    "fixed": ("bytes", pa.binary()),
+    "string": ("string", pa.string()),
+    "enum": ("string", pa.string()),
+    "null": ("", pa.null()),
+}
+_LOGICAL = {
+    ("bytes", "decimal"): "org.apache.kafka.connect.data.Decimal",
+    ("fixed", "decimal"): "org.apache.kafka.connect.data.Decimal",
+    ("int", "date"): "org.apache.kafka.connect.data.Date",
+    ("int", "time-millis"): "org.apache.kafka.connect.data.Time",
+    ("long", "time-micros"): "io.debezium.time.MicroTime",
+    ("long", "timestamp-millis"): "timestamp-millis",
+    ("long", "timestamp-micros"): "timestamp-micros",
+    ("long", "timestamp-nanos"): "timestamp-nanos",
+    ("long", "local-timestamp-millis"): "io.debezium.time.Timestamp",
+    ("long", "local-timestamp-micros"): "io.debezium.time.MicroTimestamp",
+    ("long", "local-timestamp-nanos"): "io.debezium.time.NanoTimestamp",
+    ("string", "uuid"): "io.debezium.data.Uuid",
+    ("fixed", "uuid"): "io.debezium.data.Uuid",
+}
+_MAX_DEPTH = 60
+
+
+class SchemaError(ValueError):
+    """The text is no Avro schema."""
+
+
+class Unsupported(ValueError):  # noqa: N818 - says what the schema is
+    """The schema is right, and has no column type: a recursive record, or a union of several types."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A type of an Avro schema. Named types that are used twice are one node; so schemas may have loops.
+
+    :param kind: Avro's name: int, string, record, union, …
+    :param branches: types of a union, in order.
+    :param fields: of a record, in order.
+    :param element: of an array; the value of a map.
+    :param symbols: of an enum. :param size: of a fixed, in bytes.
+    """
+
+    kind: str
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    branches: list["Node"] = field(default_factory=list)
+    fields: dict[str, "Node"] = field(default_factory=dict)
+    element: "Node | None" = None
+    symbols: list[str] = field(default_factory=list)
+    size: int = 0
+
+    @cached_property
+    def value(self) -> "Node":
+        """The node itself; of a union with null and one other type, that type."""
+        others = [branch for branch in self.branches if branch.kind != "null"]
+        return others[0] if self.kind == "union" and len(others) == 1 else self
+
+    @property
+    def item(self) -> "Node":
+        assert self.element is not None
+        return self.element
+
+    @cached_property
+    def is_entries(self) -> bool:
+        """Connect writes maps whose keys aren't strings as arrays of key-value records. Maps of Arrow have no null keys."""
+        if self.kind != "array" or self.item.properties.get("connect.internal.type") != "MapEntry":
+            return False
+        return set(self.item.fields) == {"key", "value"} and self.item.fields["key"].kind not in ("union", "null")
+
+    def arrow(self) -> pa.DataType:
+        """The Arrow type that values are read as. :raises Unsupported: there is none."""
+        return self._arrow(())
+
+    def _arrow(self, above: tuple["Node", ...]) -> pa.DataType:
+        node = self._supported(above)
+        above = (*above, node)
+        if node.kind == "record":
+            return pa.struct([(name, child._arrow(above)) for name, child in node.fields.items()])
+        if node.is_entries:
+            key, value = node.item.fields["key"], node.item.fields["value"]
+            return pa.map_(key._arrow(above), value._arrow(above))
+        if node.kind == "array":
+            return pa.list_(node.item._arrow(above))
+        if node.kind == "map":
+            return pa.map_(pa.string(), node.item._arrow(above))
+        return _KINDS[node.kind][1]
+
+    def wire_type(self) -> WireType:
+        """What values mean. :raises Unsupported: the type has no column type."""
+        return self._wire_type(())
+
+    def _wire_type(self, above: tuple["Node", ...]) -> WireType:
+        node = self._supported(above)
+        above = (*above, node)
+        optional = self.kind == "null" or (self.kind == "union" and node is not self)
+        children: dict[str, WireType] = {}
+        if node.kind == "record":
+            kind = "struct"
+            children = {name: child._wire_type(above) for name, child in node.fields.items()}
+        elif node.is_entries:
+            kind = "map"
+            children = {name: node.item.fields[name]._wire_type(above) for name in ("key", "value")}
+        elif node.kind == "array":
+            kind, children = "array", {"element": node.item._wire_type(above)}
+        elif node.kind == "map":
+            kind = "map"
+            children = {"key": WireType("string", optional=False), "value": node.item._wire_type(above)}
+        else:
+            kind = _KINDS[node.kind][0]
+            if node.kind == "int" and node.properties.get("connect.type") in ("int8", "int16"):
+                kind = node.properties["connect.type"]
+        name, parameters = _meaning(node)
+        return WireType(kind, name, parameters, children, optional)
+
+    def _supported(self, above: tuple["Node", ...]) -> "Node":
+        node = self.value
+        if node.kind == "union":
+            raise Unsupported(f"a union of {', '.join(branch.kind for branch in node.branches) or 'nothing'}")
+        if node in above:
+            raise Unsupported("a record that contains itself")
+        return node
+
+    @property
+    def is_empty(self) -> bool:
+        """Values take no bytes."""
+        if self.kind == "record":
+            return all(child.is_empty for child in self.fields.values())
+        return self.kind == "null" or (self.kind == "fixed" and self.size == 0)
+
+
+def parse(text: str, references: Iterable[str] = ()) -> Node:
+    """The type that a schema describes.
+
+    :param references: schemas whose named types the text uses, each after those that it uses itself.
+    :raises SchemaError: it isn't an Avro schema.
+    """
+    named: dict[str, Any] = {}
+    try:
+        for other in references:
+            parse_schema(_without_defaults(json.loads(other)), named)
+        parsed = parse_schema(_without_defaults(json.loads(text)), named)
+        return _node(parsed, named, {}, 0)
+    except (
+        SchemaParseException,
+        UnknownType,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise SchemaError(f"{type(error).__name__}: {error}") from None
+
+
+def _without_defaults(schema: Any) -> Any:
+    """Defaults matter to readers of other schemas only, and fastavro refuses some that other libraries let pass."""
+    if isinstance(schema, list):
+        return [_without_defaults(item) for item in schema]
+    if isinstance(schema, dict):
+        return {
+            name: _without_defaults(value) if name in ("type", "fields", "items", "values") else value
+            for name, value in schema.items()
+            if name != "default"
+        }
+    return schema
+
+
+def _node(schema: Any, named: Mapping[str, Any], built: dict[str, Node], depth: int) -> Node:
+    if depth > _MAX_DEPTH:
+        raise ValueError("nested too deep")
+    if isinstance(schema, list):
+        return Node("union", branches=[_node(branch, named, built, depth + 1) for branch in schema])
+    if isinstance(schema, str):
+        if schema in _KINDS:
+            return Node(schema)
+        return built[schema] if schema in built else _node(named[schema], named, built, depth + 1)
+    kind = schema["type"]
+    if not isinstance(kind, str):
+        return _node(kind, named, built, depth + 1)
+    if kind in ("record", "error"):
+        # known before its fields are, because they may use it
+        node = built[schema["name"]] = Node("record", schema)
+        node.fields = {one["name"]: _node(one["type"], named, built, depth + 1) for one in schema["fields"]}
+    elif kind == "enum":
+        node = built[schema["name"]] = Node(kind, schema, symbols=list(schema["symbols"]))
+    elif kind == "fixed":
+        node = built[schema["name"]] = Node(kind, schema, size=int(schema["size"]))
+        if node.size < 0:
+            raise ValueError("a fixed of negative size")
+    elif kind == "array":
+        node = Node(kind, schema, element=_node(schema["items"], named, built, depth + 1))
+    elif kind == "map":
+        node = Node(kind, schema, element=_node(schema["values"], named, built, depth + 1))
+    elif kind in _KINDS:
+        node = Node(kind, schema)
+    else:
+        return _node(kind, named, built, depth + 1)
+    if node.kind == "array" and node.item.is_empty:
+        # a count of them is no sign of how long a message may be
+        raise ValueError("an array of values that take no bytes")
+    return node
+
+
+def _meaning(node: Node) -> tuple[str | None, dict[str, str]]:
+    """Name and parameters of the logical type."""
+    properties = node.properties
+    parameters = {str(k): str(v) for k, v in (properties.get("connect.parameters") or {}).items()}
+    name = properties.get("connect.name")
+    if name is None:
+        name = _LOGICAL.get((node.kind, str(properties.get("logicalType"))))
+        if (node.kind, properties.get("logicalType")) == ("fixed", "uuid") and node.size != 16:
+            name = None
+    if name == "org.apache.kafka.connect.data.Decimal":
+        # the scale is 0 unless it is given
+        parameters.setdefault("scale", str(properties.get("scale", 0)))
+        if "precision" in properties:
+            parameters.setdefault("connect.decimal.precision", str(properties["precision"]))
+    return name, parameters

@@ -1,0 +1,212 @@
+"""Debezium's change events as Avro with schemas in a registry (Confluent's wire format).
+
+    key    00 00000008 02                                                  schema 8: {"id": 1}
+    value  00 00000009 00 02 02 06616e6e 02 04041a 02 02 02 066e6577 …      schema 9:
+           {"before": null, "after": {"id": 1, "customer": "ann", "amount": 10.50, "qty": 1, "status": "new",
+            "created_at": "2026-01-02T03:04:05.123456Z", "updated_at": 1767323045123456},
+            "source": {"lsn": 27657456, …}, "transaction": null, "op": "r", "ts_ms": 1795245173708}
+
+What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work. A `d` without a
+row is applied by the message's key. The schemas say how values are encoded, so the registry's options are all that is needed
+(`changelog.schema_registry`).
+
+With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState` leaves them: a +U, or what `__op` says; with
+`__deleted` true or `__op` d a -D, as is a tombstone, of the message's key. `add.fields.prefix` is what such fields begin with (`__`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog import avro_records, debezium, schema_registry
+from changelog.avro_body import Want
+from changelog.avro_records import AvroReader, KeyReader, Path, Read, Refused
+from changelog.avro_schema import Node
+from changelog.changes import Changes, Rejected, Wire
+from changelog.debezium import Events, Images
+from changelog.rows import BadRecord
+from changelog.schema_registry import Schemas
+from changelog.spec import ChangelogSpec
+
+_SOURCE_TIME: tuple[Path, ...] = (("source", "ts_us"), ("source", "ts_ms"), ("ts_ms",))
+
+
+class DebeziumAvro:
+    """Decodes Debezium records.
+
+    :param schemas: where to look up schemas; the registry in the spec's options if None.
+    """
+
+    DELETES_CARRY_ROW = False
+    OPTIONS: Mapping[str, tuple[str, ...]] = {
+        **schema_registry.OPTIONS,
+        "flattened": ("false", "true"),
+        "add.fields.prefix": (),
+    }
+
+    def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
+        self._spec = spec
+        schemas = schemas or avro_records.registry(spec)
+        self._columns = [column.field for column in spec.columns]
+        self._order = avro_records.order_paths(spec)
+        self._prefix = str(spec.options.get("add.fields.prefix", "__"))
+        self._flattened = spec.options.get("flattened") == "true"
+        self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
+        self._keys = KeyReader(spec, schemas)
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+        values, keys = records.column("value"), records.column("key")
+        if self._flattened and values.null_count:
+            yield from self._tombstones(pa.array(np.flatnonzero(values.is_null())), keys)
+        for found in self._messages.read(values):
+            if isinstance(found, Rejected):
+                yield found
+            elif self._flattened:
+                yield from self._rows(found)
+            else:
+                yield from self._events(found, keys)
+
+    def _plan(self, schema: Node) -> Want:
+        op = schema.value.fields.get("op")
+        if op is None or op.value.kind not in ("string", "enum"):
+            raise Refused(BadRecord.UNKNOWN_OPERATION, "the event has no op; is this a Debezium change event?")
+        kept = [c.field for c in self._spec.columns if c.name in self._spec.kept_by_removals]
+        paths: list[Path] = [("op",), *(("after", field) for field in self._columns), *(("before", f) for f in kept)]
+        paths += [place for path in self._order for place in _places(path)]
+        if "_ts" in self._spec.metadata:
+            paths += _SOURCE_TIME
+        want = avro_records.wanted(schema, paths)
+        # whether there is a row, even if none of its fields is a column
+        sides = (side for side in ("before", "after") if side in schema.value.fields)
+        return {side: {} for side in sides if schema.value.fields[side].value.kind == "record"} | want
+
+    def _events(self, found: Read, keys: pa.Array) -> Iterator[Changes | Rejected]:
+        op = found.wire(("op",))
+        assert op is not None
+        metadata = {"_op": op.values} if "_op" in self._spec.metadata else {}
+        if "_ts" in self._spec.metadata:
+            metadata["_ts"] = _source_time(found, _SOURCE_TIME)
+        order = [_first(found, path) for path in self._order]
+        events = Events(found.record, op.values, _images(found, "before"), _images(found, "after"), order, metadata)
+        row = found.schema.value.fields.get("after")
+        unknown = avro_records.unknown(row, self._columns) if row is not None else {}
+        for part in self._with_keys(events, keys):
+            for change in debezium.changes(self._spec, part):
+                yield replace(change, unknown=unknown) if isinstance(change, Changes) and unknown else change
+
+    def _row_plan(self, schema: Node) -> Want:
+        if schema.value.kind != "record":
+            raise Refused(BadRecord.UNPARSEABLE, f"the value is Avro of type {schema.value.kind}, expected a record")
+        added = [(self._prefix + "op",), (self._prefix + "deleted",), *self._row_times]
+        return avro_records.wanted(schema, [*((field,) for field in self._columns), *self._order, *added])
+
+    @property
+    def _row_times(self) -> list[Path]:
+        names = ("source_ts_us", "source_ts_ms", "ts_ms")
+        return [(self._prefix + name,) for name in names] if "_ts" in self._spec.metadata else []
+
+    def _rows(self, found: Read) -> Iterator[Changes | Rejected]:
+        count = len(found.record)
+        deleted = pc.equal(_text(found.array((self._prefix + "deleted",)), count), "true")
+        said = pc.coalesce(_text(found.array((self._prefix + "op",)), count), "u")
+        op = pc.if_else(pc.fill_null(deleted, False), "d", said)
+        metadata = {"_op": op} if "_op" in self._spec.metadata else {}
+        if self._row_times:
+            metadata["_ts"] = _source_time(found, self._row_times)
+        wires = {field: found.wire((field,)) for field in self._columns}
+        fields = {field: wire for field, wire in wires.items() if wire is not None}
+        order = [found.wire(path) or Wire(pa.nulls(count)) for path in self._order]
+        # one image is all there is: before a delete, after anything else
+        before, after = Images(pc.equal(op, "d"), fields), Images(pa.repeat(True, count), fields)
+        new = avro_records.unknown(found.schema, self._columns)
+        new = {name: wire_type for name, wire_type in new.items() if not name.startswith(self._prefix)}
+        for change in debezium.changes(self._spec, Events(found.record, op, before, after, order, metadata)):
+            yield replace(change, unknown=new) if isinstance(change, Changes) else change
+
+    def _tombstones(self, rows: pa.Array, keys: pa.Array) -> Iterator[Changes | Rejected]:
+        for keyed in self._keys.read(keys.take(rows)):
+            if isinstance(keyed, Rejected):
+                yield Rejected(rows.take(keyed.record), keyed.error_class, keyed.reason)
+                continue
+            chosen, key = keyed
+            count = len(chosen)
+            images = Images(pa.repeat(True, count), key)
+            order = [Wire(pa.nulls(count)) for _ in self._order]
+            yield from debezium.changes(
+                self._spec, Events(rows.take(chosen), pa.repeat("d", count), images, images, order)
+            )
+
+    def _with_keys(self, events: Events, keys: pa.Array) -> Iterator[Events]:
+        """The events, in parts: where a delete has no row, the message's key stands in for it, if there is one."""
+        headless = pc.and_not(pc.equal(events.op, "d"), events.before.present)
+        if not pc.any(headless).as_py():
+            yield events
+            return
+        yield _taken(events, pa.array(np.flatnonzero(pc.fill_null(pc.invert(headless), True))))
+        removed = _taken(events, pa.array(np.flatnonzero(pc.fill_null(headless, False))))
+        for keyed in self._keys.read(keys.take(removed.record)):
+            if isinstance(keyed, Rejected):
+                yield _taken(removed, keyed.record)  # without a row
+            else:
+                rows, key = keyed
+                yield replace(_taken(removed, rows), before=Images(pa.repeat(True, len(rows)), key))
+
+
+def _images(found: Read, side: str) -> Images:
+    image = found.array((side,))
+    if image is None:
+        return Images(pa.repeat(False, len(found.record)), {})
+    wires = {name: found.wire((side, name)) for name in image.type.names}
+    return Images(image.is_valid(), {name: wire for name, wire in wires.items() if wire is not None})
+
+
+def _taken(events: Events, rows: pa.Array) -> Events:
+    def images(side: Images) -> Images:
+        return Images(side.present.take(rows), {name: _wire(wire) for name, wire in side.fields.items()})
+
+    def _wire(wire: Wire) -> Wire:
+        return Wire(wire.values.take(rows), wire.type)
+
+    return Events(
+        record=events.record.take(rows),
+        op=events.op.take(rows),
+        before=images(events.before),
+        after=images(events.after),
+        order=[_wire(wire) for wire in events.order],
+        metadata={name: values.take(rows) for name, values in (events.metadata or {}).items()},
+    )
+
+
+def _places(path: Path) -> list[Path]:
+    """Where the value of an order column may be: in the event, or else in a row, after the change if there is one."""
+    in_event = [] if path[0] in ("before", "after", "op") else [path]
+    return [*in_event, ("after", *path), ("before", *path)]
+
+
+def _first(found: Read, path: Path) -> Wire:
+    """The first value that isn't null, row by row. Namesakes of another type don't count."""
+    wires = [wire for wire in map(found.wire, _places(path)) if wire is not None]
+    alike = [wire.values for wire in wires if wire.values.type == wires[0].values.type]
+    if not alike:
+        return Wire(pa.nulls(len(found.record)))
+    return Wire(pc.coalesce(*alike) if len(alike) > 1 else alike[0], wires[0].type)
+
+
+def _text(values: pa.Array | None, count: int) -> pa.Array:
+    """Strings, and booleans as such; nothing else."""
+    if values is not None and (pa.types.is_string(values.type) or pa.types.is_boolean(values.type)):
+        return values.cast(pa.string())
+    return pa.nulls(count, pa.string())
+
+
+def _source_time(found: Read, paths: Sequence[Path]) -> pa.Array:
+    """Microseconds where the event has them, else milliseconds; null if it says neither."""
+    result = pa.nulls(len(found.record), pa.int64())
+    for path in paths:
+        wire = found.wire(path)
+        if wire is not None and pa.types.is_int64(wire.values.type):
+            result = pc.coalesce(result, wire.values if path[-1].endswith("ts_us") else pc.multiply(wire.values, 1000))
+    return result.cast(pa.timestamp("us", "UTC"))

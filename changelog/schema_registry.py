@@ -1,0 +1,166 @@
+"""Schemas by id, from a registry with Confluent's API, and the ids that messages carry.
+
+Confluent's wire format is a zero byte, the schema's id (four bytes, big-endian), and the Avro body:
+
+    00 00000009 00 02 02 06616e6e …     schema 9, and a record that begins with a null and a row
+
+`source.format_options` are those of confluent-kafka's client, with `schema.registry.` before them:
+
+    schema.registry.url: https://registry:8081
+    schema.registry.basic.auth.user.info: user:secret
+    schema.registry.ssl.ca.location: /etc/ssl/registry.pem
+
+Each Python worker asks for a schema once.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from changelog.avro_schema import Node, SchemaError, parse
+
+HEADER_BYTES = 5
+
+PREFIX = "schema.registry."
+_NUMBERS = (
+    "timeout",
+    "cache.capacity",
+    "cache.latest.ttl.sec",
+    "max.retries",
+    "retries.wait.ms",
+    "retries.max.wait.ms",
+)
+_TEXTS = (
+    "url",
+    "basic.auth.user.info",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+    "proxy",
+    "bearer.auth.credentials.source",
+    "bearer.auth.token",
+    "bearer.auth.logical.cluster",
+    "bearer.auth.identity.pool.id",
+    "bearer.auth.client.id",
+    "bearer.auth.client.secret",
+    "bearer.auth.scope",
+    "bearer.auth.issuer.endpoint.url",
+)
+OPTIONS: Mapping[str, tuple[str, ...]] = {PREFIX + name: () for name in (*_TEXTS, *_NUMBERS)}
+"""The client's settings, as `format_options`."""
+
+# the client's own default is to wait for ever
+_DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}
+# subject, version, schema not found. Another 404 may come from whoever else listens there.
+_NOT_FOUND = (40401, 40402, 40403)
+
+
+class RegistryError(RuntimeError):
+    """The registry can't be asked, or refuses to answer. The records aren't to blame: the job stops, and may be started again."""
+
+
+class Schemas(Protocol):
+    """Where the formats look up schemas."""
+
+    def get(self, schema_id: int) -> Node:
+        """The schema. :raises SchemaError: there is none, or it isn't Avro. :raises RegistryError: nobody knows."""
+
+
+class Registry:
+    """A registry, and the schemas that it has told of.
+
+    :param options: `format_options`; others than `OPTIONS` are left alone.
+    """
+
+    def __init__(self, options: Mapping[str, str | tuple[str, ...]]) -> None:
+        settings: dict[str, str | float] = dict(_DEFAULTS)
+        for name, value in options.items():
+            setting = name.removeprefix(PREFIX)
+            if name in OPTIONS:
+                settings[setting] = _number(name, str(value)) if setting in _NUMBERS else str(value)
+        if "url" not in settings:
+            raise ValueError(f"format_options lacks {PREFIX}url, such as https://registry:8081")
+        # for messages: a password may be in it
+        self.url = re.sub(r"//[^/@]*@", "//", str(settings["url"]))
+        self._client = SchemaRegistryClient(settings)
+        self._known: dict[int, Node] = {}
+
+    def get(self, schema_id: int) -> Node:
+        if schema_id not in self._known:
+            what = f"schema id {schema_id}"
+            self._known[schema_id] = self._parse(what, self._ask(what, lambda: self._client.get_schema(schema_id)))
+        return self._known[schema_id]
+
+    def latest(self, subject: str) -> Node:
+        """The newest schema of a subject, such as `shop.public.orders-value`. :raises: as `get`."""
+        what = f"subject {subject}"
+        return self._parse(what, self._ask(what, lambda: self._client.get_latest_version(subject).schema))
+
+    def _parse(self, what: str, schema: Schema) -> Node:
+        if schema.schema_type not in (None, "AVRO"):
+            raise SchemaError(f"{what} is {schema.schema_type}, not Avro")
+        try:
+            return parse(schema.schema_str or "", self._references(what, schema))
+        except SchemaError as error:
+            raise SchemaError(f"{what}: {error}") from None
+
+    def _references(self, what: str, schema: Schema) -> Iterator[str]:
+        """Texts of the schemas that a schema refers to, those that they refer to before them."""
+        for reference in schema.references or []:
+            other = self._ask(what, partial(self._version, reference))
+            yield from self._references(what, other)
+            yield other.schema_str or ""
+
+    def _version(self, reference: SchemaReference) -> Schema:
+        return self._client.get_version(str(reference.subject), reference.version or "latest").schema
+
+    def _ask(self, what: str, question: Callable[[], Schema]) -> Schema:
+        try:
+            return question()
+        except SchemaRegistryError as error:
+            if error.error_code in _NOT_FOUND:
+                raise SchemaError(f"{what} is unknown to the schema registry {self.url}") from None
+            raise RegistryError(f"the schema registry {self.url} refused {what}: {error}") from error
+        except Exception as error:
+            raise RegistryError(
+                f"the schema registry {self.url} can't be asked for {what}: {type(error).__name__}: {error}"
+            ) from error
+
+
+@lru_cache(maxsize=16)
+def _connected(options: tuple[tuple[str, str], ...]) -> Registry:
+    return Registry(dict(options))
+
+
+def connect(options: Mapping[str, str | tuple[str, ...]]) -> Registry:
+    """The registry that `format_options` name; the same for all tasks of a Python worker."""
+    return _connected(tuple(sorted((name, str(value)) for name, value in options.items() if name in OPTIONS)))
+
+
+def by_schema(values: pa.BinaryArray) -> Iterator[tuple[int | None, pa.Array]]:
+    """Schema ids, and the rows (int64) of `values` (no nulls) that have them. The id is None if it isn't Confluent's wire format."""
+    count = len(values)
+    if not count:
+        return
+    offsets = np.frombuffer(values.buffers()[1], np.int32, count + 1, values.offset * 4).astype(np.int64)
+    data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
+    ids = np.full(count, -1, np.int64)
+    long_enough = np.flatnonzero(np.diff(offsets) >= HEADER_BYTES)
+    header = data[offsets[:-1][long_enough, None] + np.arange(HEADER_BYTES)].astype(np.int64)
+    ids[long_enough] = np.where(header[:, 0] == 0, header[:, 1:] @ np.array([1 << 24, 1 << 16, 1 << 8, 1]), -1)
+    for schema_id in np.unique(ids):
+        yield (None if schema_id < 0 else int(schema_id)), pa.array(np.flatnonzero(ids == schema_id))
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value) if "." in value else int(value)
+    except ValueError:
+        raise ValueError(f"format_options: {name} is {value!r}, expected a number") from None

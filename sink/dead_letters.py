@@ -1,0 +1,339 @@
+"""Dead letters: the records that can't be applied, with their place in the source and the reason, each in the table once.
+
+All targets share one Iceberg table. It can't be committed together with a target, so it is committed first, and holds a position
+of its own for each target: a micro-batch that is repeated finds there which of its bad records have been kept.
+
+If there is a topic too, a commit leaves the mark `unpublished` in its own transaction, and the records are sent from the table
+afterwards, by Spark's Kafka sink. The mark goes when the broker has acknowledged them. A crash in between leaves the
+mark, and the next run sends them again: at least once. To be exact, the mark and the messages would need one transaction.
+"""
+
+import json
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.row_kind_columns import quoted
+from deltawriters import TableSpec
+from sink.commit import IcebergCommitter, RowDeltaCommit
+from sink.config import Config
+from sink.errors import DataError, TableError, TemporaryError
+from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
+from sink.sources.source import Position
+
+log = logging.getLogger("rowdelta")
+
+COLUMNS = T.StructType(
+    [
+        T.StructField("table", T.StringType()),
+        T.StructField("source", T.StringType()),
+        T.StructField("partition", T.IntegerType()),
+        T.StructField("offset", T.LongType()),
+        T.StructField("key", T.BinaryType()),
+        T.StructField("value", T.BinaryType()),
+        T.StructField("reason", T.StringType()),
+        T.StructField("error_class", T.StringType()),
+        T.StructField("time", T.TimestampType()),
+    ]
+)
+
+HEADERS = {
+    "rowdelta.topic": "source",
+    "rowdelta.partition": "partition",
+    "rowdelta.offset": "offset",
+    "rowdelta.table": "table",
+    "rowdelta.reason": "reason",
+    "rowdelta.error_class": "error_class",
+    "rowdelta.time": "time",
+}
+"""Headers of the messages in the dead-letter topic, as text, and the table's columns that they show."""
+
+_PLACE = ("table", "source", "partition", "offset")
+_REMOVALS = 5
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A row of the table. `source` is the topic, or the path of the change file, which has no partition, offset or key."""
+
+    table: str
+    source: str
+    partition: int | None
+    offset: int | None
+    key: bytes | None
+    value: bytes | None
+    reason: str
+    error_class: str
+    time: datetime
+
+    @property
+    def place(self) -> str:
+        return self.source if self.partition is None else f"{self.source}-{self.partition} offset {self.offset}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which dead letters: all that fit each of these, as far as given. `reason` is a part of the reason."""
+
+    table: str | None = None
+    error_class: str | None = None
+    reason: str | None = None
+
+    def condition(self) -> Column:
+        wanted = F.lit(True)
+        if self.table is not None:
+            wanted &= F.col("table") == self.table
+        if self.error_class is not None:
+            wanted &= F.col("error_class") == self.error_class
+        if self.reason is not None:
+            wanted &= F.contains(F.col("reason"), F.lit(self.reason))
+        return wanted
+
+
+class DeadLetters:
+    """The dead-letter table of a run. Targets may commit at the same time: they take turns."""
+
+    def __init__(self, config: Config, table: IcebergTable) -> None:
+        self._config = config
+        self._table = table
+        self._turn = threading.Lock()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    @property
+    def name(self) -> str:
+        return self._table.name
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the tasks need to write to it."""
+        return self._table.spec
+
+    def position(self, target: str) -> Position | None:
+        """Up to where in its source the target's bad records are in the table."""
+        stored = self._table.position(self._prefix(target))
+        return stored.position if stored else None
+
+    def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
+        """Before a micro-batch with `bad` records (by error class) is committed.
+
+        :raises DataError: with them the target would have more bad records in this run than `max_bad_records`.
+        """
+        limit = self._config.sink.max_bad_records
+        total = self._counts[target] + Counter(bad)
+        if limit is None or not bad or total.total() <= limit:
+            return
+        classes = ", ".join(f"{count:,} {error_class}" for error_class, count in total.most_common())
+        raise DataError(
+            f"{target}: {total.total():,} bad records in this run, and max_bad_records is {limit:,} ({classes}). The micro-batch "
+            f"that has the last {sum(bad.values()):,} of them was not applied: {'; '.join(samples)}. Correct the source or the "
+            "configuration and run again, or raise max_bad_records; `rowdelta dead-letters counts` shows what was kept before."
+        )
+
+    def commit(self, target: str, operation: str, end: Position, files: Sequence[str], bad: Mapping[str, int]) -> None:
+        """Add a micro-batch's bad records, and note that they still have to be sent to the topic.
+
+        :param files: `ContentFileParser` JSON of the data files. :param end: the position after the micro-batch.
+        :param bad: how many records, by error class.
+        :raises RowdeltaError: as `IcebergCommitter.commit` does.
+        """
+        prefix = self._prefix(target)
+        self.publish(target)  # or the mark of records that are still to be sent would be overwritten
+        with self._turn:
+            stored = self._table.position(prefix)
+            IcebergCommitter(self._table).commit(
+                RowDeltaCommit(
+                    prefix=prefix,
+                    operation=operation,
+                    position=end,
+                    files=files,
+                    base_snapshot=self._table.snapshot_id(),
+                    previous_operation=stored.operation if stored else None,
+                    summary={"rowdelta.sink-id": self._config.sink.id},
+                    properties={f"{prefix}.unpublished": operation} if self._config.sink.dead_letter_topic else {},
+                )
+            )
+            self._counts[target] += Counter(bad)
+
+    def publish(self, target: str) -> None:
+        """Send the target's last bad records to the topic, if that is still to be done: after `commit`, and when a run starts.
+
+        :raises TemporaryError: Kafka did not take them. Another call sends them all again.
+        """
+        topic, prefix = self._config.sink.dead_letter_topic, self._prefix(target)
+        operation = self._table.property(f"{prefix}.unpublished")
+        if topic is None or operation is None:
+            return
+        stored = self._table.position(prefix)
+        snapshot = stored.snapshot_id if stored and stored.operation == operation else None
+        if snapshot is None or self._table.java.snapshot(snapshot) is None:
+            log.warning(
+                "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the table.",
+                self.name,
+                target,
+                topic,
+            )
+        else:
+            self._send(topic, self._added(snapshot))
+        with self._turn:
+            self._table.java.updateProperties().remove(f"{prefix}.unpublished").commit()
+            self._table.refresh()
+
+    def _added(self, snapshot: int) -> DataFrame:
+        """The rows that a snapshot added."""
+        parent = self._table.java.snapshot(snapshot).parentId()
+        reader = self._table.spark.read
+        if parent is None:
+            return reader.option("snapshot-id", str(snapshot)).table(_quoted(self.name))
+        reader = reader.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot))
+        return reader.table(_quoted(self.name))
+
+    def _send(self, topic: str, letters: DataFrame) -> None:
+        messages = letters.select("key", "value", F.array(*_headers()).alias("headers"))
+        options = topic_options(self._config)
+        try:
+            messages.write.format("kafka").options(**options).option("topic", topic).save()
+        except (PySparkException, Py4JJavaError) as error:
+            raise TemporaryError(
+                f"dead-letter topic {topic} at {options['kafka.bootstrap.servers']} did not take the bad records; they are in "
+                f"{self.name}, and the next run sends them. Does the topic exist, and may the sink write to it? {_cause(error)}"
+            ) from None
+
+    def _prefix(self, target: str) -> str:
+        return f"rowdelta.{self._config.sink.id}.{target}"
+
+
+def open_dead_letters(spark: SparkSession, config: Config) -> DeadLetters:
+    """The dead-letter table, created if it is missing."""
+    catalogs = Catalogs(spark)
+    name = config.dead_letter_table
+    existing = catalogs.load(name)
+    table = existing or catalogs.create(name, COLUMNS, [], [], {"format-version": "2"})
+    _check_columns(table)
+    return DeadLetters(config, table)
+
+
+def topic_options(config: Config) -> dict[str, str]:
+    """Options of Spark's Kafka sink for the dead-letter topic: its own, else the source's `kafka.…`."""
+    options = config.sink.dead_letter_options or config.source.options
+    return {name: value for name, value in options.items() if name.startswith("kafka.")}
+
+
+def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame:
+    """The selected dead letters, as rows of the table.
+
+    :raises TableError: there is no dead-letter table.
+    """
+    name = config.dead_letter_table
+    table = Catalogs(spark).load(name)
+    if table is None:
+        raise TableError(
+            f"there is no dead-letter table {name}. The first run with on_bad_record: dead-letter creates it; if it "
+            "has another name, set sink.dead_letter_table."
+        )
+    _check_columns(table)
+    return spark.table(_quoted(name)).where(selection.condition())
+
+
+def newest(letters: DataFrame, limit: int) -> Iterator[DeadLetter]:
+    """The last `limit` dead letters, newest first; those of one micro-batch from its end."""
+    order = [F.desc("time"), F.desc("table"), F.desc("source"), F.desc("partition"), F.desc("offset")]
+    for row in letters.orderBy(*order).limit(limit).select(*COLUMNS.fieldNames()).toArrow().to_pylist():
+        yield DeadLetter(**row)
+
+
+def counts(letters: DataFrame) -> Iterator[dict[str, Any]]:
+    """How many by `table`, `error_class` and `reason`, the most frequent first, with the time of the `last`."""
+    grouped = letters.groupBy("table", "error_class", "reason").agg(
+        F.count("*").alias("count"), F.max("time").alias("last")
+    )
+    yield from grouped.orderBy(F.desc("count"), "table", "error_class", "reason").toArrow().to_pylist()
+
+
+def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
+    """Delete `letters` from the table, by target, source, partition and offset, which all of them must have.
+
+    :raises TemporaryError: others kept changing the table; nothing was removed.
+    """
+    letters.select(*_PLACE).createOrReplaceTempView("rowdelta_removed")
+    same = " AND ".join(f"kept.`{name}` = removed.`{name}`" for name in _PLACE)
+    statement = (
+        f"DELETE FROM {_quoted(config.dead_letter_table)} AS kept "
+        f"WHERE EXISTS (SELECT 1 FROM rowdelta_removed AS removed WHERE {same})"
+    )
+    try:
+        for attempt in range(1, _REMOVALS + 1):
+            try:
+                spark.sql(statement)
+                return
+            except JAVA_ERRORS as error:
+                if java_class(error) not in ("ValidationException", "CommitFailedException"):
+                    raise
+                reason = java_message(error)
+                log.info("%s: changed by others meanwhile (attempt %d)", config.dead_letter_table, attempt)
+    finally:
+        spark.catalog.dropTempView("rowdelta_removed")
+    raise TemporaryError(
+        f"{config.dead_letter_table}: could not remove dead letters, others kept changing it: {reason}"
+    )
+
+
+def _check_columns(table: IcebergTable) -> None:
+    missing = [name for name in COLUMNS.fieldNames() if name not in table.spec.arrow_schema.names]
+    if missing:
+        raise TableError(
+            f"{table.name} has no column {missing[0]!r}, so it can't be the dead-letter table. Its columns must be: "
+            f"{', '.join(COLUMNS.fieldNames())}. Drop it, or give sink.dead_letter_table another name."
+        )
+
+
+def _quoted(name: str) -> str:
+    return ".".join(quoted(part) for part in name.split("."))
+
+
+def _headers() -> Iterator[Column]:
+    for name, column in HEADERS.items():
+        value = F.col(column)
+        if column == "time":
+            value = F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX")
+        yield F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
+def _cause(error: Exception) -> str:
+    causes = [line.strip() for line in str(error).splitlines() if line.strip().startswith("Caused by:")]
+    lines = causes[-1:] or [line.strip() for line in str(error).splitlines() if line.strip()][:1]
+    return "".join(lines)[:500]
+
+
+def excerpt(value: bytes | None, length: int = 60) -> str:
+    """The beginning of a value on one line; bytes that are not UTF-8 as \\xNN."""
+    if value is None:
+        return ""
+    text = value[: 4 * length].decode(errors="backslashreplace")
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def as_json(row: dict[str, Any]) -> str:
+    """A line of JSON. Bytes are text where they are UTF-8, else base64 under the name `…_base64`; times are ISO 8601."""
+    from base64 import b64encode
+
+    shown: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, bytes):
+            try:
+                shown[name] = value.decode()
+            except UnicodeDecodeError:
+                shown[f"{name}_base64"] = b64encode(value).decode()
+        else:
+            shown[name] = value.isoformat() if isinstance(value, datetime) else value
+    return json.dumps(shown, ensure_ascii=False)

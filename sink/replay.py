@@ -1,0 +1,210 @@
+"""`rowdelta dead-letters replay`: apply records that were refused, after the configuration was corrected.
+
+A dead letter may be old: its key may have changed since, and an old change must not undo a newer one. What the table should
+hold for a key is what the *last* of the key's records in the topic says. So a replay doesn't apply the letters themselves. It
+
+1. decodes the letters as the configuration is now, which tells the keys concerned; letters that still can't be decoded stay,
+2. reads the topic again, from the first of them up to the table's position, and keeps the changes of those keys,
+3. writes and commits these like a micro-batch in upsert mode: the last change of each key wins. The position stays where it is,
+4. removes the letters from the dead-letter table.
+
+Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay comes to the same rows:
+they depend on the topic and the position alone. The commit is that of the sink itself, so it is refused if a run with
+the sink's id commits at the same time, and the other way round.
+
+A letter whose record the topic no longer has (retention, compaction) can't be put in order with what the topic had after
+it. It is left alone, unless the user asks for it to be applied as if the key had not changed since.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from changelog.row_kind_columns import quoted
+from changelog.rows import BAD
+from sink import dead_letters
+from sink.config import Config
+from sink.dead_letters import Selection
+from sink.errors import ConfigError, DataError, TableError
+from sink.iceberg import Catalogs
+from sink.microbatch import TableSink
+from sink.pipeline import open_source
+from sink.sources.kafka import KafkaSource
+from sink.sources.source import Position, TableBatch
+from sink.tables import plan_table
+
+log = logging.getLogger("rowdelta")
+
+_PLACE = ["source", "partition", "offset"]
+_CONCERNED = "_rowdelta_concerned"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What became of a table's dead letters.
+
+    :param applied: letters applied and removed.
+    :param refused: still can't be decoded, by error class. :param ahead: the table's position hasn't passed them.
+    :param gone: the topic no longer has them. The last three are still in the dead-letter table.
+    """
+
+    table: str
+    applied: int
+    refused: Mapping[str, int]
+    ahead: int
+    gone: int
+
+    @property
+    def left(self) -> int:
+        return sum(self.refused.values()) + self.ahead + self.gone
+
+    def __str__(self) -> str:
+        text = f"{self.table}: {self.applied:,} replayed"
+        if self.refused:
+            classes = ", ".join(f"{count:,} {error_class}" for error_class, count in self.refused.items())
+            text += f"; {sum(self.refused.values()):,} still refused ({classes})"
+        if self.ahead:
+            text += f"; {self.ahead:,} not passed yet: rowdelta run comes first"
+        if self.gone:
+            text += f"; {self.gone:,} gone from the topic: --force applies them as they are stored"
+        return text
+
+
+def replay(spark: SparkSession, config: Config, selection: Selection, force: bool = False) -> Iterator[Replayed]:
+    """Replay the selected dead letters of the configured topics, table by table.
+
+    :param force: apply also letters whose record the topic no longer has, and go on if the configuration refuses records that
+        it didn't refuse when they arrived.
+    :raises RowdeltaError: nothing of that table was changed, unless the message says otherwise.
+    """
+    if config.source.type != "kafka":
+        raise ConfigError(
+            "replay reads what came after a bad record from Kafka, and source.type is files. Write the corrected records into "
+            "a new change file instead; then delete the dead letters by SQL."
+        )
+    targets = [table.target for table in config.tables]
+    if selection.table is not None and selection.table not in targets:
+        raise ConfigError(f"--table {selection.table}: no table has this target. Targets: {', '.join(targets)}.")
+    # a replay repeats changes that the table has had, which only upsert forgives
+    tables = [table.model_copy(update={"mode": "upsert"}) for table in config.tables]
+    config = config.model_copy(update={"tables": tables})
+    found = dead_letters.find(spark, config, selection)
+    with_letters = {(row[0], row[1]) for row in found.select("table", "source").distinct().collect()}
+    for index, section in enumerate(tables):
+        # others' sinks may share both tables
+        if (section.target, section.source) in with_letters:
+            own = (F.col("table") == section.target) & (F.col("source") == section.source)
+            yield _Replay(spark, config, index).run(found.where(own), force)
+
+
+class _Replay:
+    """The replay of one table."""
+
+    def __init__(self, spark: SparkSession, config: Config, index: int) -> None:
+        self._spark = spark
+        self._config = config
+        self._section = config.tables[index]
+        table = Catalogs(spark).load(self._section.target)
+        if table is None:
+            raise TableError(
+                f"{self._section.target} does not exist, so there is nothing to replay into. rowdelta run creates it."
+            )
+        plan = plan_table(config, index, table)
+        source = open_source(spark, config, {self._section.target: plan.changelog})
+        assert isinstance(source, KafkaSource)
+        self._source = source
+        self._sink = TableSink(config, index, table, plan, source, dead_letters=None)
+
+    def run(self, letters: DataFrame, force: bool) -> Replayed:
+        """Replay `letters`, rows of the dead-letter table for this table."""
+        target, position = self._section.target, self._sink.position or {}
+        # the plan must not read the dead-letter table again once they are removed from it
+        letters = letters.withColumn("passed", _passed(position)).localCheckpoint()
+        log.info("%s: decoding %d dead letters", target, letters.count())
+        changes = self._sink.decoded(_as_records(letters.where("passed")))
+        refused = changes.where(F.col(BAD).isNotNull()).select(*(F.col(f"{BAD}.{name}") for name in _PLACE)).distinct()
+        refused = refused.localCheckpoint()
+        understood = letters.where("passed").join(refused, _PLACE, "left_anti").localCheckpoint()
+        again = self._read_again(understood, position)
+        found = understood if again is None else understood.join(again, [*_PLACE, "value"], "left_semi")
+        found = (found.limit(0) if again is None else found).localCheckpoint()
+        gone = understood.join(found.select(*_PLACE), _PLACE, "left_anti").localCheckpoint()
+        chosen = understood if force else found
+        if not chosen.isEmpty():
+            self._apply(chosen, gone if force else gone.limit(0), position, force)
+            dead_letters.remove(self._spark, self._config, chosen)
+        still_refused = letters.where("passed").join(refused, _PLACE, "left_semi").groupBy("error_class").count()
+        return Replayed(
+            target,
+            applied=chosen.count(),
+            refused={row[0]: row[1] for row in still_refused.orderBy("error_class").collect()},
+            ahead=letters.where("not passed").count(),
+            gone=0 if force else gone.count(),
+        )
+
+    def _read_again(self, letters: DataFrame, position: Position) -> DataFrame | None:
+        """Raw records of the topic from the first of `letters` in each partition to the position; None if there are none."""
+        first = {row[0]: row[1] for row in letters.groupBy("partition").agg(F.min("offset")).collect()}
+        return self._source.read_again(self._section.source, first, position) if first else None
+
+    def _apply(self, letters: DataFrame, stored: DataFrame, position: Position, force: bool) -> None:
+        """Bring the keys of `letters` to what the topic says of them.
+
+        :param stored: of the letters those that the topic no longer has: they join what it has.
+        """
+        target, key = self._section.target, list(self._section.key)
+        again = self._read_again(letters, position)
+        records = _as_records(stored) if again is None else again.unionByName(_as_records(stored))
+        concerned = self._sink.decoded(_as_records(letters)).select(*map(quoted, key)).distinct().localCheckpoint()
+        concerned = concerned.withColumn(_CONCERNED, F.lit(True))
+        log.info("%s: reading what the topic has of %d keys since", target, concerned.count())
+
+        def keep(changes: DataFrame) -> DataFrame:
+            rows = changes.join(concerned, key, "left").where(F.col(BAD).isNotNull() | F.col(_CONCERNED))
+            return rows.select(*(quoted(name) for name in changes.columns))
+
+        changes = self._sink.decoded(records, keep)
+        self._check_refused(changes.where(F.col(BAD).isNotNull()), force)
+        changes = changes.where(F.col(BAD).isNull())
+        count = changes.count()
+        if count:
+            log.info("%s: applying %d changes", target, count)
+            batch = TableBatch(records, position, lambda _: _none, count, changes)
+            self._sink.apply_batch(-1, batch)
+
+    def _check_refused(self, bad: DataFrame, force: bool) -> None:
+        """:raises DataError: the configuration now refuses records that were applied when they arrived."""
+        known = dead_letters.find(self._spark, self._config, Selection(table=self._section.target))
+        refused = bad.select(f"{BAD}.*").join(known.select(*_PLACE), _PLACE, "left_anti")
+        examples = refused.limit(3).collect()
+        if examples and not force:
+            shown = "; ".join(
+                f"{row['source']}-{row['partition']} offset {row['offset']}: {row['reason']}" for row in examples
+            )
+            raise DataError(
+                f"{self._section.target}: the configuration refuses {refused.count():,} later records of the topic that are no "
+                f"dead letters: they were applied when they arrived. {shown}. Nothing was changed. Correct the configuration, "
+                "or, if you deleted these dead letters, use --force."
+            )
+
+
+def _passed(position: Position) -> Column:
+    """Whether the position is beyond a letter."""
+    ends = [(F.col("partition") == int(number)) & (F.col("offset") < int(end)) for number, end in position.items()]
+    return reduce(lambda a, b: a | b, ends, F.lit(False))
+
+
+def _as_records(letters: DataFrame) -> DataFrame:
+    """Dead letters as the raw records that they were."""
+    return letters.select(
+        "source", "partition", "offset", F.lit(None).cast("timestamp").alias("timestamp"), "key", "value"
+    )
+
+
+def _none(bad: pa.StructArray) -> pa.BooleanArray:
+    return pa.repeat(False, len(bad))

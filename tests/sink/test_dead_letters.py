@@ -1,0 +1,487 @@
+"""Dead letters: kept as they were, counted, limited, sent to a topic, and replayed so that an old change never undoes a newer one."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from sink import cli, dead_letters, session
+from sink.config import Config
+from sink.dead_letters import DeadLetters, Selection
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.pipeline import Pipeline
+from sink.replay import Replayed, replay
+from tests.services.kafka import Kafka, running_kafka
+from tests.sink.harness import Crash, Job, crashing
+from tests.sink.test_kafka import KafkaJob
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+NOT_UTF_8 = b"\xff\xfe{\x00"
+Letter = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    with running_kafka() as broker:
+        yield broker
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> KafkaJob:
+    """Two partitions. Amounts arrive as text, which is refused until `corrected` says so."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic(), 2)
+    return job
+
+
+@pytest.fixture
+def files(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path, file_format="json")
+
+
+def change(op: str, number: int, customer: str, amount: str | None = None) -> tuple[Any, Any]:
+    """A message. Those with an amount are bad until the configuration is corrected."""
+    row = {"id": number, "customer": customer, "amount": amount}
+    return {"id": number}, {"op": op, "before": row if op == "d" else None, "after": None if op == "d" else row}
+
+
+def corrected(job: KafkaJob) -> Config:
+    config = job.config()
+    source = config.source.model_copy(update={"format_options": {"decimal.handling.mode": "string"}})
+    return config.model_copy(update={"source": source})
+
+
+def run(job: KafkaJob, config: Config) -> None:
+    Pipeline(job.spark, config).run()
+
+
+def replayed(job: KafkaJob, *, force: bool = False, config: Config | None = None, **selection: str) -> Replayed:
+    (outcome,) = replay(job.spark, config or corrected(job), Selection(**selection), force)
+    return outcome
+
+
+def content(job: KafkaJob) -> dict[int, tuple[str, str | None]]:
+    return {row["id"]: (row["customer"], row["amount"] and str(row["amount"])) for row in job.rows()}
+
+
+def letters(job: KafkaJob | Job) -> list[Letter]:
+    table = job.dead_letters if isinstance(job, Job) else f"lake.{job.name}.dead_letters"
+    rows: list[Letter] = job.spark.table(table).toArrow().to_pylist()
+    return sorted(rows, key=lambda row: (row["source"], row["partition"] or 0, row["offset"] or 0, row["value"]))
+
+
+def messages(kafka: Kafka, topic: str, count: int) -> list[Any]:
+    """The first `count` messages, and any that follow within a second."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test", "enable.auto.commit": False})
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found = consumer.consume(count, timeout=30)
+        return [*found, *consumer.consume(100, timeout=1)]
+    finally:
+        consumer.close()
+
+
+# what the table keeps
+
+
+def test_bytes_that_are_no_utf_8_are_kept_as_they_are(job: KafkaJob) -> None:
+    job.produce(
+        [(b"\xfe", NOT_UTF_8), (b"\xc3", b'{"op": "c", "after": {"id": 1, "customer": "\xff", "amount": "x"}}')]
+    )
+    job.run()
+    assert [(letter["key"], letter["value"]) for letter in letters(job)] == [
+        (b"\xfe", NOT_UTF_8),
+        (b"\xc3", b'{"op": "c", "after": {"id": 1, "customer": "\xff", "amount": "x"}}'),
+    ]
+    assert [(letter["source"], letter["partition"], letter["offset"]) for letter in letters(job)] == [
+        (job.topic(), 0, 0),
+        (job.topic(), 0, 1),
+    ]
+    assert {letter["table"] for letter in letters(job)} == {job.target()}
+    assert all(letter["reason"] and letter["error_class"] and letter["time"] for letter in letters(job))
+
+
+def test_another_table_of_that_name_is_refused(files: Job) -> None:
+    files.write([("+I", {"id": 1})])
+    files.spark.sql(f"CREATE TABLE {files.dead_letters} (id bigint) USING iceberg")
+    with pytest.raises(TableError, match="has no column 'table', so it can't be the dead-letter table"):
+        files.run()
+
+
+# max_bad_records
+
+
+def test_more_bad_records_than_allowed_stop_the_job_before_the_micro_batch_that_has_them(files: Job) -> None:
+    files.sections = {"sink": {"max_bad_records": 3}}
+    files.write_text('x\ny\n{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu"}\n')
+    files.write_text('z\n{"row_kind": "+I", "seq": 2, "id": 2, "region": "eu"}\n')
+    files.write_text(
+        '{"row_kind": "+I", "seq": 3, "id": null, "region": "eu"}\n{"row_kind": "+I", "seq": 3, "id": 3, "region": "eu"}\n'
+    )
+    with pytest.raises(DataError) as caught:
+        files.run()
+    assert caught.value.exit_code == 3
+    for part in ("4 bad records in this run", "max_bad_records is 3 (3 unparseable, 1 null_key)", "key column id is null",
+                 "rowdelta dead-letters counts"):  # fmt: skip
+        assert part in str(caught.value)
+    assert [row["id"] for row in files.rows()] == [1, 2], "three are allowed"
+    assert sorted(letter["value"] for letter in letters(files)) == [b"x", b"y", b"z"]
+    assert files.unreferenced_files() == []
+    files.run()  # each run counts from 0
+    assert [row["id"] for row in files.rows()] == [1, 2, 3]
+    assert len(letters(files)) == 4
+
+
+def test_a_micro_batch_with_more_bad_records_than_allowed_stops_every_run(files: Job) -> None:
+    files.sections = {"sink": {"max_bad_records": 0}}
+    files.write_text('x\n{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu"}\n')
+    for _ in range(2):
+        with pytest.raises(DataError, match="1 bad records in this run, and max_bad_records is 0"):
+            files.run()
+    assert files.rows() == []
+    assert letters(files) == []
+
+
+# rowdelta dead-letters list and counts
+
+
+@pytest.fixture
+def command(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, list[str]]]:
+    """`rowdelta dead-letters …` in the session of the tests. Returns the exit code and the lines printed."""
+    monkeypatch.setattr(session, "start", lambda _: spark)
+    monkeypatch.setattr(cli, "_stop", lambda _: None)
+
+    def call(config: Config, action: str, *options: str) -> tuple[int, list[str]]:
+        file = tmp_path / "sink.yaml"
+        file.write_text(yaml.safe_dump(config.model_dump(exclude_none=True)))
+        capsys.readouterr()
+        code = cli.main(["dead-letters", action, str(file), *options])
+        return code, capsys.readouterr().out.splitlines()
+
+    return call
+
+
+def test_list_and_counts(files: Job, command: Any) -> None:
+    files.write_text("old one\n")
+    files.run()
+    files.write_text('two\nthree\n{"row_kind": "+I", "seq": 1, "id": null, "region": "eu"}\n')
+    files.run()
+    code, lines = command(files.config(), "list", "--limit", "3")
+    assert code == 0
+    assert [lines[0].split(), len(lines)] == [["time", "table", "class", "record", "reason", "value"], 4]
+    assert "old one" not in "".join(lines), "newest first"
+    _, lines = command(files.config(), "list", "--class", "null_key", "--json")
+    (letter,) = map(json.loads, lines)
+    assert (letter["table"], letter["error_class"]) == (files.target, "null_key")
+    assert json.loads(letter["value"])["region"] == "eu"
+    _, lines = command(files.config(), "list", "--reason", "is not a JSON", "--json")
+    assert [json.loads(line)["value"] for line in lines][-1] == "old one"
+    assert len(lines) == 3
+    _, lines = command(files.config(), "list", "--table", "lake.other.table")
+    assert lines == ["no dead letters"]
+    _, lines = command(files.config(), "counts")
+    assert [line.split()[:3] for line in lines] == [
+        ["count", "table", "class"],
+        ["3", files.target, "unparseable"],
+        ["1", files.target, "null_key"],
+    ]
+    _, lines = command(files.config(), "counts", "--json")
+    assert [(json.loads(line)["count"], json.loads(line)["error_class"]) for line in lines] == [
+        (3, "unparseable"),
+        (1, "null_key"),
+    ]
+
+
+def test_bytes_that_are_no_utf_8_are_shown(job: KafkaJob, command: Any) -> None:
+    job.produce([(None, NOT_UTF_8)])
+    job.run()
+    _, lines = command(job.config(), "list", "--json")
+    assert json.loads(lines[0])["value_base64"] == "//57AA=="
+    _, lines = command(job.config(), "list")
+    assert lines[1].rstrip().endswith(r"\xff\xfe{")
+
+
+def test_no_dead_letter_table(files: Job, command: Any) -> None:
+    assert command(files.config(), "list") == (4, [])
+
+
+# replay
+
+
+@pytest.mark.parametrize(
+    ("deletes", "mode"), [("position", "upsert"), ("equality", "upsert"), ("equality", "changelog")]
+)
+def test_replay_applies_what_was_refused_but_undoes_nothing_newer(job: KafkaJob, deletes: str, mode: str) -> None:
+    job.table = {"deletes": deletes, "mode": mode}
+    job.produce([change("c", 1, "old"), change("c", 3, "deleted later"), change("c", 7, "other")])
+    job.run()
+    job.produce(
+        [
+            change("c", 2, "late", "12.50"),
+            change("u", 1, "changed", "99.00"),
+            change("u", 3, "deleted later", "3.00"),
+            change("c", 4, "first", "4.00"),
+            change("c", 5, "first", "5.00"),
+            change("u", 5, "second", "5.50"),
+            (None, b"garbage"),
+        ]
+    )
+    job.produce([change("c", 8, "elsewhere", "8.00")], partition=1)
+    job.run()
+    job.produce([change("d", 3, "deleted later"), change("u", 4, "newer"), change("c", 9, "other")])
+    job.run()
+    assert content(job) == {1: ("old", None), 4: ("newer", None), 7: ("other", None), 9: ("other", None)}
+    assert len(letters(job)) == 8
+    position = job.spark.sql(f"SHOW TBLPROPERTIES {job.target()}").collect()
+
+    outcome = replayed(job)
+
+    assert outcome == Replayed(job.target(), applied=7, refused={"unparseable": 1}, ahead=0, gone=0)
+    expected = {
+        1: ("changed", "99.00"),
+        2: ("late", "12.50"),
+        4: ("newer", None),
+        5: ("second", "5.50"),
+        7: ("other", None),
+        8: ("elsewhere", "8.00"),
+        9: ("other", None),
+    }
+    assert content(job) == expected
+    assert [letter["value"] for letter in letters(job)] == [b"garbage"]
+    assert _positions(position) == _positions(job.spark.sql(f"SHOW TBLPROPERTIES {job.target()}").collect())
+    assert replayed(job).applied == 0
+    job.produce([change("u", 2, "later", "13.00"), change("d", 8, "elsewhere")])
+    run(job, corrected(job))
+    assert content(job) == {key: row for key, row in expected.items() if key != 8} | {2: ("later", "13.00")}
+
+
+def _positions(properties: list[Any]) -> Any:
+    (text,) = [row["value"] for row in properties if row["key"] == "rowdelta.shop.position"]
+    return json.loads(text)["position"]
+
+
+def test_replay_of_a_selection(job: KafkaJob, command: Any) -> None:
+    job.produce([change("c", 1, "a", "1.00"), (None, b"garbage")])
+    job.run()
+    assert command(corrected(job), "replay", "--class", "unparseable") == (
+        3,
+        [f"{job.target()}: 0 replayed; 1 still refused (1 unparseable)"],
+    )
+    code, lines = command(corrected(job), "replay", "--table", job.target(), "--class", "type_mismatch", "--json")
+    assert (code, json.loads(lines[0])["applied"]) == (0, 1)
+    assert content(job) == {1: ("a", "1.00")}
+    assert command(corrected(job), "replay", "--class", "type_mismatch") == (0, ["no dead letters"])
+    assert command(corrected(job), "replay", "--table", "lake.no.such")[0] == 2
+
+
+def test_replay_without_a_correction_changes_nothing(job: KafkaJob) -> None:
+    job.produce([change("c", 1, "a", "1.00"), change("c", 2, "b")])
+    job.run()
+    before = job.snapshots()
+    assert replayed(job, config=job.config()).refused == {"type_mismatch": 1}
+    assert (job.snapshots(), len(letters(job))) == (before, 1)
+
+
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+@pytest.mark.parametrize("when", ["before the commit", "after the commit", "before the removal", "after the removal"])
+def test_a_crash_of_replay_neither_loses_nor_repeats(
+    job: KafkaJob, monkeypatch: pytest.MonkeyPatch, deletes: str, when: Any
+) -> None:
+    job.table = {"deletes": deletes}
+    job.produce([change("c", 1, "a", "1.00"), change("c", 2, "b", "2.00"), change("c", 3, "c")])
+    job.run()
+    if when.endswith("commit"):
+        with crashing(when), pytest.raises(Crash):
+            replayed(job)
+    else:
+        original = dead_letters.remove
+
+        def die(*arguments: Any) -> None:
+            if when == "after the removal":
+                original(*arguments)
+            raise Crash(when)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dead_letters, "remove", die)
+            with pytest.raises(Crash):
+                replayed(job)
+    applied = when != "before the commit"
+    assert (content(job).get(1) is not None) == applied
+    assert len(letters(job)) == (0 if when == "after the removal" else 2)
+    # the sink goes on before anybody tries again
+    job.produce([change("d", 1, "a"), change("u", 2, "newer", "2.50")])
+    run(job, corrected(job))
+    list(replay(job.spark, corrected(job), Selection()))
+    assert content(job) == {2: ("newer", "2.50"), 3: ("c", None)}
+    assert letters(job) == []
+
+
+def test_records_that_the_topic_has_lost_are_left_unless_forced(job: KafkaJob, kafka: Kafka) -> None:
+    job.produce(
+        [change("c", 1, "a", "1.00"), change("c", 2, "b", "2.00"), change("u", 2, "newer"), change("c", 3, "c", "3.00")]
+    )
+    job.run()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(job.topic(), 0, 2)]).values():
+        future.result(30)
+    outcome = replayed(job)
+    assert (outcome.applied, outcome.gone, outcome.left) == (1, 2, 2)
+    assert content(job) == {2: ("newer", None), 3: ("c", "3.00")}
+    outcome = replayed(job, force=True)
+    assert (outcome.applied, outcome.gone) == (2, 0)
+    assert content(job) == {1: ("a", "1.00"), 2: ("newer", None), 3: ("c", "3.00")}, (
+        "the topic still knows what 2 became"
+    )
+    assert letters(job) == []
+
+
+def test_records_that_the_table_has_not_passed_are_left_to_the_run(job: KafkaJob) -> None:
+    job.produce([change("c", 1, "a", "1.00"), change("c", 2, "b")])
+    with crashing("before the commit"), pytest.raises(TemporaryError):
+        job.run()
+    assert (len(letters(job)), content(job)) == (1, {})
+    assert replayed(job).ahead == 1
+    assert (len(letters(job)), content(job)) == (1, {})
+    run(job, corrected(job))
+    assert replayed(job) == Replayed(job.target(), applied=1, refused={}, ahead=0, gone=0)
+    assert content(job) == {1: ("a", "1.00"), 2: ("b", None)}
+
+
+def test_a_configuration_that_refuses_what_was_applied_is_no_correction(job: KafkaJob) -> None:
+    """In base64, as it was before: the last state of key 1 can't be read any more, so an older one would come back."""
+    job.produce([change("c", 1, "a", "1.00"), change("u", 1, "b", "ZA=="), change("c", 2, "c", "2.00")])
+    job.run()
+    assert content(job) == {1: ("b", "1.00")}
+    with pytest.raises(DataError, match="refuses 1 later records of the topic that are no dead letters") as caught:
+        replayed(job)
+    assert "offset 1" in str(caught.value)
+    assert (content(job), len(letters(job))) == ({1: ("b", "1.00")}, 2)
+    assert replayed(job, force=True).applied == 2
+    assert content(job) == {1: ("a", "1.00"), 2: ("c", "2.00")}
+
+
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+def test_of_a_replay_and_a_run_at_the_same_time_one_is_refused(job: KafkaJob, deletes: str) -> None:
+    job.table = {"deletes": deletes}
+    job.produce([change("c", 1, "a", "1.00"), change("c", 2, "b")])
+    job.run()
+    running = job.pipeline()
+    assert replayed(job).applied == 1
+    job.produce([change("u", 1, "newer")])
+    with pytest.raises(TableError, match="another run with the same sink id"):
+        running.run()
+    run(job, corrected(job))
+    assert content(job) == {1: ("newer", None), 2: ("b", None)}
+
+
+def test_replay_is_for_kafka(files: Job, command: Any) -> None:
+    files.write_text("x\n")
+    files.run()
+    with pytest.raises(ConfigError, match="Write the corrected records into a new change file"):
+        list(replay(files.spark, files.config(), Selection()))
+
+
+# the topic
+
+
+@pytest.fixture
+def topic(job: KafkaJob, kafka: Kafka) -> str:
+    name = f"{job.name}.dead"
+    kafka.create_topic(name)
+    job.sink = {"dead_letter_topic": name}
+    return name
+
+
+def test_bad_records_go_to_the_topic_too(job: KafkaJob, kafka: Kafka, topic: str) -> None:
+    job.produce([change("c", 1, "a"), (b"\xfe", NOT_UTF_8), (None, b"[1]")], partition=1)
+    job.run()
+    job.run()
+    job.produce([(b"k", b"third")], partition=1)
+    job.run()
+    found = messages(kafka, topic, 3)
+    assert [(m.key(), m.value()) for m in found] == [(b"\xfe", NOT_UTF_8), (None, b"[1]"), (b"k", b"third")]
+    for message, letter in zip(found, letters(job), strict=True):
+        headers = {name: value.decode() for name, value in message.headers()}
+        assert headers == {
+            "rowdelta.topic": job.topic(),
+            "rowdelta.partition": "1",
+            "rowdelta.offset": str(letter["offset"]),
+            "rowdelta.table": job.target(),
+            "rowdelta.reason": letter["reason"],
+            "rowdelta.error_class": letter["error_class"],
+            "rowdelta.time": letter["time"].strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
+    assert content(job) == {1: ("a", None)}
+
+
+@pytest.mark.parametrize(("when", "copies"), [("before", 1), ("after", 2)])
+def test_the_topic_has_each_bad_record_at_least_once_after_a_crash(
+    job: KafkaJob, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch, when: str, copies: int
+) -> None:
+    """The table has it once, whatever happens."""
+    job.produce([change("c", 1, "a"), (b"k", b"bad")])
+    original = DeadLetters._send
+
+    def die(self: DeadLetters, *arguments: Any) -> None:
+        if when == "after":
+            original(self, *arguments)
+        raise Crash(f"{when} sending")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeadLetters, "_send", die)
+        with pytest.raises(RowdeltaError):
+            job.run()
+    job.run()
+    assert [m.value() for m in messages(kafka, topic, copies)] == [b"bad"] * copies
+    assert [letter["value"] for letter in letters(job)] == [b"bad"]
+    assert content(job) == {1: ("a", None)}
+    job.run()
+    assert len(messages(kafka, topic, copies)) == copies
+
+
+def test_a_topic_that_does_not_take_them(job: KafkaJob, kafka: Kafka) -> None:
+    job.sink = {
+        "dead_letter_topic": f"{job.name}.missing",
+        "dead_letter_options": {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.max.block.ms": 2000},
+    }
+    job.produce([change("c", 1, "a"), (b"k", b"bad")])
+    with pytest.raises(TemporaryError, match=rf"dead-letter topic {job.name}\.missing at .*the next run sends them"):
+        job.run()
+    assert content(job) == {}
+    kafka.create_topic(f"{job.name}.missing")
+    job.run()
+    assert [m.value() for m in messages(kafka, f"{job.name}.missing", 1)] == [b"bad"]
+    assert (content(job), len(letters(job))) == ({1: ("a", None)}, 1)
+
+
+def test_bad_records_whose_snapshot_expired_before_they_were_sent(
+    job: KafkaJob, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.produce([(b"k", b"bad")])
+
+    def die(*_: Any) -> None:
+        raise Crash("before sending")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeadLetters, "_send", die)
+        with pytest.raises(RowdeltaError):
+            job.run()
+    table = f"{job.name}.dead_letters"
+    job.spark.sql(f"INSERT INTO lake.{table} SELECT * FROM lake.{table} LIMIT 1")
+    job.spark.sql(
+        f"CALL lake.system.expire_snapshots(table => '{table}', older_than => TIMESTAMP '2999-01-01', retain_last => 1)"
+    )
+    with caplog.at_level(logging.WARNING, "rowdelta"):
+        job.run()
+    assert "can't be sent to topic" in caplog.text
+    assert messages(kafka, topic, 0) == []
