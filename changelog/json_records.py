@@ -177,7 +177,12 @@ class JsonReader:
         table = self._table(texts, schema, "error" if self._watches else "ignore")
         if table.num_rows != len(texts):
             raise pa.ArrowInvalid("some record has several documents")
-        return table.to_struct_array().combine_chunks() if table.num_rows else pa.array([], pa.struct(schema))
+        if not table.num_rows:
+            return pa.array([], pa.struct(schema))
+        try:
+            return table.to_struct_array().combine_chunks()
+        except IndexError as error:  # Arrow's reader makes [null, null] a list with an element too few
+            raise pa.ArrowInvalid(str(error)) from None
 
     def _table(self, texts: pa.Array, schema: pa.Schema, unexpected: str) -> pa.Table:
         before, after = self._around

@@ -194,6 +194,12 @@ def test_unknown_fields_are_noticed() -> None:
     assert seen == {"count": "bigint"}
 
 
+def test_a_list_of_nulls_that_nobody_reads() -> None:
+    """Arrow's JSON reader (25.0.1) stumbles over it where other fields are watched."""
+    found = decoded([message("insert", thing(1), table=[None, None])], schema_changes="evolve")
+    assert brief(found) == [(0, 1, "+I", row(1))]
+
+
 def test_columns_are_inferred() -> None:
     values = [message("insert", thing(1)), message("update", thing(1), {"id": 2}), message("delete", thing(1))]
     assert fuzz.inferred("maxwell-json", values) == {
