@@ -295,7 +295,10 @@ class Config(_Section):
             return self
         if self.source.type != "kafka":
             raise ValueError("sink.dead_letter_topic is for source.type: kafka; the dead-letter table has them all")
-        if sink.dead_letter_topic in [table.source for table in self.tables]:
+        if any(
+            re.fullmatch(t.source, sink.dead_letter_topic) if t.is_pattern else t.source == sink.dead_letter_topic
+            for t in self.tables
+        ):
             raise ValueError(f"sink.dead_letter_topic {sink.dead_letter_topic!r} is also the source of a table")
         for name in sink.dead_letter_options:
             if not name.startswith("kafka."):
