@@ -3,7 +3,7 @@
 {"schema": {"type": "struct", "fields": [{"type": "int64", "optional": false, "field": "id"}, …]}, "payload": {"id": 1, …}}
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -70,18 +70,44 @@ def payload(text: bytes) -> bytes:
     return compact(key["payload"]).encode() if enveloped else text
 
 
-def wire_type(schema: Mapping[str, Any]) -> WireType:
-    """A Kafka Connect schema, as its JSON converter writes it."""
-    kind = str(schema.get("type", ""))
+class MalformedSchema(ValueError):  # noqa: N818 - says what became of the messages
+    """An envelope's schema is none of Kafka Connect's."""
+
+
+def wire_type(schema: Any) -> WireType:
+    """A schema, as the converter writes it.
+
+    :raises MalformedSchema: it is none.
+    """
+    if not isinstance(schema, dict) or not isinstance(schema.get("type"), str):
+        raise MalformedSchema("the schema in the envelope has a part without a type")
+    kind = schema["type"]
     children = {}
     if kind == "array":
-        children = {"element": wire_type(schema["items"])}
+        children = {"element": wire_type(schema.get("items"))}
     elif kind == "map":
-        children = {"key": wire_type(schema["keys"]), "value": wire_type(schema["values"])}
+        children = {"key": wire_type(schema.get("keys")), "value": wire_type(schema.get("values"))}
     elif kind == "struct":
-        children = {part["field"]: wire_type(part) for part in schema.get("fields", ())}
-    parameters = {name: str(value) for name, value in (schema.get("parameters") or {}).items()}
-    return WireType(kind, schema.get("name"), parameters, children, bool(schema.get("optional", True)))
+        children = {name: wire_type(part) for name, part in fields(schema).items()}
+    name, parameters = schema.get("name"), schema.get("parameters") or {}
+    if not isinstance(name, str | None) or not isinstance(parameters, dict):
+        raise MalformedSchema("the schema in the envelope has a name or parameters that are none")
+    texts = {name: str(value) for name, value in parameters.items()}
+    return WireType(kind, name, texts, children, schema.get("optional") is not False)
+
+
+def fields(schema: Any) -> dict[str, Any]:
+    """The fields of a struct's schema, by name.
+
+    :raises MalformedSchema: it has none.
+    """
+    parts = schema.get("fields") if isinstance(schema, dict) else None
+    if not isinstance(parts, list):
+        raise MalformedSchema("the schema in the envelope has a struct without fields")
+    found = {part["field"]: part for part in parts if isinstance(part, dict) and isinstance(part.get("field"), str)}
+    if len(found) < len(parts):
+        raise MalformedSchema("the schema in the envelope has a field without a name")
+    return found
 
 
 def _schema(text: bytes) -> bytes:

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog import debezium
 from changelog.changes import Changes, Rejected, Wire, WireType
-from changelog.connect_json import Rows, by_schema, payload, wire_type
+from changelog.connect_json import MalformedSchema, Rows, by_schema, fields, payload, wire_type
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.row_images import first
@@ -64,14 +64,20 @@ class DebeziumJson:
                 yield from self._reader(b"").tombstones(records, np.flatnonzero(values.is_null()))
             values = values.drop_null()
         for schema, members, texts in by_schema(values):
-            yield from self._reader(schema).changes(records, rows if members is None else rows[members], texts)
+            chosen = rows if members is None else rows[members]
+            try:
+                reader = self._reader(schema)
+            except MalformedSchema as error:
+                yield Rejected(pa.array(chosen), BadRecord.UNPARSEABLE, str(error))
+            else:
+                yield from reader.changes(records, chosen, texts)
 
     def _reader(self, schema: bytes) -> "_EventReader | _RowReader":
         if schema not in self._readers:
             if len(self._readers) >= _READERS:
                 self._readers.clear()
-            reader = _RowReader if self._flattened else _EventReader
-            self._readers[schema] = reader(self._spec, self._implied, parse(schema) if schema else None)
+            made = _RowReader if self._flattened else _EventReader
+            self._readers[schema] = made(self._spec, self._implied, parse(schema) if schema else None)
         return self._readers[schema]
 
 
@@ -159,7 +165,7 @@ class _EventReader:
         parts = pc.split_pattern(texts, _SOURCE, max_splits=1).flatten()
         if len(parts) < 2 * len(texts):
             return None
-        fields: dict[str, pa.Array] = {}
+        read: dict[str, pa.Array] = {}
         unknown: Fields = {}
         for half, reader in enumerate(self._halves):
             found = list(reader.read(parts.take(pa.array(np.arange(half, len(parts), 2)))))
@@ -168,12 +174,12 @@ class _EventReader:
             values = found[0].values
             for name, array in zip(values.type.names, values.flatten(), strict=True):
                 if (name in ("before", "after")) == (half == 0):
-                    fields[name] = array
+                    read[name] = array
                 elif array.null_count < len(array):
                     return None
             unknown = found[0].unknown or unknown
         record = pa.array(np.arange(len(texts)))
-        return Parsed(record, pa.StructArray.from_arrays(list(fields.values()), list(fields)), unknown)
+        return Parsed(record, pa.StructArray.from_arrays(list(read.values()), list(read)), unknown)
 
     def _events(self, records: pa.RecordBatch, record: pa.Array, found: Parsed) -> Iterator[Changes | Rejected]:
         values = found.values
@@ -215,7 +221,7 @@ class _RowReader:
     def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
         self._spec = spec
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
-        declared = None if schema is None else {part["field"]: wire_type(part) for part in schema.get("fields", ())}
+        declared = None if schema is None else {name: wire_type(part) for name, part in fields(schema).items()}
         self._types = (
             implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
         )
@@ -277,10 +283,8 @@ def _leaf(column: ColumnSpec, types: Fields) -> Leaf:
 
 
 def _images(side: pa.StructArray, types: Fields) -> debezium.Images:
-    fields = zip(side.type.names, side.flatten(), strict=True)
-    return debezium.Images(
-        side.is_valid(), {name: Wire(values, types.get(name, WireType())) for name, values in fields}
-    )
+    wires = {n: Wire(v, types.get(n, WireType())) for n, v in zip(side.type.names, side.flatten(), strict=True)}
+    return debezium.Images(side.is_valid(), wires)
 
 
 def _taken(
@@ -292,11 +296,11 @@ def _taken(
     )
 
 
-def _row_types(schema: Any) -> dict[str, WireType]:
-    """Field -> type of the row schema in an event's schema."""
-    sides = {part.get("field"): part for part in schema.get("fields", ())}
-    row = sides.get("after") or sides.get("before") or {}
-    return {part["field"]: wire_type(part) for part in row.get("fields", ())}
+def _row_types(schema: Any) -> Fields:
+    """Field -> type of the row schema in an event's schema. :raises MalformedSchema: it is none."""
+    sides = fields(schema)
+    row = sides.get("after") or sides.get("before")
+    return {} if row is None else wire_type(row).children
 
 
 def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> WireType:
