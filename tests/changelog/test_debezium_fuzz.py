@@ -104,7 +104,7 @@ def test_messages_that_would_complete_each_other() -> None:
         b'{}]},"op":"c"}',
         good + good,
         good + b"\n" + good,
-        b'{,"source":{"version":"1"},"op":"d"}',
+        b'{,"source":{"version":"1"},"op":"m"}',
         b'{"before":{"id":9,"v":"},"source":{"version":"1"},"op":"d"}',
         b'{"},"source":{"version":"1"},"op":"d"}',
         good,
