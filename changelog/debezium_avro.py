@@ -40,6 +40,7 @@ class DebeziumAvro:
     :param schemas: where to look up schemas; the registry in the spec's options if None.
     """
 
+    REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
     DELETES_CARRY_ROW = False
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         **schema_registry.OPTIONS,

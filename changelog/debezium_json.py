@@ -42,6 +42,7 @@ Fields = Mapping[str, WireType]
 class DebeziumJson:
     """Decodes Debezium records."""
 
+    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         "decimal.handling.mode": ("precise", "string", "double"),
