@@ -135,6 +135,21 @@ class SourceSection(_Section):
             raise ValueError('write an interval such as "10 seconds" or "1 minute"')
         return value
 
+    @model_validator(mode="after")
+    def _format_options_fit(self) -> Self:
+        made = formats.find(self.format)
+        for name, value in self.format_options.items():
+            if name not in made.OPTIONS:
+                known = f"Known for {self.format}: {', '.join(made.OPTIONS) or 'none'}"
+                raise ValueError(f"format_options: unknown key {name!r}{_did_you_mean(name, made.OPTIONS)}. {known}")
+            choices = made.OPTIONS[name]
+            if choices and value not in choices:
+                raise ValueError(f"format_options.{name}: got {value!r}, expected one of {', '.join(choices)}")
+        for name in made.REQUIRED:
+            if not self.format_options.get(name):
+                raise ValueError(f"format_options needs {name} for format: {self.format}")
+        return self
+
     @property
     def discovery_seconds(self) -> float:
         """Seconds between two looks for new topics or directories."""

@@ -562,6 +562,9 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
         return DataError(f"{target}: {contradiction.group(1)}")
     if "PARQUET_COLUMN_DATA_TYPE_MISMATCH" in text or "SchemaColumnConvertNotSupportedException" in text:
         return DataError(f"{target}: a change file has a column of another type. {_first_lines(text)}")
+    registry = re.search(r"RegistryError: (.*)", text)
+    if registry:
+        return TemporaryError(f"{target}: {registry.group(1)}. Nothing was applied; run again.")
     if "No space left on device" in text:
         return TemporaryError(
             f"{target}: no space left on device while writing. Free space and run again; nothing was applied."
