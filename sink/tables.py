@@ -7,11 +7,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from changelog import formats
-from changelog.decoding import is_wider
+from changelog.decoding import MISSING, Observed, is_wider
+from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters.partitioning import source_columns
+from sink.computed import check_computed
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, TableError
+from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
 from sink.inference import infer_columns
 from sink.mapping import MappedTable
@@ -24,6 +26,7 @@ class TablePlan:
     :param columns: the table's. Those of `changelog` are what is decoded: without computed and metadata columns, and with fields that
         only expressions need.
     :param computed: (name, Spark SQL expression) of computed columns.
+    :param derived_partition: partitioned by a computed or metadata column, so no change says where the row before it is.
     """
 
     section: TableSection
@@ -31,10 +34,15 @@ class TablePlan:
     exists: bool
     columns: tuple[ColumnSpec, ...] = ()
     computed: tuple[tuple[str, str], ...] = ()
+    derived_partition: bool = False
 
 
 def plan_table(
-    config: Config, mapped: MappedTable, table: IcebergTable | None, types: Mapping[str, str] | None = None
+    spark: SparkSession,
+    config: Config,
+    mapped: MappedTable,
+    table: IcebergTable | None,
+    types: Mapping[str, str] | None = None,
 ) -> TablePlan:
     """Check a table's configuration against the target, if it exists.
 
@@ -60,7 +68,9 @@ def plan_table(
                 f"{section.target} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3."
             )
         sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
-    return _plan(config, section, path, columns, sources, table is not None)
+    plan = _plan(config, section, path, columns, sources, table is not None)
+    check_computed(spark, plan, path)
+    return plan
 
 
 def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tuple[IcebergTable, TablePlan]:
@@ -72,7 +82,7 @@ def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tupl
     section = mapped.section
     table = catalogs.load(section.target)
     types = infer_columns(spark, config, section) if table is None and section.columns is None else None
-    plan = plan_table(config, mapped, table, types)
+    plan = plan_table(spark, config, mapped, table, types)
     if table is None:
         wanted = wanted_columns(section, mapped.path, types)
         assert wanted is not None
@@ -85,31 +95,47 @@ def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tupl
 
 def needs_global_deletes(plan: TablePlan) -> bool:
     """A key's old partition may be unknown: partition values derive from columns outside the key."""
-    return not set(plan.changelog.partition_sources) <= set(plan.section.key)
+    return plan.derived_partition or not set(plan.changelog.partition_sources) <= set(plan.section.key)
 
 
-def evolved_columns(plan: TablePlan, observed: Mapping[str, str]) -> dict[str, T.DataType | None]:
+def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType | None]:
     """What the table must become for fields that messages have: new columns, wider ones, and (None) optional ones.
 
-    :param observed: as `changelog.decoding.Observed`.
-    :raises TableError: `schema_changes: fail`, or a field's name differs from a column's in case only.
+    :raises DataError: `schema_changes: fail`. :raises TableError: a field can't become a column.
     """
     target = plan.section.target
-    shown = ", ".join(f"{name} {dtype or 'may be null'}" for name, dtype in sorted(observed.items()))
-    if plan.section.schema_changes == "fail":
-        raise TableError(
-            f"{target}: the source's schema changed ({shown}), and schema_changes is fail. Nothing was applied. Alter the table, or "
-            "set schema_changes: evolve, or ignore."
+    names = {column.name for column in plan.columns}
+    # a field that isn't stored has the type that the configuration gives it
+    pinned = {column.name for column in plan.changelog.columns} - names
+    observed = {name: dtype for name, dtype in observed.items() if name not in pinned}
+    if observed and plan.section.schema_changes == "fail":
+        raise DataError(
+            f"{target}: the source's schema changed ({shown_changes(observed)}), and schema_changes is fail. Nothing was applied. "
+            "Correct table and configuration, or set schema_changes: evolve, or ignore."
         )
-    columns = {column.name.lower(): column.name for column in plan.columns}
-    for name in observed:
-        known = columns.get(name.lower(), name)
-        if known != name:
+    known = {name.lower(): name for name in names}
+    for name in sorted(observed):
+        advice = (
+            f"Name it in exclude, or give it a column of another name (columns: {{…: {{type: …, from: {name!r}}}}})."
+        )
+        if name in names:
+            continue
+        if name.lower() in known:
             raise TableError(
-                f"{target}: messages have a field {name!r}, and the table a column {known!r}: Spark can't tell them apart. Name it in "
-                f"exclude, or give it a column of another name (columns: {{…: {{type: …, from: {name}}}}})."
+                f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't tell them apart. {advice}"
             )
+        if "." in name or "'" in name or name.startswith(PREFIX):
+            raise TableError(
+                f"{target}: messages have a field {name!r}; a column's name can't have . or ' or begin with {PREFIX}. {advice}"
+            )
+        known[name.lower()] = name
     return {name: T.DataType.fromDDL(dtype) if dtype else None for name, dtype in observed.items()}
+
+
+def shown_changes(observed: Observed) -> str:
+    """For people: `note string, amount bigint, region may be null`."""
+    words = {"": "may be null", MISSING: "is missing"}
+    return ", ".join(f"{name} {words.get(dtype, dtype)}" for name, dtype in sorted(observed.items()))
 
 
 def _plan(
@@ -132,13 +158,11 @@ def _plan(
     for name, origin in named.items():
         if not origin.stored:
             decoded.append(ColumnSpec(name, parse_type(origin.type, f"{path}.columns.{name}"), source=origin.source))
-    if {name for name, _ in computed} & set(sources):
-        # a removal must know its old partition, so it needs whatever the expression is made of
-        sources = tuple(column.name for column in decoded)
-    spec = _changelog(
-        config, section, path, tuple(decoded), tuple(name for name in sources if name not in section.metadata)
-    )
-    return TablePlan(section, spec, exists, columns, tuple(computed))
+    derived = {*section.metadata, *(name for name, _ in computed)}
+    kept = tuple(name for name in sources if name not in derived)
+    spec = _changelog(config, section, path, tuple(decoded), kept)
+    spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
+    return TablePlan(section, spec, exists, columns, tuple(computed), len(kept) < len(sources))
 
 
 def _changelog(
