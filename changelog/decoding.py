@@ -25,6 +25,7 @@ from changelog.changes import RAW_SCHEMA, Changes, Rejected, Wire, WireType
 from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
+from changelog.values.nested import has_more, is_nested
 
 CHANGES_PER_RECORD = 1 << 16
 """The order of a change is its record's offset times this, plus its place in the record."""
@@ -172,6 +173,10 @@ class _TaskDecoder:
             array, misfit = pa.nulls(len(changes.record), target), None
         else:
             array, misfit = convert(wire, target, column.is_uuid)
+            if self._evolves and is_nested(target):
+                # new fields inside a column aren't followed, and must not be lost
+                more = pa.array(has_more(wire.values, target))
+                misfit = more if misfit is None else pc.or_(misfit, more)
         if applies is not None:
             array = pc.if_else(pa.array(applies), array, pa.scalar(None, target))
             misfit = None if misfit is None else pc.and_(misfit, pa.array(applies))

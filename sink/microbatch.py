@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, spark_schema
-from changelog.row_kind_columns import columns_decoder, tie
+from changelog.row_kind_columns import columns_decoder, completed, tie
 from changelog.rows import HASH, TIE, order_column
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import IndexSlice
@@ -41,6 +41,7 @@ from sink.routing import routing_columns, to_task
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.tables import (
     TablePlan,
+    declared_changes,
     deletes_carry_row,
     evolved_columns,
     needs_global_deletes,
@@ -275,6 +276,8 @@ class TableSink:
     def _attempt(self, batch: TableBatch) -> Attempt:
         operation = uuid4().hex[:16]
         started = time.monotonic()
+        if batch.declared is not None:
+            self._evolve(declared_changes(self.plan, batch.declared))
         empty = self.table.is_empty()
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
@@ -309,7 +312,7 @@ class TableSink:
 
         :raises SchemaEvolved: the table is another now. :raises DataError, TableError: see `evolved_columns`.
         """
-        changes = evolved_columns(self.plan, observed)
+        changes = evolved_columns(self.plan, observed) if observed else {}
         if changes:
             log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(observed))
             self.table.refresh()
@@ -530,7 +533,7 @@ def decoder(
     spec = plan.changelog
     if config.source.type == "files" and config.source.file_format == "parquet":
         decode = columns_decoder(spec)
-        return lambda records: compute(decode(records), plan)
+        return lambda records: compute(decode(completed(records, spec)), plan)
     in_tasks = ChangelogDecoder(config.source.format, spec, observe)
     schema = spark_schema(spec)
     ties = [] if spec.source_order else [tie(spec).alias(TIE)]

@@ -7,7 +7,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from changelog import formats
-from changelog.decoding import MISSING, Observed, is_wider
+from changelog.decoding import MISSING, Observed, is_wider, merged_types
+from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters.partitioning import source_columns
@@ -130,6 +131,45 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
             )
         known[name.lower()] = name
     return {name: T.DataType.fromDDL(dtype) if dtype else None for name, dtype in observed.items()}
+
+
+def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Observed:
+    """What change files have and the table can't take, by their columns.
+
+    :raises DataError: a file can't be read for this table.
+    """
+    target, changes = plan.section.target, plan.section.schema_changes
+    own = columns_to_read(plan.changelog)
+    # the kind, the key and the order can't be null
+    optional = {c.field: c.name for c in plan.changelog.columns if c.name not in plan.section.key}
+    optional = {field: name for field, name in optional.items() if field not in {n for n, _ in plan.changelog.order_by}}
+    stored = {column.name for column in plan.columns}
+    observed: Observed = {}
+    for path, columns in files.items():
+        found = {field.name: field.dataType for field in columns}
+        for field in own:
+            dtype = found.get(field.name)
+            if dtype is None and field.name not in optional:
+                raise DataError(
+                    f"{target}: {path} has no column {field.name!r}. Its columns must be: {', '.join(own.names)}. "
+                    "Write the file again with the column, or correct tables[].columns."
+                )
+            if dtype is None and changes == "fail":
+                observed = merged_types(observed, {optional[field.name]: MISSING})
+            if dtype is None or not is_wider(dtype, field.dataType):
+                continue
+            name = optional.get(field.name)
+            if name not in stored or changes == "ignore":
+                raise DataError(
+                    f"{target}: in {path} column {field.name} is {dtype.simpleString()}, wider than {field.dataType.simpleString()}. "
+                    + ("A key may not change." if name is None else "Correct its type, or set schema_changes: evolve.")
+                )
+            observed = merged_types(observed, {name: dtype.simpleString()})
+        if changes != "ignore":
+            known = {*own.names, *plan.changelog.excluded}
+            new = {name: dtype.simpleString() for name, dtype in found.items() if name not in known}
+            observed = merged_types(observed, new)
+    return observed
 
 
 def shown_changes(observed: Observed) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink import inspection, microbatch
-from sink.errors import ConfigError, DataError, TableError
+from sink.errors import ConfigError, DataError, TableError, TemporaryError
 from sink.microbatch import TableSink
 from tests.sink.harness import Crash, Job, before_commit, tiny_thresholds
 
@@ -181,8 +182,6 @@ def test_wider_values(job: Job, deletes: Any, version: str) -> None:
         ]
     )
     job.run()
-    from decimal import Decimal
-
     assert types(job) == {"id": "long", "i": "long", "f": "double", "d": "decimal(38, 2)"}
     assert job.rows() == [
         {"id": 1, "i": 2**40, "f": 1e300, "d": Decimal("12345.67")},
@@ -288,12 +287,12 @@ def test_a_crash_after_evolving(job: Job, deletes: Any) -> None:
     job.write([insert(1, name="a")])
     job.run()
     job.write([update(1, name="b", note="n"), insert(2, note="m")])
-    with dying_after_evolving(), pytest.raises(Crash):
+    with dying_after_evolving(), pytest.raises(TemporaryError, match="crash after"):
         job.run()
     assert job.rows() == [{"id": 1, "name": "a", "note": None}]
     job.run()
     assert job.rows() == [{"id": 1, "name": "b", "note": "n"}, {"id": 2, "name": None, "note": "m"}]
-    sound(job, 2)
+    assert len(job.snapshots()) == 2
 
 
 @pytest.mark.parametrize("deletes", ["position", "equality"])
@@ -304,7 +303,7 @@ def test_others_commit_between_the_evolution_and_the_commit(job: Job, deletes: A
     job.write([update(1, name="c", note="n"), delete(2)])
 
     def foreign() -> None:
-        job.spark.sql(f"INSERT INTO {job.target} (id, name) VALUES (9, 'foreign')")
+        job.spark.sql(f"INSERT INTO {job.target} VALUES (9, 'foreign', NULL)")
 
     with before_commit(foreign):
         job.run()
@@ -402,6 +401,74 @@ def test_fail(job: Job, change: dict[str, Any], shown: str) -> None:
     assert len(job.rows()) == 2
 
 
+# Typed files
+
+
+def parquet(job: Job, columns: Mapping[str, str]) -> Job:
+    job.file_format, job.columns = "parquet", dict(columns)
+    return job
+
+
+@pytest.mark.parametrize("together", [False, True])
+@BOTH
+def test_files_with_more_and_wider_columns(job: Job, deletes: Any, version: str, together: bool) -> None:
+    first = {"id": "bigint", "name": "string", "i": "int", "d": "decimal(4,2)"}
+    job = parquet(job, first)
+    job.deletes, job.properties = deletes, {"format-version": version}
+    if together:  # one micro-batch
+        job.sections = {"source": {"options": {"path_format": "parquet"}}}
+    job.write([insert(n, name="old", i=n, d=Decimal("1.50")) for n in range(1, 5)])
+    job.columns = {"id": "bigint", "i": "bigint", "d": "decimal(10,2)", "note": "string", "at": "date"}
+    job.write([update(1, i=2**40, d=Decimal("12345.67"), note="new"), delete(2), insert(5, i=5, note="five")])
+    job.columns = {"id": "bigint", "name": "string", "i": "int"}
+    job.write([update(3, name="b", i=33), delete(5), update(1, name="c", i=1)])
+    job.columns = first
+    job.run()
+    assert types(job) == {
+        "id": "long",
+        "name": "string",
+        "i": "long",
+        "d": "decimal(10, 2)",
+        "note": "string",
+        "at": "date",
+    }
+    none = {"note": None, "at": None}
+    assert job.rows() == [
+        {"id": 1, "name": "c", "i": 1, "d": None, **none},
+        {"id": 3, "name": "b", "i": 33, "d": None, **none},
+        {"id": 4, "name": "old", "i": 4, "d": Decimal("1.50"), **none},
+    ]
+    sound(job, 1 if together else 3)
+
+
+def test_files_ignore_and_fail(job: Job) -> None:
+    first = {"id": "bigint", "i": "int"}
+    job = parquet(job, first)
+    job.write([insert(1, i=1)])
+    job.table = {"schema_changes": "fail"}
+    job.run()
+    for columns, shown in (({**first, "note": "string"}, "note string"), ({"id": "bigint"}, "i is missing")):
+        job.columns = columns
+        path = job.write([insert(2, **dict.fromkeys(columns.keys() - {"id"}, None))])
+        job.columns = first
+        with pytest.raises(DataError, match=f"changed .{shown}., and schema_changes is fail"):
+            job.run()
+        assert job.rows() == [{"id": 1, "i": 1}]
+        path.unlink()
+        job.lose_checkpoint()
+    job.table = {"schema_changes": "ignore"}
+    job.columns = {**first, "note": "string"}
+    job.write([insert(2, i=2, note="x")])
+    job.columns = first
+    job.run()
+    assert job.rows() == [{"id": 1, "i": 1}, {"id": 2, "i": 2}]
+    job.columns = {"id": "bigint", "i": "bigint"}
+    job.write([insert(3, i=3)])
+    job.columns = first
+    with pytest.raises(DataError, match="column i is bigint, wider than int"):
+        job.run()
+
+
 # Columns that aren't fields as they come
 
 
@@ -417,8 +484,6 @@ def test_renamed_excluded_cast_and_computed_columns(job: Job) -> None:
     job.table = {"exclude": ["secret"]}
     job.write([insert(1, name="a", cents=1234, secret="x", code=7), insert(2, name=None, cents=None, code="z")])
     job.run()
-    from decimal import Decimal
-
     first = {"id": 1, "customer": "a", "amount": Decimal("12.34"), "name": "a!", "code": "7"}
     second = {"id": 2, "customer": None, "amount": None, "name": None, "code": "z"}
     assert job.rows() == [first, second]
@@ -472,7 +537,7 @@ def test_metadata_columns_and_evolution(job: Job) -> None:
     path = job.write([update(1, name="b", note="n")])
     job.run()
     (row,) = job.rows()
-    assert row.pop("_source").endswith(path.name.replace(" ä", "%20ä").replace("ä", "ä")) or True
+    assert row.pop("_source").endswith(path.name.replace(" ", "%20"))
     assert row == {"id": 1, "name": "b", "_op": "+U", "_offset": None, "note": "n"}
     sound(job, 2)
 
@@ -510,7 +575,7 @@ def test_an_expression_that_fails_on_a_value_stops_the_job(job: Job) -> None:
     job.write([insert(2, name="seven")])
     job.spark.conf.set("spark.sql.ansi.enabled", "false")
     try:
-        with pytest.raises(DataError, match="computed column failed on a value: .*'seven'.*Nothing was applied"):
+        with pytest.raises(DataError, match=r"computed column failed on a value: .*'seven'.*Nothing was applied"):
             job.run()
     finally:
         job.spark.conf.unset("spark.sql.ansi.enabled")
@@ -526,9 +591,9 @@ def test_an_expression_that_fails_on_a_value_stops_the_job(job: Job) -> None:
 def test_columns_are_inferred_shown_and_created(job: Job) -> None:
     job.configure_columns = False
     job.table = {"exclude": ["secret"]}
-    with pytest.raises(ConfigError, match="no messages to infer columns from. Add columns"):
+    with pytest.raises(ConfigError, match=r"no messages to infer columns from\. Add columns"):
         list(inspection.check(job.spark, job.config()))
-    with pytest.raises(ConfigError, match="no messages to infer columns from. Add columns"):
+    with pytest.raises(ConfigError, match=r"no messages to infer columns from\. Add columns"):
         job.run()
     job.write([insert(1, name="a", n=1, secret=1), insert(2, name="b", n=1.5), insert(3, name=None, flag=True)])
     shown = "\n".join(inspection.check(job.spark, job.config()))
@@ -536,7 +601,5 @@ def test_columns_are_inferred_shown_and_created(job: Job) -> None:
     assert "id bigint (key)" in shown
     job.run()
     created = types(job)
-    assert created == {"id": "long", "name": "string", "n": "double", "flag": "boolean"} | (
-        {"seq": "long"} if "seq" in created else {}
-    )
+    assert created == {"id": "long", "name": "string", "n": "double", "flag": "boolean", "seq": "long"}
     assert [row["n"] for row in job.rows()] == [1.0, 1.5, None]
