@@ -34,14 +34,14 @@ METADATA: Mapping[str, pa.DataType] = {
     "_op": pa.string(),
     "_ts": pa.timestamp("us", "UTC"),
     "_source": pa.string(),
-    "_partition": pa.int32(),
+    "_source_partition": pa.int32(),
     "_offset": pa.int64(),
     "_timestamp": pa.timestamp("us", "UTC"),
 }
 """Columns about a change that a table may have: the operation as the format spells it, when it was committed at the source; and
 of its record the topic or file, partition, offset and Kafka timestamp."""
 
-_OF_THE_RECORD = {"_source": "source", "_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
+_OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 _MAX_SHOWN = 80
 
 Mask = npt.NDArray[np.bool_]

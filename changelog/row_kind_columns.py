@@ -23,7 +23,7 @@ _METADATA = {
     "_op": "string",
     "_ts": "timestamp",
     "_source": "string",
-    "_partition": "int",
+    "_source_partition": "int",
     "_offset": "bigint",
     "_timestamp": "timestamp",
 }

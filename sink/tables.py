@@ -13,7 +13,7 @@ from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters.partitioning import source_columns
 from sink.computed import check_computed
-from sink.config import Config, TableSection
+from sink.config import RESERVED, Config, TableSection
 from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
 from sink.inference import infer_columns
@@ -56,6 +56,12 @@ def plan_table(
         if wanted is None:
             raise ConfigError(
                 f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add columns."
+            )
+        unfit = [name for name in wanted.names if not _can_be_column(name)]
+        if unfit:
+            raise ConfigError(
+                f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} or be one of "
+                "Iceberg's own. Name it in exclude, or write columns."
             )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
@@ -125,9 +131,10 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
             raise TableError(
                 f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't tell them apart. {advice}"
             )
-        if "." in name or "'" in name or name.startswith(PREFIX):
+        if not _can_be_column(name):
             raise TableError(
-                f"{target}: messages have a field {name!r}; a column's name can't have . or ' or begin with {PREFIX}. {advice}"
+                f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or be one of "
+                f"Iceberg's own. {advice}"
             )
         known[name.lower()] = name
     return {name: T.DataType.fromDDL(dtype) if dtype else None for name, dtype in observed.items()}
@@ -156,6 +163,12 @@ def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Obse
                 )
             if dtype is None and changes == "fail":
                 observed = merged_types(observed, {optional[field.name]: MISSING})
+            if dtype is not None and changes != "ignore" and _has_more(dtype, field.dataType):
+                raise DataError(
+                    f"{target}: in {path} column {field.name} is {dtype.simpleString()}, with fields that the column "
+                    f"({field.dataType.simpleString()}) has not. New fields inside a column aren't followed: add them to the table "
+                    "(ALTER TABLE … ADD COLUMN), or set schema_changes: ignore."
+                )
             if dtype is None or not is_wider(dtype, field.dataType):
                 continue
             name = optional.get(field.name)
@@ -170,6 +183,22 @@ def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Obse
             new = {name: dtype.simpleString() for name, dtype in found.items() if name not in known}
             observed = merged_types(observed, new)
     return observed
+
+
+def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
+    """Whether a struct somewhere in `dtype` has fields that the column's hasn't: Spark would leave them out."""
+    if isinstance(dtype, T.StructType) and isinstance(column, T.StructType):
+        known = {field.name: field.dataType for field in column}
+        return any(field.name not in known or _has_more(field.dataType, known[field.name]) for field in dtype)
+    if isinstance(dtype, T.ArrayType) and isinstance(column, T.ArrayType):
+        return _has_more(dtype.elementType, column.elementType)
+    if isinstance(dtype, T.MapType) and isinstance(column, T.MapType):
+        return _has_more(dtype.valueType, column.valueType)
+    return False
+
+
+def _can_be_column(name: str) -> bool:
+    return not ("." in name or "'" in name or name.startswith(PREFIX) or name in RESERVED)
 
 
 def shown_changes(observed: Observed) -> str:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -267,15 +268,15 @@ def test_a_new_field_inside_a_struct(job: Job) -> None:
 
 
 def test_field_names_that_cannot_be_columns(job: Job) -> None:
-    for number, name in enumerate(["a.b", "it's", "_rowdelta_x", "NAME"]):
+    for number, name in enumerate(["a.b", "it's", "_rowdelta_x", "NAME", "_file"]):
         job.write([insert(number, **{name: 1})])
         with pytest.raises(TableError, match="exclude") as caught:
             job.run()
         assert name in str(caught.value)
         job.table = {"exclude": [*job.table.get("exclude", ()), name]}
         job.run()
-    assert [row["id"] for row in job.rows()] == [0, 1, 2, 3]
-    sound(job, 4)
+    assert [row["id"] for row in job.rows()] == [0, 1, 2, 3, 4]
+    sound(job, 5)
 
 
 # Crashes and others
@@ -439,6 +440,20 @@ def test_files_with_more_and_wider_columns(job: Job, deletes: Any, version: str,
         {"id": 4, "name": "old", "i": 4, "d": Decimal("1.50"), **none},
     ]
     sound(job, 1 if together else 3)
+
+
+def test_files_with_a_new_field_inside_a_column(job: Job) -> None:
+    job = parquet(job, {"id": "bigint", "at": "struct<x:int>"})
+    fields = {"row_kind": pa.string(), "seq": pa.int64(), "id": pa.int64()}
+    for number, inner in enumerate(({"x": pa.int32()}, {"x": pa.int32(), "y": pa.int32()})):
+        at = pa.struct(list(inner.items()))
+        record = {"row_kind": "+I", "seq": number, "id": number, "at": dict.fromkeys(inner, 1)}
+        job.write_records([record], pa.schema({**fields, "at": at}))
+    with pytest.raises(DataError, match=r"column at is struct<x:int,y:int>, with fields that the column .* has not"):
+        job.run()
+    job.table = {"schema_changes": "ignore"}
+    job.run()
+    assert job.rows() == [{"id": 0, "at": {"x": 1}}, {"id": 1, "at": {"x": 1}}]
 
 
 def test_files_ignore_and_fail(job: Job) -> None:
