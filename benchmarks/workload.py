@@ -136,6 +136,9 @@ class _Rows:
         ]
 
 
+_EXPECTED_ROWS = 5_000_000
+
+
 class Workload:
     """The source table, and the changes that brought it where it is.
 
@@ -211,7 +214,12 @@ class Workload:
 
     def expected_table(self) -> pa.Table:
         """Return the source table as it is now (TABLE_SCHEMA), by id."""
-        return pa.Table.from_arrays(self._rows.take(np.flatnonzero(self._alive)).columns(), schema=TABLE_SCHEMA)
+        alive = np.flatnonzero(self._alive)
+        # in parts: one array can't hold the text of 50M rows
+        parts = np.array_split(alive, len(alive) // _EXPECTED_ROWS + 1)
+        return pa.concat_tables(
+            pa.Table.from_arrays(self._rows.take(part).columns(), schema=TABLE_SCHEMA) for part in parts
+        )
 
     def _priority(self, ids: Ints) -> Hashes:
         return _mix(ids.astype(np.uint64) ^ _mix(np.array([self._seed])))

@@ -39,6 +39,7 @@ class Avro:
     :param schemas: where to look up schemas; the registry in the spec's options if None.
     """
 
+    REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
     DELETES_CARRY_ROW = False
     OPTIONS: Mapping[str, tuple[str, ...]] = schema_registry.OPTIONS
 

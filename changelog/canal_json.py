@@ -64,6 +64,7 @@ class CanalJson:
     """Decodes Canal's records."""
 
     OPTIONS: Mapping[str, tuple[str, ...]] = {}
+    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
 
     def __init__(self, spec: ChangelogSpec) -> None:

@@ -102,10 +102,12 @@ class FormatType(Protocol):
     """What a format's module or entry point names: a class with these.
 
     `OPTIONS`: name -> allowed values, the first being the default; an empty tuple allows any.
+    `REQUIRED`: names of options without which nothing can be decoded.
     `DELETES_CARRY_ROW`: a delete has the old row's values, also of columns that aren't in the key.
     """
 
     OPTIONS: Mapping[str, tuple[str, ...]]
+    REQUIRED: tuple[str, ...]
     DELETES_CARRY_ROW: bool
 
     def __call__(self, spec: ChangelogSpec) -> Format: ...

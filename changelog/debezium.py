@@ -10,13 +10,14 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import Changes, Rejected, Wire
+from changelog.row_images import differ, epoch
 from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
 
@@ -144,22 +145,8 @@ def _key_changed(spec: ChangelogSpec, events: Events) -> pa.Array:
     for column in spec.columns:
         before, after = (images.fields.get(column.field) for images in (events.before, events.after))
         if column.name in spec.key and before is not None and after is not None:
-            changed = pc.or_(changed, _differ(before.values, after.values))
+            changed = pc.or_(changed, differ(before.values, after.values))
     return changed
-
-
-def _differ(before: pa.Array, after: pa.Array) -> pa.Array:
-    """Whether both are there and not equal."""
-    if pa.types.is_null(before.type) or pa.types.is_null(after.type):
-        return pa.repeat(False, len(before))
-    if pa.types.is_struct(before.type) and before.type == after.type:  # a decimal with a scale of its own
-        result = pa.repeat(False, len(before))
-        for old, new in zip(before.flatten(), after.flatten(), strict=True):
-            result = pc.or_(result, _differ(old, new))
-        return result
-    if before.type != after.type:
-        before, after = before.cast(pa.string()), after.cast(pa.string())
-    return pc.fill_null(pc.not_equal(before, after), False)
 
 
 def _is_unavailable(values: pa.Array) -> pa.Array | None:
@@ -173,3 +160,15 @@ def _is_unavailable(values: pa.Array) -> pa.Array | None:
     if pa.types.is_map(values.type) and pa.types.is_string(values.type.key_type):
         return pc.map_lookup(values, pa.scalar(PLACEHOLDER), "first").is_valid()
     return None
+
+
+def source_time(count: int, places: Iterable[tuple[str, pa.Array | None]]) -> pa.Array:
+    """When n changes were committed at the source, as timestamp[us, UTC], where any of the places says it; the first one counts.
+
+    :param places: names of fields, which end with `_us` or `_ms`, and their values. Others than int64 are left out.
+    """
+    result = pa.nulls(count, pa.timestamp("us", "UTC"))
+    for name, values in places:
+        if values is not None:
+            result = pc.coalesce(result, epoch(values, 1 if name.endswith("_us") else 1000))
+    return result

@@ -40,6 +40,7 @@ class DebeziumAvro:
     :param schemas: where to look up schemas; the registry in the spec's options if None.
     """
 
+    REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
     DELETES_CARRY_ROW = False
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         **schema_registry.OPTIONS,
@@ -205,10 +206,4 @@ def _text(values: pa.Array | None, count: int) -> pa.Array:
 
 
 def _source_time(found: Read, paths: Sequence[Path]) -> pa.Array:
-    """Microseconds where the event has them, else milliseconds; null if it says neither."""
-    result = pa.nulls(len(found.record), pa.int64())
-    for path in paths:
-        wire = found.wire(path)
-        if wire is not None and pa.types.is_int64(wire.values.type):
-            result = pc.coalesce(result, wire.values if path[-1].endswith("ts_us") else pc.multiply(wire.values, 1000))
-    return result.cast(pa.timestamp("us", "UTC"))
+    return debezium.source_time(len(found.record), ((path[-1], found.array(path)) for path in paths))

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
@@ -22,26 +21,29 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog import debezium
 from changelog.changes import Changes, Rejected, Wire, WireType
-from changelog.json_records import JsonReader, Leaf, Object, Parsed, compact, parse
+from changelog.connect_json import MalformedSchema, Rows, by_schema, fields, payload, wire_type
+from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
+from changelog.row_images import first
 from changelog.rows import BadRecord
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
 
-_PAYLOAD = ',"payload":'
-_SOURCE = ',"source":{"version":'
+_BEFORE = '{"before":'
+_CUTS = (',"after":', ',"source":{"version":')
+"""Where an event is cut into what is before the change, what is after it, and the rest."""
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _SOURCE_TIME = ("source.ts_us", "source.ts_ms", "ts_ms")
 _READERS = 64
 """Schemas remembered; a topic has one after each change of its table."""
 
 Fields = Mapping[str, WireType]
-Rows = npt.NDArray[np.int64]
 
 
 class DebeziumJson:
     """Decodes Debezium records."""
 
+    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         "decimal.handling.mode": ("precise", "string", "double"),
@@ -63,15 +65,21 @@ class DebeziumJson:
             if self._flattened:
                 yield from self._reader(b"").tombstones(records, np.flatnonzero(values.is_null()))
             values = values.drop_null()
-        for schema, members, texts in _by_schema(values):
-            yield from self._reader(schema).changes(records, rows if members is None else rows[members], texts)
+        for schema, members, texts in by_schema(values):
+            chosen = rows if members is None else rows[members]
+            try:
+                reader = self._reader(schema)
+            except MalformedSchema as error:
+                yield Rejected(pa.array(chosen), BadRecord.UNPARSEABLE, str(error))
+            else:
+                yield from reader.changes(records, chosen, texts)
 
     def _reader(self, schema: bytes) -> "_EventReader | _RowReader":
         if schema not in self._readers:
             if len(self._readers) >= _READERS:
                 self._readers.clear()
-            reader = _RowReader if self._flattened else _EventReader
-            self._readers[schema] = reader(self._spec, self._implied, parse(schema) if schema else None)
+            made = _RowReader if self._flattened else _EventReader
+            self._readers[schema] = made(self._spec, self._implied, parse(schema) if schema else None)
         return self._readers[schema]
 
 
@@ -87,7 +95,7 @@ class _Keys:
         keys = records.column("key").take(record)
         if keys.null_count:
             return None
-        found = list(self._reader.read(pa.array([_payload(key) for key in keys.to_pylist()], pa.binary())))
+        found = list(self._reader.read(pa.array([payload(key) for key in keys.to_pylist()], pa.binary())))
         if len(found) != 1 or isinstance(found[0], Rejected):
             return None
         return _images(found[0].values, self._types)
@@ -120,11 +128,14 @@ class _EventReader:
                 shape = with_path(shape, path, Leaf((pa.int64(),)))
         images = {"before": Object(before), "after": Object(after, watched)}
         self._reader = JsonReader(Object(shape | images))
-        self._halves: tuple[JsonReader, JsonReader] | None = None
+        self._parts: tuple[JsonReader, ...] = ()
         if watched:
-            self._halves = (
-                JsonReader(Object(images), around=("", "}")),
-                JsonReader(Object(shape), around=("{" + _SOURCE[1:], "")),
+            # each part is also looked through for what belongs into the others
+            others = shape | dict.fromkeys(images, Leaf((pa.string(),)))
+            self._parts = (
+                JsonReader(Object(others | {"before": images["before"]}), around=("", "}")),
+                JsonReader(Object(others | {"after": images["after"]}), around=("{" + _CUTS[0][1:], "}")),
+                JsonReader(Object(others), around=("{" + _CUTS[1][1:], "")),
             )
         self._keys = _Keys(spec, implied)
 
@@ -133,51 +144,60 @@ class _EventReader:
         return iter(())
 
     def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
-        halves = self._in_halves(texts) if self._halves else None
-        for found in self._reader.read(texts) if halves is None else (halves,):
+        whole = self._in_parts(texts) if self._parts else None
+        for found in self._reader.read(texts) if whole is None else (whole,):
             record = pa.array(rows[found.record.to_numpy()])
             if isinstance(found, Rejected):
                 yield Rejected(record, found.error_class, found.reason)
             else:
                 yield from self._events(records, record, found)
 
-    def _in_halves(self, texts: pa.Array) -> Parsed | None:
+    def _in_parts(self, texts: pa.Array) -> Parsed | None:
         """The same as the reader gives of events that look as Debezium writes them, all alike; None of others.
 
-        To notice new fields, all fields must be read. Those after the images are many, and none is of interest: so what comes before
-        `source` is read with all fields, and the rest with the wanted ones. Saves half of the time.
+        To notice new fields, all fields must be read. Only those of `after` are of interest, and most are elsewhere: so only what stands
+        between `before` and `source` is read with all fields. Saves more than half of the time.
         """
-        assert self._halves is not None
         try:
             texts = texts.cast(pa.string())
         except pa.ArrowInvalid:
             return None
-        parts = pc.split_pattern(texts, _SOURCE, max_splits=1).flatten()
-        if len(parts) < 2 * len(texts):
+        if not pc.all(pc.starts_with(texts, _BEFORE)).as_py():
             return None
-        read = []
-        for reader, first in zip(self._halves, (0, 1), strict=True):
-            found = list(reader.read(parts.take(pa.array(np.arange(first, len(parts), 2)))))
+        parts = []
+        for cut in _CUTS:
+            pieces = pc.split_pattern(texts, cut, max_splits=1).flatten()
+            if len(pieces) < 2 * len(texts):
+                return None
+            first, texts = (pieces.take(pa.array(np.arange(piece, len(pieces), 2))) for piece in (0, 1))
+            parts.append(first)
+        read: dict[str, pa.Array] = {}
+        unknown: Fields = {}
+        for number, (reader, part) in enumerate(zip(self._parts, [*parts, texts], strict=True)):
+            found = list(reader.read(part))
             if len(found) != 1 or isinstance(found[0], Rejected) or len(found[0].record) < len(texts):
                 return None
-            read.append(found[0])
-        images, rest = read
-        names = [*images.values.type.names, *rest.values.type.names]
-        values = pa.StructArray.from_arrays([*images.values.flatten(), *rest.values.flatten()], names)
-        return Parsed(images.record, values, images.unknown)
+            values = found[0].values
+            for name, array in zip(values.type.names, values.flatten(), strict=True):
+                if {"before": 0, "after": 1}.get(name, 2) == number:
+                    read[name] = array
+                elif array.null_count < len(array):
+                    return None
+            unknown = found[0].unknown or unknown
+        record = pa.array(np.arange(len(texts)))
+        return Parsed(record, pa.StructArray.from_arrays(list(read.values()), list(read)), unknown)
 
     def _events(self, records: pa.RecordBatch, record: pa.Array, found: Parsed) -> Iterator[Changes | Rejected]:
         values = found.values
         op = values.field("op")
         op = op.cast(pa.string()) if not pa.types.is_string(op.type) else op
         before, after = (_images(values.field(side), self._types) for side in ("before", "after"))
-        order = [
-            Wire(_first(at_path(values, name), at_path(values, f"after.{name}"), at_path(values, f"before.{name}")))
-            for name, _ in self._spec.order_by
-        ]
+        order = [Wire(_at_first(values, name, f"after.{name}", f"before.{name}")) for name, _ in self._spec.order_by]
         metadata = {"_op": op} if "_op" in self._spec.metadata else {}
         if "_ts" in self._spec.metadata:
-            metadata["_ts"] = _source_time(values, _SOURCE_TIME)
+            metadata["_ts"] = debezium.source_time(
+                len(values), ((path, at_path(values, path)) for path in _SOURCE_TIME)
+            )
         headless = pc.and_not(pc.equal(op, "d"), before.present)
         if pc.any(headless).as_py():
             # the key is all that a delete needs, and the message has one
@@ -207,7 +227,7 @@ class _RowReader:
     def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
         self._spec = spec
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
-        declared = None if schema is None else {part["field"]: wire_type(part) for part in schema.get("fields", ())}
+        declared = None if schema is None else {name: wire_type(part) for name, part in fields(schema).items()}
         self._types = (
             implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
         )
@@ -251,10 +271,12 @@ class _RowReader:
             said = values.field(f"{self._prefix}op").cast(pa.string())
             op = pc.if_else(pc.fill_null(pc.equal(deleted, "true"), False), "d", pc.coalesce(said, "u"))
             images = _images(values, self._types)
-            order = [Wire(_first(at_path(values, name))) for name, _ in self._spec.order_by]
+            order = [Wire(_at_first(values, name)) for name, _ in self._spec.order_by]
             metadata = {"_op": op} if "_op" in self._spec.metadata else {}
             if self._times:
-                metadata["_ts"] = _source_time(values, self._times)
+                metadata["_ts"] = debezium.source_time(
+                    len(values), ((path, at_path(values, path)) for path in self._times)
+                )
             unknown = self._unknown or {n: t for n, t in found.unknown.items() if not n.startswith(self._prefix)}
             # one image is all there is: before a delete, after anything else
             before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
@@ -267,10 +289,8 @@ def _leaf(column: ColumnSpec, types: Fields) -> Leaf:
 
 
 def _images(side: pa.StructArray, types: Fields) -> debezium.Images:
-    fields = zip(side.type.names, side.flatten(), strict=True)
-    return debezium.Images(
-        side.is_valid(), {name: Wire(values, types.get(name, WireType())) for name, values in fields}
-    )
+    wires = {n: Wire(v, types.get(n, WireType())) for n, v in zip(side.type.names, side.flatten(), strict=True)}
+    return debezium.Images(side.is_valid(), wires)
 
 
 def _taken(
@@ -282,99 +302,11 @@ def _taken(
     )
 
 
-def _payload(text: bytes) -> bytes:
-    """A message key without its envelope."""
-    try:
-        key = parse(text)
-    except (ValueError, RecursionError):
-        return text
-    enveloped = isinstance(key, dict) and set(key) == {"schema", "payload"}
-    return compact(key["payload"]).encode() if enveloped else text
-
-
-def _by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]:
-    """Values grouped by their schema's text (empty: they have none), without the envelope: the schema, rows (None: all), values.
-
-    Kafka Connect spells a schema alike each time, and puts it first: only distinct beginnings are parsed.
-    """
-    enveloped = pc.match_substring_regex(values, r'^\s*\{\s*"(?:schema|payload)"\s*:').to_numpy(zero_copy_only=False)
-    if not enveloped.any():
-        yield b"", None, values
-        return
-    plain = [np.flatnonzero(~enveloped)]
-    odd: list[int] = []
-    rows = np.flatnonzero(enveloped)
-    starts = pc.find_substring(values.take(pa.array(rows)), _PAYLOAD).to_numpy()
-    for start in np.unique(starts):
-        members = rows[starts == start]
-        if start < 0:
-            odd += members.tolist()
-            continue
-        texts = values.take(pa.array(members))
-        beginnings = pc.binary_slice(texts, 0, int(start)).dictionary_encode()
-        bodies = pc.binary_slice(texts, int(start) + len(_PAYLOAD), -1)
-        ends = pc.equal(pc.binary_slice(texts, -1, 2**31 - 1), b"}").to_numpy(zero_copy_only=False)
-        numbers = beginnings.indices.to_numpy()
-        for number, beginning in enumerate(beginnings.dictionary.to_pylist()):
-            chosen = np.flatnonzero((numbers == number) & ends)
-            schema = _schema(beginning + b"}")
-            if schema:
-                yield schema, members[chosen], bodies.take(pa.array(chosen))
-            else:
-                odd += members[chosen].tolist()
-        odd += members[~ends].tolist()
-    again: dict[bytes, list[tuple[int, bytes]]] = {}
-    for row in odd:
-        schema, payload = _opened(values[row].as_py())
-        again.setdefault(schema, []).append((row, payload))
-    for schema, pairs in again.items():
-        yield schema, np.array([row for row, _ in pairs]), pa.array([text for _, text in pairs], pa.binary())
-    if len(plain[0]):
-        yield b"", plain[0], values.take(pa.array(plain[0]))
-
-
-def _schema(text: bytes) -> bytes:
-    """The schema in `{"schema": …}` as compact JSON, or nothing if there is none."""
-    try:
-        document = parse(text)
-    except (ValueError, RecursionError):
-        return b""
-    schema = document.get("schema") if isinstance(document, dict) and len(document) == 1 else None
-    return compact(schema).encode() if isinstance(schema, dict) and "fields" in schema else b""
-
-
-def _opened(text: bytes) -> tuple[bytes, bytes]:
-    """Schema and payload of a message that is spelled unusually; no schema if it has no envelope."""
-    try:
-        document = parse(text)
-    except (ValueError, RecursionError):
-        return b"", text
-    if not isinstance(document, dict) or not isinstance(document.get("schema"), dict) or "payload" not in document:
-        if isinstance(document, dict) and set(document) == {"schema", "payload"}:
-            return b"", compact(document["payload"]).encode()  # "schema": null
-        return b"", text
-    return compact(document["schema"]).encode(), compact(document["payload"]).encode()
-
-
-def _row_types(schema: Any) -> dict[str, WireType]:
-    """Field -> type of the row schema in an event's schema."""
-    sides = {part.get("field"): part for part in schema.get("fields", ())}
-    row = sides.get("after") or sides.get("before") or {}
-    return {part["field"]: wire_type(part) for part in row.get("fields", ())}
-
-
-def wire_type(schema: Mapping[str, Any]) -> WireType:
-    """A Kafka Connect schema, as its JSON converter writes it."""
-    kind = str(schema.get("type", ""))
-    children = {}
-    if kind == "array":
-        children = {"element": wire_type(schema["items"])}
-    elif kind == "map":
-        children = {"key": wire_type(schema["keys"]), "value": wire_type(schema["values"])}
-    elif kind == "struct":
-        children = {part["field"]: wire_type(part) for part in schema.get("fields", ())}
-    parameters = {name: str(value) for name, value in (schema.get("parameters") or {}).items()}
-    return WireType(kind, schema.get("name"), parameters, children, bool(schema.get("optional", True)))
+def _row_types(schema: Any) -> Fields:
+    """Field -> type of the row schema in an event's schema. :raises MalformedSchema: it is none."""
+    sides = fields(schema)
+    row = sides.get("after") or sides.get("before")
+    return {} if row is None else wire_type(row).children
 
 
 def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> WireType:
@@ -400,22 +332,6 @@ def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> Wi
     return WireType()
 
 
-def _first(*arrays: pa.Array | None) -> pa.Array:
-    """The first value that isn't null, row by row. Values of an odd record may have other types: then as text."""
-    there = [array for array in arrays if array is not None]
-    known = [array for array in there if not pa.types.is_null(array.type)]
-    if not known:
-        return there[0]
-    if len({array.type for array in known}) > 1:
-        known = [array.cast(pa.string()) for array in known]
-    return pc.coalesce(*known) if len(known) > 1 else known[0]
-
-
-def _source_time(values: pa.StructArray, paths: tuple[str, ...]) -> pa.Array:
-    """Microseconds where the event has them, else milliseconds; null if it says neither."""
-    result = pa.nulls(len(values), pa.int64())
-    for path in paths:
-        found = at_path(values, path)
-        if found is not None and pa.types.is_int64(found.type):
-            result = pc.coalesce(result, found if path.endswith("_us") else pc.multiply(found, 1000))
-    return result.cast(pa.timestamp("us", "UTC"))
+def _at_first(values: pa.StructArray, *paths: str) -> pa.Array:
+    """The first value that isn't null, row by row."""
+    return first(*(found for found in (at_path(values, path) for path in paths) if found is not None))

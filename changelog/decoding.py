@@ -123,6 +123,7 @@ class _TaskDecoder:
                 reasons = found.reason if isinstance(found.reason, str) else found.reason.to_pylist()
                 bad.add(found.record, found.error_class, reasons)
             elif len(found.record):
+                self._check_places(found, bad)
                 if self._evolves and found.unknown:
                     self._observe_fields(found)
                 if self._spec.schema_changes == "fail":
@@ -163,6 +164,15 @@ class _TaskDecoder:
             else:
                 columns[name] = changes.metadata.get(name, pa.nulls(count, METADATA[name]))
         return columns
+
+    def _check_places(self, changes: Changes, bad: _Bad) -> None:
+        """A place beyond the record's own would be the next record's."""
+        if isinstance(changes.after, int):
+            return
+        beyond = pc.greater_equal(changes.after, CHANGES_PER_RECORD)
+        if pc.any(beyond).as_py():
+            reason = f"the record stands for more than {CHANGES_PER_RECORD:,} changes"
+            bad.add(changes.record.filter(beyond), BadRecord.UNSUPPORTED_EVENT, reason)
 
     def _column(self, column: ColumnSpec, changes: Changes, applies: Mask | None, bad: _Bad) -> pa.Array:
         """The column's values; those where `applies` is false are null, whatever the message has."""

@@ -64,6 +64,7 @@ class DmsJson:
     """Decodes records of DMS."""
 
     OPTIONS: Mapping[str, tuple[str, ...]] = {"missing.columns": ("null", "reject"), "before.image": ()}
+    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
 
     def __init__(self, spec: ChangelogSpec) -> None:

@@ -66,6 +66,7 @@ class MaxwellJson:
     """Decodes Maxwell's records."""
 
     OPTIONS: Mapping[str, tuple[str, ...]] = {}
+    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
 
     def __init__(self, spec: ChangelogSpec) -> None:

@@ -55,6 +55,7 @@ class OggJson:
     """Decodes GoldenGate's records."""
 
     OPTIONS: Mapping[str, tuple[str, ...]] = {"missing.columns": ("reject", "null")}
+    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
 
     def __init__(self, spec: ChangelogSpec) -> None:

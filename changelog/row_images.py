@@ -193,7 +193,7 @@ class Images:
                 key = [c.field for c in self._spec.columns if c.name in self._spec.key]
                 changed = pa.repeat(False, len(replaced))
                 for name in key:
-                    changed = pc.or_(changed, _differ(before[name], after[name]))
+                    changed = pc.or_(changed, differ(before[name], after[name]))
                 replaced = pc.and_(replaced, changed)
             yield from self._changes(rows, replaced, before, int(RowKind.UPDATE_BEFORE), 0)
         deletes = pc.and_(deletes, rows.removed.is_valid())
@@ -299,10 +299,15 @@ def first(*arrays: pa.Array) -> pa.Array:
     return pc.coalesce(*known)
 
 
-def _differ(before: pa.Array, after: pa.Array) -> pa.Array:
+def differ(before: pa.Array, after: pa.Array) -> pa.Array:
     """Whether both are there and not spelled alike. A -U of a key that is only spelled otherwise does no harm."""
     if pa.types.is_null(before.type) or pa.types.is_null(after.type):
         return pa.repeat(False, len(before))
+    if pa.types.is_struct(before.type) and before.type == after.type:  # a decimal with a scale of its own
+        result = pa.repeat(False, len(before))
+        for old, new in zip(before.flatten(), after.flatten(), strict=True):
+            result = pc.or_(result, differ(old, new))
+        return result
     if before.type != after.type:
         before, after = text(before), text(after)
     return pc.fill_null(pc.not_equal(before, after), False)

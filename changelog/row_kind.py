@@ -73,6 +73,7 @@ class RowKindJson:
     """Decodes JSON rows."""
 
     OPTIONS = OPTIONS
+    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
 
     def __init__(self, spec: ChangelogSpec) -> None:

@@ -55,6 +55,7 @@ _TEXTS = (
 )
 OPTIONS: Mapping[str, tuple[str, ...]] = {PREFIX + name: () for name in (*_TEXTS, *_NUMBERS)}
 """The client's settings, as `format_options`."""
+REQUIRED = (PREFIX + "url",)
 
 # the client's own default is to wait for ever
 _DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}

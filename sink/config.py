@@ -135,6 +135,21 @@ class SourceSection(_Section):
             raise ValueError('write an interval such as "10 seconds" or "1 minute"')
         return value
 
+    @model_validator(mode="after")
+    def _format_options_fit(self) -> Self:
+        made = formats.find(self.format)
+        for name, value in self.format_options.items():
+            if name not in made.OPTIONS:
+                known = f"Known for {self.format}: {', '.join(made.OPTIONS) or 'none'}"
+                raise ValueError(f"format_options: unknown key {name!r}{_did_you_mean(name, made.OPTIONS)}. {known}")
+            choices = made.OPTIONS[name]
+            if choices and value not in choices:
+                raise ValueError(f"format_options.{name}: got {value!r}, expected one of {', '.join(choices)}")
+        for name in made.REQUIRED:
+            if not self.format_options.get(name):
+                raise ValueError(f"format_options needs {name} for format: {self.format}")
+        return self
+
     @property
     def discovery_seconds(self) -> float:
         """Seconds between two looks for new topics or directories."""
@@ -210,7 +225,9 @@ class TableSection(_Section):
             if name.startswith("_rowdelta_"):
                 raise ValueError(f"{name}: names beginning with _rowdelta_ are taken")
             if name in RESERVED:
-                raise ValueError(f"{name}: Iceberg has a metadata column of this name, and reads no table that has one too")
+                raise ValueError(
+                    f"{name}: Iceberg has a metadata column of this name, and reads no table that has one too"
+                )
             if "'" in name or "." in name:
                 raise ValueError(f"{name}: a column name may not contain ' or .")
         return value
@@ -301,7 +318,10 @@ class Config(_Section):
             return self
         if self.source.type != "kafka":
             raise ValueError("sink.dead_letter_topic is for source.type: kafka; the dead-letter table has them all")
-        if sink.dead_letter_topic in [table.source for table in self.tables]:
+        if any(
+            re.fullmatch(t.source, sink.dead_letter_topic) if t.is_pattern else t.source == sink.dead_letter_topic
+            for t in self.tables
+        ):
             raise ValueError(f"sink.dead_letter_topic {sink.dead_letter_topic!r} is also the source of a table")
         for name in sink.dead_letter_options:
             if not name.startswith("kafka."):

@@ -10,9 +10,11 @@ from changelog import formats
 from changelog.changes import RAW_SCHEMA, Changes
 from changelog.decoding import merged_types
 from changelog.row_kind import Kinds
+from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
 from changelog.values import spark_type
 from sink.config import Config, TableSection
+from sink.errors import TemporaryError
 
 SAMPLE = 1000
 """Messages looked at, from the beginning of the source."""
@@ -22,12 +24,18 @@ def infer_columns(spark: SparkSession, config: Config, table: TableSection) -> d
     """Name -> Spark SQL type of each field; None if the source has no messages yet.
 
     A schema that comes with the messages says it exactly; of plain JSON the types are a guess, so it is worth a look (`rowdelta check`).
+
+    :raises TemporaryError: the schema registry doesn't answer.
     """
     if config.source.type == "files" and config.source.file_format == "parquet":
         schema = spark.read.parquet(table.source).schema
         known = {Kinds.of(config.source.format_options).column, *table.exclude}
         return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
-    types = infer_fields(config, _sample(spark, config, table).toArrow())
+    sample = _sample(spark, config, table).toArrow()
+    try:
+        types = infer_fields(config, sample)
+    except RegistryError as error:
+        raise TemporaryError(f"{table.target}: {error}. Nothing was applied; run again.") from error
     return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
 
 

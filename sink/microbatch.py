@@ -539,7 +539,7 @@ def decoder(
     ties = [] if spec.source_order else [tie(spec).alias(TIE)]
 
     def decode_in_tasks(records: DataFrame) -> DataFrame:
-        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: in_tasks(batches), schema)
+        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: task.decode(in_tasks, batches), schema)
         return compute(rows.select("*", *ties) if ties else rows, plan)
 
     return decode_in_tasks
@@ -570,8 +570,11 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
         # a "data exception" of an expression; conversions of messages' values don't raise
         return DataError(
             f"{target}: the expression of a computed column failed on a value: {failed.group(2).strip()} Nothing was applied. Correct "
-            f"the expression (try_cast and the like give null instead). {_first_lines(text[text.find('== SQL') :]) if '== SQL' in text else ''}"
+            "the expression; try_cast and the like give null instead."
         )
+    registry = re.search(r"RegistryError: (.*)", text)
+    if registry:
+        return TemporaryError(f"{target}: {registry.group(1)}. Nothing was applied; run again.")
     if "No space left on device" in text:
         return TemporaryError(
             f"{target}: no space left on device while writing. Free space and run again; nothing was applied."

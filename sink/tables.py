@@ -245,7 +245,6 @@ def _changelog(
         else:
             dtype = types.get(column.name, T.LongType())
         order_by.append((column.name, dtype))
-    _check_format_options(config)
     return ChangelogSpec(
         columns=columns,
         key=tuple(section.key),
@@ -258,17 +257,6 @@ def _changelog(
         metadata=tuple(section.metadata),
         excluded=frozenset(section.exclude),
     )
-
-
-def _check_format_options(config: Config) -> None:
-    known = formats.find(config.source.format).OPTIONS
-    for name, value in config.source.format_options.items():
-        if name not in known:
-            raise ConfigError(
-                f"source.format_options: unknown key {name!r}. Known for {config.source.format}: {', '.join(known) or 'none'}."
-            )
-        if known[name] and value not in known[name]:
-            raise ConfigError(f"source.format_options.{name}: got {value!r}, expected one of {', '.join(known[name])}.")
 
 
 def deletes_carry_row(config: Config) -> bool:

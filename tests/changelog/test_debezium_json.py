@@ -184,6 +184,40 @@ def test_base64_decimals_are_exact() -> None:
     assert fits("decimal(38,0)", [texts(10**38), "***", "", texts(1, 17)]) == [*[MISFIT] * 3, Decimal(1)]
 
 
+@pytest.mark.parametrize(
+    ("sql_type", "is_enveloped"),
+    [
+        ("decimal(12,2)", True),
+        ("decimal(12,2)", False),
+        ("decimal(38,0)", True),
+        ("decimal(38,0)", False),
+        ("string", True),
+    ],
+)
+def test_base64_of_digits_only_is_no_number(sql_type: str, is_enveloped: bool) -> None:
+    """A topic whose connector was set from numbers to base64 and back: each is what its own spelling says."""
+    scale = {"decimal(12,2)": 2, "decimal(38,0)": 0}.get(sql_type, 2)
+
+    def made(value: Any) -> Any:
+        if not is_enveloped:
+            return event("c", {"id": 1, "v": value})
+        found = with_envelope(value, "bytes", "org.apache.kafka.connect.data.Decimal")
+        for row in found["schema"]["fields"]:
+            row["fields"][1]["parameters"] = {"scale": str(scale)}
+        return found
+
+    values = [12, "1234", *[7] * 40, "1234", *["5678"] * 40, 1234, "0000"]
+    found = decoded([made(value) for value in values], columns={"id": "bigint", "v": sql_type})
+    assert [d.error for d in found] == [None] * len(values)
+
+    def meant(value: Any) -> Decimal:
+        if isinstance(value, int):
+            return Decimal(value)
+        return Decimal(int.from_bytes(base64.b64decode(value), "big", signed=True)).scaleb(-scale)
+
+    assert [Decimal(str(d.row["v"])) for d in found] == [meant(value) for value in values]
+
+
 def test_base64_decimals_that_do_not_fit() -> None:
     found = fits("decimal(12,2)", [texts(10**12 - 1), texts(-(10**12) + 1), texts(10**12), texts(-(10**12))])
     assert found == [Decimal("9999999999.99"), Decimal("-9999999999.99"), MISFIT, MISFIT]

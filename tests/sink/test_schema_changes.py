@@ -118,7 +118,7 @@ def test_a_new_column_in_the_middle_of_a_micro_batch(job: Job, deletes: Any, ver
     del left[4]
     left[6] = {"id": 6, "name": "d", "note": "six"}
     left[1] = {"id": 1, "name": "e", "note": None}
-    assert job.rows() == [left[n] for n in sorted(left)]
+    assert job.rows() == [row for _, row in sorted(left.items())]
     sound(job, 3)
 
 

@@ -80,7 +80,11 @@ def test_an_envelope_changes_in_the_middle_of_a_micro_batch(
         tmp_path,
         kafka.bootstrap_servers,
         tables={"orders": {}, "others": {}},
-        table={"deletes": deletes, "columns": None, "metadata": ["_op", "_ts", "_source", "_source_partition", "_offset", "_timestamp"]},
+        table={
+            "deletes": deletes,
+            "columns": None,
+            "metadata": ["_op", "_ts", "_source", "_source_partition", "_offset", "_timestamp"],
+        },
     )
     for name in job.tables:
         kafka.create_topic(job.topic(name))

@@ -1,0 +1,133 @@
+"""JSON as Kafka Connect's `JsonConverter` writes it with `schemas.enable`: an envelope with the schema, and the payload.
+
+{"schema": {"type": "struct", "fields": [{"type": "int64", "optional": false, "field": "id"}, …]}, "payload": {"id": 1, …}}
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.changes import WireType
+from changelog.json_records import compact, parse
+
+_PAYLOAD = ',"payload":'
+
+Rows = npt.NDArray[np.int64]
+
+
+def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]:
+    """Values grouped by their schema's text (empty: they have none), without the envelope: the schema, rows (None: all), values.
+
+    Kafka Connect spells a schema alike each time, and puts it first: only distinct beginnings are parsed.
+    """
+    enveloped = pc.match_substring_regex(values, r'^\s*\{\s*"(?:schema|payload)"\s*:').to_numpy(zero_copy_only=False)
+    if not enveloped.any():
+        yield b"", None, values
+        return
+    plain = np.flatnonzero(~enveloped)
+    odd: list[int] = []
+    rows = np.flatnonzero(enveloped)
+    starts = pc.find_substring(values.take(pa.array(rows)), _PAYLOAD).to_numpy()
+    for start in np.unique(starts):
+        members = rows[starts == start]
+        if start < 0:
+            odd += members.tolist()
+            continue
+        texts = values.take(pa.array(members))
+        beginnings = pc.binary_slice(texts, 0, int(start)).dictionary_encode()
+        bodies = pc.binary_slice(texts, int(start) + len(_PAYLOAD), -1)
+        ends = pc.equal(pc.binary_slice(texts, -1, 2**31 - 1), b"}").to_numpy(zero_copy_only=False)
+        numbers = beginnings.indices.to_numpy()
+        for number, beginning in enumerate(beginnings.dictionary.to_pylist()):
+            chosen = np.flatnonzero((numbers == number) & ends)
+            schema = _schema(beginning + b"}")
+            if schema:
+                yield schema, members[chosen], bodies.take(pa.array(chosen))
+            else:
+                odd += members[chosen].tolist()
+        odd += members[~ends].tolist()
+    again: dict[bytes, list[tuple[int, bytes]]] = {}
+    for row in odd:
+        schema, payload = _opened(values[row].as_py())
+        again.setdefault(schema, []).append((row, payload))
+    for schema, pairs in again.items():
+        yield schema, np.array([row for row, _ in pairs]), pa.array([text for _, text in pairs], pa.binary())
+    if len(plain):
+        yield b"", plain, values.take(pa.array(plain))
+
+
+def payload(text: bytes) -> bytes:
+    """A message key without its envelope."""
+    try:
+        key = parse(text)
+    except (ValueError, RecursionError):
+        return text
+    enveloped = isinstance(key, dict) and set(key) == {"schema", "payload"}
+    return compact(key["payload"]).encode() if enveloped else text
+
+
+class MalformedSchema(ValueError):  # noqa: N818 - says what became of the messages
+    """An envelope's schema is none of Kafka Connect's."""
+
+
+def wire_type(schema: Any) -> WireType:
+    """A schema, as the converter writes it.
+
+    :raises MalformedSchema: it is none.
+    """
+    if not isinstance(schema, dict) or not isinstance(schema.get("type"), str):
+        raise MalformedSchema("the schema in the envelope has a part without a type")
+    kind = schema["type"]
+    children = {}
+    if kind == "array":
+        children = {"element": wire_type(schema.get("items"))}
+    elif kind == "map":
+        children = {"key": wire_type(schema.get("keys")), "value": wire_type(schema.get("values"))}
+    elif kind == "struct":
+        children = {name: wire_type(part) for name, part in fields(schema).items()}
+    name, parameters = schema.get("name"), schema.get("parameters") or {}
+    if not isinstance(name, str | None) or not isinstance(parameters, dict):
+        raise MalformedSchema("the schema in the envelope has a name or parameters that are none")
+    texts = {name: str(value) for name, value in parameters.items()}
+    return WireType(kind, name, texts, children, schema.get("optional") is not False)
+
+
+def fields(schema: Any) -> dict[str, Any]:
+    """The fields of a struct's schema, by name.
+
+    :raises MalformedSchema: it has none.
+    """
+    parts = schema.get("fields") if isinstance(schema, dict) else None
+    if not isinstance(parts, list):
+        raise MalformedSchema("the schema in the envelope has a struct without fields")
+    found = {part["field"]: part for part in parts if isinstance(part, dict) and isinstance(part.get("field"), str)}
+    if len(found) < len(parts):
+        raise MalformedSchema("the schema in the envelope has a field without a name")
+    return found
+
+
+def _schema(text: bytes) -> bytes:
+    """The schema in `{"schema": …}` as compact JSON, or nothing if there is none."""
+    try:
+        document = parse(text)
+    except (ValueError, RecursionError):
+        return b""
+    schema = document.get("schema") if isinstance(document, dict) and len(document) == 1 else None
+    return compact(schema).encode() if isinstance(schema, dict) and "fields" in schema else b""
+
+
+def _opened(text: bytes) -> tuple[bytes, bytes]:
+    """Schema and payload of a message that is spelled unusually; no schema if it has no envelope."""
+    try:
+        document = parse(text)
+    except (ValueError, RecursionError):
+        return b"", text
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), dict) or "payload" not in document:
+        if isinstance(document, dict) and set(document) == {"schema", "payload"}:
+            return b"", compact(document["payload"]).encode()  # "schema": null
+        return b"", text
+    return compact(document["schema"]).encode(), compact(document["payload"]).encode()

@@ -1,0 +1,224 @@
+"""Debezium JSON under damage: each message ends as a change or a bad record, whatever stands beside it, in all spellings of the format."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from changelog import debezium_json
+from changelog.changes import Changes, Rejected
+from changelog.json_records import Parsed
+from changelog.spec import ChangelogSpec
+from tests.changelog import fuzz
+from tests.changelog.messages import decode, spec
+
+ROW = {
+    "id": 1,
+    "region": "eu",
+    "name": "Ada",
+    "amount": "BNI=",
+    "ok": True,
+    "at": 1767323045000000,
+    "day": 20455,
+    "ratio": 0.5,
+    "data": "AQI=",
+}
+SOURCE = {"version": "3.4.0", "name": "shop", "ts_ms": 1767323045000, "lsn": 24023128}
+
+_CONNECT: dict[str, dict[str, Any]] = {
+    "id": {"type": "int64"},
+    "region": {"type": "string"},
+    "name": {"type": "string"},
+    "amount": {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "2"}},
+    "ok": {"type": "boolean"},
+    "at": {"type": "int64", "name": "io.debezium.time.MicroTimestamp"},
+    "day": {"type": "int32", "name": "io.debezium.time.Date"},
+    "ratio": {"type": "double"},
+    "data": {"type": "bytes"},
+}
+
+
+def event(op: str, before: Any, after: Any) -> dict[str, Any]:
+    """As Debezium orders the fields."""
+    more = {"transaction": None, "op": op, "ts_ms": 1767323045123}
+    return {"before": before, "after": after, "source": SOURCE, **more}
+
+
+def enveloped(payload: Any) -> dict[str, Any]:
+    row = [{"field": name, "optional": True, **dtype} for name, dtype in _CONNECT.items()]
+    sides = [{"type": "struct", "fields": row, "optional": True, "field": side} for side in ("before", "after")]
+    return {"schema": {"type": "struct", "fields": sides}, "payload": payload}
+
+
+EVENTS = [
+    event("c", None, ROW),
+    event("u", {**ROW, "id": 2}, ROW),
+    event("d", ROW, None),
+    event("m", None, None),
+    event("c", None, {**ROW, "source": {"version": "mine", "lsn": 7}, "more": [None, 1]}),
+]
+FLATTENED = [ROW, {**ROW, "__op": "u", "__deleted": "false"}, {**ROW, "__op": "d", "__deleted": "true"}]
+SPELLINGS: Mapping[str, list[Any]] = {
+    "plain": EVENTS,
+    "envelope": [*map(enveloped, EVENTS[:3]), EVENTS[0]],
+    "flattened": FLATTENED,
+    "flattened in an envelope": [enveloped(ROW), *FLATTENED],
+}
+
+
+def is_ignored(value: Any) -> bool:
+    payload = value.get("payload", value)
+    return isinstance(payload, dict) and payload.get("op") == "m"
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("schema_changes", ["ignore", "evolve"])
+def test_nothing_is_lost(spelling: str, schema_changes: str) -> None:
+    flattened = spelling.startswith("flattened")
+    options = {"flattened": "true"} if flattened else {}
+    table = fuzz.table(trust_before=True, schema_changes=schema_changes, options=options, metadata=("_op", "_ts"))
+
+    @settings(deadline=None, max_examples=60)
+    @given(fuzz.damaged(SPELLINGS[spelling]))
+    def run(values: list[bytes | None]) -> None:
+        fuzz.assert_accounted("debezium-json", values, table, is_ignored, ignores_tombstones=not flattened)
+
+    run()
+
+
+def test_messages_that_would_complete_each_other() -> None:
+    """Each is broken, but their texts one after the other would be whole events."""
+    good = fuzz.text(event("c", None, {"id": 5, "v": "good"}))
+    values = [
+        good,
+        b'{"before":null,"after":{"id":1,"v":"a"}',
+        b',"source":{"version":"1"},"op":"c"}',
+        b'{"before":null,"after":{"id":1,"v":"a","source":{"version":"1"},"op":"c"}',
+        b'{"before":null,"after":{"id":1,"v":"a"}},"source":{"version":"1"},"op":"c"}',
+        b'{"before":null,"after":{"id":1,"v":"a"},"source":{"version":[{}',
+        b'{}]},"op":"c"}',
+        good + good,
+        good + b"\n" + good,
+        b'{,"source":{"version":"1"},"op":"m"}',
+        b'{"before":{"id":9,"v":"},"source":{"version":"1"},"op":"d"}',
+        b'{"},"source":{"version":"1"},"op":"d"}',
+        good,
+    ]
+    for schema_changes in ("ignore", "evolve"):
+        table = spec({"id": "bigint", "v": "string"}, schema_changes=schema_changes)
+        for tried in (values, *([good, value] for value in values)):
+            found = decode("debezium-json", fuzz.records(tried), table)
+            assert [d.offset for d in found] == list(range(len(tried)))
+            bad = [d.offset for d in found if d.bad]
+            assert bad == [offset for offset, value in enumerate(tried) if value != good]
+            assert {tuple(d.row.values()) for d in found if not d.bad} == {(5, "good")}
+
+
+def test_a_column_that_looks_like_the_events_source() -> None:
+    """`"source":{"version":` is where events of Debezium are split."""
+    columns = {"id": "bigint", "source": "struct<version:string,lsn:bigint>", "v": "string"}
+    rows = [{"id": n, "source": {"version": f"v{n}", "lsn": n}, "v": f"x{n}"} for n in range(40)]
+    values = [fuzz.text(event("c", None, row)).replace(b": ", b":").replace(b", ", b",") for row in rows]
+    values += [fuzz.text({"after": row, "op": "c"}).replace(b": ", b":").replace(b", ", b",") for row in rows]
+    table = spec(columns, schema_changes="evolve")
+    found = decode("debezium-json", fuzz.records(values), table)
+    assert [(d.error, d.row) for d in found] == [(None, row) for row in [*rows, *rows]]
+
+
+# The two readers of plain events.
+
+COLUMNS = {"id": "bigint", "v": "string", "n": "double"}
+TABLE = spec(
+    COLUMNS,
+    schema_changes="evolve",
+    trust_before=True,
+    metadata=("_op", "_ts"),
+    order_by=tuple((path, spec({"x": "bigint"}).columns[0].type) for path in ("source.lsn", "ts_ms")),
+)
+
+_VALUES = st.none() | st.integers(0, 3) | st.sampled_from(["a", "1", ',"source":{"version":', "\\", 'x","'])
+_NESTED = _VALUES | st.fixed_dictionaries({"version": _VALUES}) | st.lists(_VALUES, max_size=2)
+_ROWS = st.none() | st.dictionaries(st.sampled_from(["id", "v", "n", "new", "source", "op", "ts_ms"]), _NESTED)
+_ANY_ROW = st.fixed_dictionaries({"id": st.integers(0, 9), "v": st.none() | st.text(max_size=3)})
+_OPS = st.sampled_from(["r", "c", "u", "d", "m", "t", None, 3])
+_SOURCES = st.fixed_dictionaries({"version": st.just("1"), "lsn": st.none() | st.integers(0, 9)})
+
+
+@st.composite
+def _event(draw: st.DrawFn) -> bytes:
+    """Mostly as Debezium writes it; else its fields in another order, some of them of other types or away."""
+    rows = draw(st.sampled_from([_ANY_ROW, _ROWS]))
+    fields: dict[str, Any] = {
+        "before": draw(st.none() | rows),
+        "after": draw(rows),
+        "source": draw(_SOURCES),
+        "op": draw(st.sampled_from("cud")),
+        "ts_ms": draw(st.integers(0, 9)),
+    }
+    if draw(st.integers(0, 3)) == 0:
+        fields["op"] = draw(_OPS)
+        names = draw(st.permutations(sorted(fields)))
+        fields = {name: fields[name] for name in names[: draw(st.integers(3, 5))]}
+        if draw(st.booleans()):
+            fields[draw(st.sampled_from(["source", "after", "ts_ms", "extra"]))] = draw(_NESTED)
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+Outcome = tuple[list[tuple[Any, ...]], dict[int, str], set[str]]
+
+
+def outcome(table: ChangelogSpec, values: list[bytes]) -> Outcome:
+    """Changes with their values by record and half, error classes of rejected records, and names of new fields."""
+    changes: list[tuple[Any, ...]] = []
+    rejected: dict[int, str] = {}
+    unknown: set[str] = set()
+    for found in debezium_json.DebeziumJson(table).changes(fuzz.records(values)):
+        if isinstance(found, Rejected):
+            rejected |= dict.fromkeys(found.record.to_pylist(), found.error_class)
+            continue
+        assert isinstance(found, Changes)
+        unknown |= set(found.unknown)
+        parts = [found.record, found.kind, *(wire.values for wire in found.order), *found.metadata.values()]
+        parts += [
+            found.fields[name].values if name in found.fields else pa.nulls(len(found.record)) for name in COLUMNS
+        ]
+        # numbers that an odd record has come as text
+        rows = zip(*([None if v is None else str(v) for v in part.to_pylist()] for part in parts), strict=True)
+        changes += [(found.after, *row) for row in rows]
+    return sorted(changes, key=repr), rejected, unknown
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(_event(), min_size=1, max_size=24))
+@example([b'{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","lsn":1},"ts_ms":1}'])
+@example([b'{"before":null,"source":{"version":"1","lsn":1},"op":"c","ts_ms":1,"after":{"id":1}}'])
+@example([b'{"before":null,"after":{"id":1},"ts_ms":4,"source":{"version":"1","lsn":1},"op":"c"}'])
+def test_events_read_in_parts_are_those_read_whole(values: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(debezium_json._EventReader, "_in_parts", lambda self, texts: None)
+        whole = outcome(TABLE, values)
+    assert outcome(TABLE, values) == whole
+
+
+def test_events_of_debezium_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the test before would compare the general reader with itself."""
+    read: list[Parsed | None] = []
+    in_parts = debezium_json._EventReader._in_parts
+
+    def watched(self: Any, texts: pa.Array) -> Parsed | None:
+        read.append(in_parts(self, texts))
+        return read[-1]
+
+    monkeypatch.setattr(debezium_json._EventReader, "_in_parts", watched)
+    values = [json.dumps(event("c", None, {"id": n, "new": n}), separators=(",", ":")).encode() for n in range(50)]
+    changes, rejected, unknown = outcome(TABLE, values)
+    assert len(changes) == 50
+    assert (rejected, unknown) == ({}, {"new"})
+    assert len(read) == 1
+    assert read[0] is not None
+    np.testing.assert_array_equal(read[0].record, np.arange(50))
