@@ -382,7 +382,7 @@ def _unknown(shape: Shape, array: pa.Array) -> dict[str, WireType]:
         if part.name in shape.fields:
             found = _both(found, _unknown(shape.fields[part.name], array.field(part.name)))
         elif shape.watched and array.field(part.name).null_count < len(array):
-            found[part.name] = _guess(part.type)
+            found[part.name] = _text_if_large(array.field(part.name)) or _guess(part.type)
     return found
 
 
@@ -399,7 +399,8 @@ def _unknown_of(shape: Shape, document: Any) -> dict[str, WireType]:
         if name in shape.fields:
             found = _both(found, _unknown_of(shape.fields[name], value))
         elif shape.watched and value is not None:
-            found[name] = _guess(pa.float64() if isinstance(value, Numeral) else _arrow_type(_tag(value)))
+            is_float = isinstance(value, Numeral) and not value.lstrip("-").isdigit()
+            found[name] = _guess(pa.float64() if is_float else _arrow_type(_tag(value)))
     return found
 
 
@@ -412,6 +413,13 @@ def _both(first: dict[str, WireType], second: dict[str, WireType]) -> dict[str, 
             numbers = {known.kind, guess.kind} <= {"int64", "double"}
             result[name] = WireType("double" if numbers else "string")
     return result
+
+
+def _text_if_large(values: pa.Array) -> WireType | None:
+    """Arrow reads integers of more than 64 bits as floats, and rounds them. As text they stay what they are."""
+    if not pa.types.is_float64(values.type) or not pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py():
+        return None
+    return WireType("string")
 
 
 def _guess(dtype: pa.DataType) -> WireType:
