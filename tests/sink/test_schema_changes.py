@@ -155,7 +155,9 @@ def test_columns_that_several_tasks_see_with_several_types(job: Job) -> None:
     sound(job, 2)
 
 
-@pytest.mark.parametrize("kinds", [(1, "text"), ("text", 1), (1, 2.5), (2.5, 1), (2**70, 1), (True, 1), ({"a": 1}, 1), ([1], "x")])
+@pytest.mark.parametrize(
+    "kinds", [(1, "text"), ("text", 1), (1, 2.5), (2.5, 1), (2**70, 1), (True, 1), ({"a": 1}, 1), ([1], "x")]
+)
 def test_a_new_column_of_two_types_in_two_odd_records(job: Job, kinds: tuple[Any, Any]) -> None:
     job.write([insert(1, extra=kinds[0]), insert(2, extra=kinds[1])])
     job.run()

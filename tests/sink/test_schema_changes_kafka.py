@@ -168,15 +168,10 @@ def test_avro_schemas_of_a_registry(spark: SparkSession, tmp_path: Path, kafka: 
     with running_registry() as registry, SchemaRegistryClient({"url": registry.url}) as admin:
         # the registry needn't find them compatible
         ids = [admin.register_schema(f"rows-{i}", Schema(json.dumps(s))) for i, s in enumerate((first, second))]
-        job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, format="avro", table={"columns": None})
+        options = {"schema.registry.url": registry.url}
+        job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, format="avro", format_options=options)
+        job.table = {"columns": None}
         kafka.create_topic(job.topic())
-
-        def config(self: KafkaJob = job) -> Any:
-            plain = KafkaJob.config(self)
-            source = plain.source.model_copy(update={"format_options": {"schema.registry.url": registry.url}})
-            return plain.model_copy(update={"source": source})
-
-        job.config = config  # type: ignore[method-assign]
         one = [message(ids[0], first, {"id": n, "name": "a", "n": n}) for n in (1, 2)]
         job.produce([(None, value) for value in one])
         job.run()
