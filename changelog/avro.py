@@ -73,9 +73,10 @@ class Avro:
         fields = {field: wire for field, wire in wires.items() if wire is not None}
         order = [found.wire(path) or Wire(pa.nulls(len(found.record))) for path in self._order]
         unknown = avro_records.unknown(found.schema, self._columns)
+        missing = [n for n in avro_records.missing(found.schema, self._columns) if n not in self._key]
         if all(field in fields for field in self._key):
             kind = pa.repeat(pa.scalar(int(RowKind.INSERT), pa.int8()), len(found.record))
-            yield Changes(found.record, kind, fields, order, unknown=unknown)
+            yield Changes(found.record, kind, fields, order, unknown=unknown, missing=missing)
             return
         for keyed in self._keys.read(keys.take(found.record)):
             if isinstance(keyed, Rejected):
@@ -85,7 +86,7 @@ class Avro:
             kind = pa.repeat(pa.scalar(int(RowKind.INSERT), pa.int8()), len(rows))
             chosen = {field: Wire(wire.values.take(rows), wire.type) for field, wire in fields.items()}
             places = [Wire(wire.values.take(rows), wire.type) for wire in order]
-            yield Changes(found.record.take(rows), kind, {**key, **chosen}, places, unknown=unknown)
+            yield Changes(found.record.take(rows), kind, {**key, **chosen}, places, unknown=unknown, missing=missing)
 
     def _removals(self, tombstones: pa.Array, keys: pa.Array) -> Iterator[Changes | Rejected]:
         for keyed in self._keys.read(keys.take(tombstones)):

@@ -177,6 +177,11 @@ def unknown(row: Node, known: Sequence[str]) -> dict[str, WireType]:
     return found
 
 
+def missing(row: Node, known: Sequence[str]) -> list[str]:
+    """Which of `known` aren't fields of a row."""
+    return [name for name in known if name not in row.value.fields]
+
+
 def order_paths(spec: ChangelogSpec) -> list[Path]:
     return [tuple(name.split(".")) for name, _ in spec.order_by]
 

@@ -4,7 +4,7 @@ A format groups the records of a batch by how they are spelled (one schema, one 
 group: images of rows as Arrow arrays, each with its `WireType`. `changelog.decoding` does what all formats share.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -65,6 +65,7 @@ class Changes:
     :param snapshot: bool; the change comes from a snapshot read of the source. None: no format that knows.
     :param unknown: fields that the messages' rows have and the spec doesn't name, if the format noticed any.
     :param metadata: further columns that a user may ask for: `_op` (string), `_ts` (timestamp[us, UTC]).
+    :param missing: fields that the spec names and the messages' schema hasn't, where records come with a schema. Of JSON the text says it.
     """
 
     record: pa.Array
@@ -75,6 +76,7 @@ class Changes:
     snapshot: pa.Array | None = None
     unknown: Mapping[str, WireType] = field(default_factory=dict)
     metadata: Mapping[str, pa.Array] = field(default_factory=dict)
+    missing: Collection[str] = ()
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,10 @@ class DebeziumAvro:
         events = Events(found.record, op.values, _images(found, "before"), _images(found, "after"), order, metadata)
         row = found.schema.value.fields.get("after")
         unknown = avro_records.unknown(row, self._columns) if row is not None else {}
+        missing = avro_records.missing(row, self._columns) if row is not None else ()
         for part in self._with_keys(events, keys):
             for change in debezium.changes(self._spec, part):
-                yield replace(change, unknown=unknown) if isinstance(change, Changes) and unknown else change
+                yield replace(change, unknown=unknown, missing=missing) if isinstance(change, Changes) else change
 
     def _row_plan(self, schema: Node) -> Want:
         if schema.value.kind != "record":
@@ -124,8 +125,9 @@ class DebeziumAvro:
         before, after = Images(pc.equal(op, "d"), fields), Images(pa.repeat(True, count), fields)
         new = avro_records.unknown(found.schema, self._columns)
         new = {name: wire_type for name, wire_type in new.items() if not name.startswith(self._prefix)}
+        missing = avro_records.missing(found.schema, self._columns)
         for change in debezium.changes(self._spec, Events(found.record, op, before, after, order, metadata)):
-            yield replace(change, unknown=new) if isinstance(change, Changes) else change
+            yield replace(change, unknown=new, missing=missing) if isinstance(change, Changes) else change
 
     def _tombstones(self, rows: pa.Array, keys: pa.Array) -> Iterator[Changes | Rejected]:
         for keyed in self._keys.read(keys.take(rows)):

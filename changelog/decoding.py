@@ -7,6 +7,7 @@ stands for is bad, so is the record.
 Runs in Spark tasks (`mapInArrow`), on Arrow record batches, and needs no JVM.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from changelog.changes import RAW_SCHEMA, Changes, Rejected, Wire, WireType
 from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
+from changelog.values.nested import has_more, is_nested
 
 CHANGES_PER_RECORD = 1 << 16
 """The order of a change is its record's offset times this, plus its place in the record."""
@@ -32,20 +34,22 @@ METADATA: Mapping[str, pa.DataType] = {
     "_op": pa.string(),
     "_ts": pa.timestamp("us", "UTC"),
     "_source": pa.string(),
-    "_partition": pa.int32(),
+    "_source_partition": pa.int32(),
     "_offset": pa.int64(),
     "_timestamp": pa.timestamp("us", "UTC"),
 }
 """Columns about a change that a table may have: the operation as the format spells it, when it was committed at the source; and
 of its record the topic or file, partition, offset and Kafka timestamp."""
 
-_OF_THE_RECORD = {"_source": "source", "_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
+_OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 _MAX_SHOWN = 80
 
 Mask = npt.NDArray[np.bool_]
 Observed = Mapping[str, str]
 """What messages have and the table can't take: name of a field or column -> the Spark SQL type that it needs; empty: it must be
-optional."""
+optional. With `schema_changes: fail` also `MISSING`: they have no such field."""
+
+MISSING = "missing"
 
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
@@ -122,6 +126,8 @@ class _TaskDecoder:
                 self._check_places(found, bad)
                 if self._evolves and found.unknown:
                     self._observe_fields(found)
+                if self._spec.schema_changes == "fail":
+                    self._observe_missing(raw, found)
                 parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
         rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
         tables = []
@@ -138,8 +144,7 @@ class _TaskDecoder:
 
     def _row_columns(self, raw: pa.RecordBatch, changes: Changes, bad: _Bad) -> dict[str, pa.Array]:
         spec, count = self._spec, len(changes.record)
-        kinds = changes.kind.to_numpy(zero_copy_only=False)
-        sets = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
+        sets = _sets(changes.kind)
         columns: dict[str, pa.Array] = {KIND: changes.kind, BAD: pa.nulls(count, _BAD)}
         if spec.trust_before:
             columns[SNAPSHOT] = changes.snapshot if changes.snapshot is not None else pa.repeat(False, count)
@@ -178,6 +183,10 @@ class _TaskDecoder:
             array, misfit = pa.nulls(len(changes.record), target), None
         else:
             array, misfit = convert(wire, target, column.is_uuid)
+            if self._evolves and is_nested(target):
+                # new fields inside a column aren't followed, and must not be lost
+                more = pa.array(has_more(wire.values, target))
+                misfit = more if misfit is None else pc.or_(misfit, more)
         if applies is not None:
             array = pc.if_else(pa.array(applies), array, pa.scalar(None, target))
             misfit = None if misfit is None else pc.and_(misfit, pa.array(applies))
@@ -209,6 +218,28 @@ class _TaskDecoder:
         known = {column.field for column in self._spec.columns} | self._spec.excluded
         new = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items() if name not in known}
         self.observed = merged_types(self.observed, new)
+
+    def _observe_missing(self, raw: pa.RecordBatch, changes: Changes) -> None:
+        """Columns that rows don't have: by the messages' schema, or since their name is nowhere in a JSON message with a null."""
+        sets = _sets(changes.kind)
+        if not sets.any():
+            return
+        gone = set(changes.missing)
+        texts = raw.column("value").take(changes.record.filter(pa.array(sets)))
+        if pc.all(pc.starts_with(texts, b"{")).as_py():
+            for column in self._spec.columns:
+                wire = changes.fields.get(column.field)
+                nulls = pa.repeat(True, len(texts)) if wire is None else wire.values.filter(pa.array(sets)).is_null()
+                # a name that is spelled otherwise in JSON can't be looked for
+                plain = json.dumps(column.field) == f'"{column.field}"'
+                if not plain or not pc.any(nulls).as_py():
+                    continue
+                named = pc.match_substring(texts.filter(nulls), f'"{column.field}"')
+                if not pc.all(named).as_py():
+                    gone.add(column.field)
+        # a record without its key is bad, whatever else it is
+        names = {column.field: column.name for column in self._spec.columns if column.name not in self._spec.key}
+        self.observed = merged_types(self.observed, {names[name]: MISSING for name in gone if name in names})
 
     def _observe_width(self, column: ColumnSpec, wire: Wire, misfit: pa.Array) -> None:
         """Which wider type would hold the values that don't fit, if any would."""
@@ -249,6 +280,13 @@ class _TaskDecoder:
         return pa.Table.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
 
+def _sets(kind: pa.Array) -> Mask:
+    """Where a row is set: +I and +U."""
+    kinds = kind.to_numpy(zero_copy_only=False)
+    result: Mask = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
+    return result
+
+
 def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
     """The widest type that Iceberg can promote a column to (spec, Schema Evolution); what the message's schema says, where it does."""
     if isinstance(dtype, T.ByteType | T.ShortType | T.IntegerType):
@@ -282,20 +320,31 @@ def merged_types(first: Observed, second: Observed) -> dict[str, str]:
 
 
 def _common_type(first: str, second: str) -> str:
-    if not first or not second:
-        return first or second
-    if {first, second} <= _NUMBERS.keys():
-        return max(first, second, key=lambda name: _NUMBERS[name])
-    decimals = [_DECIMAL.fullmatch(name) for name in (first, second)]
-    if all(decimals):
-        one, other = (tuple(map(int, found.groups())) for found in decimals if found)
-        if one[1] == other[1]:
-            return first if one > other else second
-    return "string"
+    for some in ("", MISSING):  # which no type contradicts
+        if some in (first, second):
+            return second if first == some else first
+    if {first, second} <= _INTEGERS.keys():
+        return max(first, second, key=lambda name: _INTEGERS[name])
+    if {first, second} <= {*_INTEGERS, "float", "double"}:
+        return "double"
+    one, other = _decimal(first), _decimal(second)
+    if one is None or other is None:
+        return "string"
+    scale, whole = max(one[1], other[1]), max(one[0] - one[1], other[0] - other[1])
+    return f"decimal({whole + scale},{scale})" if whole + scale <= 38 else "string"
+
+
+def _decimal(name: str) -> tuple[int, int] | None:
+    """Precision and scale of the narrowest decimal that holds every value of a type."""
+    if name in _INTEGERS:
+        return _INTEGERS[name], 0
+    found = _DECIMAL.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
-_NUMBERS = {"tinyint": 0, "smallint": 1, "int": 2, "bigint": 3, "float": 4, "double": 5}
+_INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+"""Digits of their values."""
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -241,7 +241,7 @@ class JsonReader:
                 rejected.setdefault(str(error), []).append(row)
                 continue
             if self._watches:
-                unknown |= _unknown_of(self._shape, document)
+                unknown = _both(unknown, _unknown_of(self._shape, document))
             groups.setdefault(_signature(self._shape, picked), []).append((row, picked))
         for reason, found in rejected.items():
             yield Rejected(pa.array(found, pa.int64()), BadRecord.UNPARSEABLE, reason)
@@ -380,9 +380,9 @@ def _unknown(shape: Shape, array: pa.Array) -> dict[str, WireType]:
     found: dict[str, WireType] = {}
     for part in array.type:
         if part.name in shape.fields:
-            found |= _unknown(shape.fields[part.name], array.field(part.name))
+            found = _both(found, _unknown(shape.fields[part.name], array.field(part.name)))
         elif shape.watched and array.field(part.name).null_count < len(array):
-            found[part.name] = _guess(part.type)
+            found[part.name] = _text_if_large(array.field(part.name)) or _guess(part.type)
     return found
 
 
@@ -390,17 +390,36 @@ def _unknown_of(shape: Shape, document: Any) -> dict[str, WireType]:
     if isinstance(shape, ListOf):
         found: dict[str, WireType] = {}
         for element in document if isinstance(document, list) else ():
-            found |= _unknown_of(shape.element, element)
+            found = _both(found, _unknown_of(shape.element, element))
         return found
     if isinstance(shape, Leaf) or not isinstance(document, dict):
         return {}
     found = {}
     for name, value in document.items():
         if name in shape.fields:
-            found |= _unknown_of(shape.fields[name], value)
+            found = _both(found, _unknown_of(shape.fields[name], value))
         elif shape.watched and value is not None:
-            found[name] = _guess(pa.float64() if isinstance(value, Numeral) else _arrow_type(_tag(value)))
+            is_float = isinstance(value, Numeral) and not value.lstrip("-").isdigit()
+            found[name] = _guess(pa.float64() if is_float else _arrow_type(_tag(value)))
     return found
+
+
+def _both(first: dict[str, WireType], second: dict[str, WireType]) -> dict[str, WireType]:
+    """The fields of both; what has several types is a number if all are, else text."""
+    result = dict(first)
+    for name, guess in second.items():
+        known = result.setdefault(name, guess)
+        if known != guess:
+            numbers = {known.kind, guess.kind} <= {"int64", "double"}
+            result[name] = WireType("double" if numbers else "string")
+    return result
+
+
+def _text_if_large(values: pa.Array) -> WireType | None:
+    """Arrow reads integers of more than 64 bits as floats, and rounds them. As text they stay what they are."""
+    if not pa.types.is_float64(values.type) or not pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py():
+        return None
+    return WireType("string")
 
 
 def _guess(dtype: pa.DataType) -> WireType:

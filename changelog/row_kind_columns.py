@@ -23,7 +23,7 @@ _METADATA = {
     "_op": "string",
     "_ts": "timestamp",
     "_source": "string",
-    "_partition": "int",
+    "_source_partition": "int",
     "_offset": "bigint",
     "_timestamp": "timestamp",
 }
@@ -41,6 +41,17 @@ def columns_to_read(spec: ChangelogSpec) -> T.StructType:
     for name, order_type in spec.order_by:
         fields.setdefault(name, T.StructField(name, order_type))
     return T.StructType(list(fields.values()))
+
+
+def completed(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
+    """Records with nulls for columns that their files don't have, and without columns narrower than the table's.
+
+    :param records: columns whose types fit into those of `columns_to_read`.
+    """
+    have = {field.name: field.dataType for field in records.schema}
+    other = {f.name: f.dataType for f in columns_to_read(spec) if have.get(f.name) != f.dataType}
+    values = {name: F.col(quoted(name)) if name in have else F.lit(None) for name in other}
+    return records.withColumns({name: values[name].cast(dtype) for name, dtype in other.items()}) if other else records
 
 
 def columns_decoder(spec: ChangelogSpec) -> "Decoder":

@@ -187,7 +187,11 @@ def _column(value: Any) -> Any:
     return {"type": value} if isinstance(value, str) else value
 
 
-Metadata = Literal["_op", "_ts", "_source", "_partition", "_offset", "_timestamp"]
+RESERVED = {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_change_type", "_change_ordinal", "_commit_snapshot_id",
+            "_row_id", "_last_updated_sequence_number"}  # fmt: skip
+"""Names of Iceberg's metadata columns (spec, Reserved Field IDs): its Spark reader refuses tables that have such a column."""
+
+Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_timestamp"]
 
 
 class TableSection(_Section):
@@ -220,6 +224,10 @@ class TableSection(_Section):
         for name in value or {}:
             if name.startswith("_rowdelta_"):
                 raise ValueError(f"{name}: names beginning with _rowdelta_ are taken")
+            if name in RESERVED:
+                raise ValueError(
+                    f"{name}: Iceberg has a metadata column of this name, and reads no table that has one too"
+                )
             if "'" in name or "." in name:
                 raise ValueError(f"{name}: a column name may not contain ' or .")
         return value

@@ -168,6 +168,8 @@ class IcebergTable:
     def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.
 
+        If others commit meanwhile, nothing happens: who writes again sees what is still missing.
+
         :raises TableError: Iceberg refuses.
         """
         schema = self.java.schema()
@@ -188,7 +190,8 @@ class IcebergTable:
                     update = update.updateColumn(name, iceberg_type)
             update.commit()
         except JAVA_ERRORS as error:
-            raise table_error(self.name, error) from None
+            if java_class(error) != "CommitFailedException":
+                raise table_error(self.name, error) from None
         self.refresh()
 
     def ensure_unpartitioned_spec(self) -> None:

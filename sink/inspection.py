@@ -114,7 +114,7 @@ def _plan(spark: SparkSession, catalogs: Catalogs, config: Config, mapped: Mappe
     try:
         table = catalogs.load(section.target)
         types = infer_columns(spark, config, section) if table is None and section.columns is None else None
-        return plan_table(config, mapped, table, types)
+        return plan_table(spark, config, mapped, table, types)
     except (ConfigError, TableError) as error:
         return error
 

@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -15,12 +14,11 @@ from uuid import uuid4
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, spark_schema
-from changelog.row_kind_columns import columns_decoder, quoted, tie
-from changelog.rows import HASH, PREFIX, TIE, order_column
+from changelog.row_kind_columns import columns_decoder, completed, tie
+from changelog.rows import HASH, TIE, order_column
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import IndexSlice
 from sink import task
@@ -32,6 +30,7 @@ from sink.commit import (
     TableNoLongerEmpty,
     retries_used_up,
 )
+from sink.computed import compute
 from sink.config import Config
 from sink.dead_letters import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
@@ -40,7 +39,15 @@ from sink.keyindex import IndexLost, KeyIndex, owner
 from sink.mapping import MappedTable
 from sink.routing import routing_columns, to_task
 from sink.sources.source import Position, Source, Stream, TableBatch
-from sink.tables import TablePlan, deletes_carry_row, evolved_columns, needs_global_deletes, plan_table
+from sink.tables import (
+    TablePlan,
+    declared_changes,
+    deletes_carry_row,
+    evolved_columns,
+    needs_global_deletes,
+    plan_table,
+    shown_changes,
+)
 
 log = logging.getLogger("rowdelta")
 
@@ -257,7 +264,7 @@ class TableSink:
             self._spec = spec
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
-        self.plan = plan_table(self._config, self._mapped, self.table)
+        self.plan = plan_table(self.table.spark, self._config, self._mapped, self.table)
         self._global_deletes = self.table.has_data_under_other_specs()
         if self.plan.section.deletes == "equality" and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
@@ -269,6 +276,8 @@ class TableSink:
     def _attempt(self, batch: TableBatch) -> Attempt:
         operation = uuid4().hex[:16]
         started = time.monotonic()
+        if batch.declared is not None:
+            self._evolve(declared_changes(self.plan, batch.declared))
         empty = self.table.is_empty()
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
@@ -301,29 +310,30 @@ class TableSink:
     def _evolve(self, observed: Mapping[str, str]) -> None:
         """Give the table what the micro-batch's messages have, all at once: then the micro-batch is written again, under one schema.
 
-        :raises SchemaEvolved: always, unless `TableError`.
+        :raises SchemaEvolved: the table is another now. :raises DataError, TableError: see `evolved_columns`.
         """
-        changes = evolved_columns(self.plan, observed)
-        log.info(
-            "%s: the source's schema changed: %s",
-            self.table.name,
-            ", ".join(f"{n} {t or 'may be null'}" for n, t in observed.items()),
-        )
-        self.table.evolve(changes)
-        raise SchemaEvolved
+        changes = evolved_columns(self.plan, observed) if observed else {}
+        if changes:
+            log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(observed))
+            self.table.refresh()
+            if self.table.spec.schema == self._spec.schema:  # else perhaps others did it, or did otherwise
+                self.table.evolve(changes)
+            raise SchemaEvolved
 
     def _write(self, batch: TableBatch, operation: str, empty: bool, index: IndexSlice | None) -> Written:
         frame = batch.records
         section, spark = self.plan.section, frame.sparkSession
         # a session of the stream's own; re-planning at run time costs more than it can gain on one shuffle
         spark.conf.set("spark.sql.adaptive.enabled", "false")
+        # or a cast that fails in a computed column would be a null
+        spark.conf.set("spark.sql.ansi.enabled", "true")
         changes = self._changes(frame) if batch.changes is None else batch.changes
         dead_position = self._dead_letters.position(section.target) if self._dead_letters else None
         options = DeltaOptions(
             key=tuple(section.key),
             mode=section.mode,
             table_is_empty=empty,
-            global_deletes=self._global_deletes,
+            global_deletes=self._global_deletes or self.plan.derived_partition,
             deletes_carry_row=deletes_carry_row(self._config),
         )
         source_partition = order_column(len(section.order_by)) if self._config.source.type == "kafka" else None
@@ -373,10 +383,13 @@ class TableSink:
             changes = keep(self._changes(records)).localCheckpoint()
             if not self._observed.value:
                 return changes
-            with suppress(SchemaEvolved):
+            try:
                 self._evolve(self._observed.value)
-            self.table.refresh()
-            self._replan_if_altered()
+            except SchemaEvolved:
+                self.table.refresh()
+                self._replan_if_altered()
+            else:
+                return changes
 
     def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> tuple[DataFrame, int]:
         """All changes of a key to one task. Also how many tasks there are."""
@@ -520,26 +533,16 @@ def decoder(
     spec = plan.changelog
     if config.source.type == "files" and config.source.file_format == "parquet":
         decode = columns_decoder(spec)
-        return lambda records: _computed(decode(records), plan)
+        return lambda records: compute(decode(completed(records, spec)), plan)
     in_tasks = ChangelogDecoder(config.source.format, spec, observe)
     schema = spark_schema(spec)
     ties = [] if spec.source_order else [tie(spec).alias(TIE)]
 
     def decode_in_tasks(records: DataFrame) -> DataFrame:
         rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: task.decode(in_tasks, batches), schema)
-        return _computed(rows.select("*", *ties) if ties else rows, plan)
+        return compute(rows.select("*", *ties) if ties else rows, plan)
 
     return decode_in_tasks
-
-
-def _computed(rows: DataFrame, plan: TablePlan) -> DataFrame:
-    """Rows with computed columns, and without fields that only those need."""
-    if not plan.computed and all(column.name in {c.name for c in plan.columns} for column in plan.changelog.columns):
-        return rows
-    types = {column.name: column.type for column in plan.columns}
-    values = {name: F.expr(expression) for name, expression in plan.computed}
-    columns = [values.get(name, F.col(quoted(name))).cast(dtype).alias(name) for name, dtype in types.items()]
-    return rows.select(*(name for name in rows.columns if name.startswith(PREFIX)), *columns)
 
 
 def property_prefix(config: Config) -> str:
@@ -562,6 +565,13 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
         return DataError(f"{target}: {contradiction.group(1)}")
     if "PARQUET_COLUMN_DATA_TYPE_MISMATCH" in text or "SchemaColumnConvertNotSupportedException" in text:
         return DataError(f"{target}: a change file has a column of another type. {_first_lines(text)}")
+    failed = re.search(r"\[([A-Z_.]+)\] (.*?)SQLSTATE: 22", text)
+    if failed:
+        # a "data exception" of an expression; conversions of messages' values don't raise
+        return DataError(
+            f"{target}: the expression of a computed column failed on a value: {failed.group(2).strip()} Nothing was applied. Correct "
+            "the expression; try_cast and the like give null instead."
+        )
     registry = re.search(r"RegistryError: (.*)", text)
     if registry:
         return TemporaryError(f"{target}: {registry.group(1)}. Nothing was applied; run again.")

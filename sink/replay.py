@@ -120,7 +120,7 @@ class _Replay:
                 f"{self._section.target} does not exist, so there is nothing to replay into. rowdelta run creates it."
             )
         self._source = source
-        plan = plan_table(config, mapped, table)
+        plan = plan_table(spark, config, mapped, table)
         self._sink = TableSink(config, mapped, table, plan, source, dead_letters=None)
 
     def run(self, letters: DataFrame, force: bool) -> Replayed:

@@ -7,11 +7,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from changelog import formats
-from changelog.decoding import is_wider
+from changelog.decoding import MISSING, Observed, is_wider, merged_types
+from changelog.row_kind_columns import columns_to_read
+from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters.partitioning import source_columns
-from sink.config import Config, TableSection
-from sink.errors import ConfigError, TableError
+from sink.computed import check_computed
+from sink.config import RESERVED, Config, TableSection
+from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
 from sink.inference import infer_columns
 from sink.mapping import MappedTable
@@ -24,6 +27,7 @@ class TablePlan:
     :param columns: the table's. Those of `changelog` are what is decoded: without computed and metadata columns, and with fields that
         only expressions need.
     :param computed: (name, Spark SQL expression) of computed columns.
+    :param derived_partition: partitioned by a computed or metadata column, so no change says where the row before it is.
     """
 
     section: TableSection
@@ -31,10 +35,15 @@ class TablePlan:
     exists: bool
     columns: tuple[ColumnSpec, ...] = ()
     computed: tuple[tuple[str, str], ...] = ()
+    derived_partition: bool = False
 
 
 def plan_table(
-    config: Config, mapped: MappedTable, table: IcebergTable | None, types: Mapping[str, str] | None = None
+    spark: SparkSession,
+    config: Config,
+    mapped: MappedTable,
+    table: IcebergTable | None,
+    types: Mapping[str, str] | None = None,
 ) -> TablePlan:
     """Check a table's configuration against the target, if it exists.
 
@@ -48,6 +57,12 @@ def plan_table(
             raise ConfigError(
                 f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add columns."
             )
+        unfit = [name for name in wanted.names if not _can_be_column(name)]
+        if unfit:
+            raise ConfigError(
+                f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} or be one of "
+                "Iceberg's own. Name it in exclude, or write columns."
+            )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
     else:
@@ -60,7 +75,9 @@ def plan_table(
                 f"{section.target} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3."
             )
         sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
-    return _plan(config, section, path, columns, sources, table is not None)
+    plan = _plan(config, section, path, columns, sources, table is not None)
+    check_computed(spark, plan, path)
+    return plan
 
 
 def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tuple[IcebergTable, TablePlan]:
@@ -72,7 +89,7 @@ def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tupl
     section = mapped.section
     table = catalogs.load(section.target)
     types = infer_columns(spark, config, section) if table is None and section.columns is None else None
-    plan = plan_table(config, mapped, table, types)
+    plan = plan_table(spark, config, mapped, table, types)
     if table is None:
         wanted = wanted_columns(section, mapped.path, types)
         assert wanted is not None
@@ -85,31 +102,109 @@ def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tupl
 
 def needs_global_deletes(plan: TablePlan) -> bool:
     """A key's old partition may be unknown: partition values derive from columns outside the key."""
-    return not set(plan.changelog.partition_sources) <= set(plan.section.key)
+    return plan.derived_partition or not set(plan.changelog.partition_sources) <= set(plan.section.key)
 
 
-def evolved_columns(plan: TablePlan, observed: Mapping[str, str]) -> dict[str, T.DataType | None]:
+def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType | None]:
     """What the table must become for fields that messages have: new columns, wider ones, and (None) optional ones.
 
-    :param observed: as `changelog.decoding.Observed`.
-    :raises TableError: `schema_changes: fail`, or a field's name differs from a column's in case only.
+    :raises DataError: `schema_changes: fail`. :raises TableError: a field can't become a column.
     """
     target = plan.section.target
-    shown = ", ".join(f"{name} {dtype or 'may be null'}" for name, dtype in sorted(observed.items()))
-    if plan.section.schema_changes == "fail":
-        raise TableError(
-            f"{target}: the source's schema changed ({shown}), and schema_changes is fail. Nothing was applied. Alter the table, or "
-            "set schema_changes: evolve, or ignore."
+    names = {column.name for column in plan.columns}
+    # a field that isn't stored has the type that the configuration gives it
+    pinned = {column.name for column in plan.changelog.columns} - names
+    observed = {name: dtype for name, dtype in observed.items() if name not in pinned}
+    if observed and plan.section.schema_changes == "fail":
+        raise DataError(
+            f"{target}: the source's schema changed ({shown_changes(observed)}), and schema_changes is fail. Nothing was applied. "
+            "Correct table and configuration, or set schema_changes: evolve, or ignore."
         )
-    columns = {column.name.lower(): column.name for column in plan.columns}
-    for name in observed:
-        known = columns.get(name.lower(), name)
-        if known != name:
+    known = {name.lower(): name for name in names}
+    for name in sorted(observed):
+        advice = (
+            f"Name it in exclude, or give it a column of another name (columns: {{…: {{type: …, from: {name!r}}}}})."
+        )
+        if name in names:
+            continue
+        if name.lower() in known:
             raise TableError(
-                f"{target}: messages have a field {name!r}, and the table a column {known!r}: Spark can't tell them apart. Name it in "
-                f"exclude, or give it a column of another name (columns: {{…: {{type: …, from: {name}}}}})."
+                f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't tell them apart. {advice}"
             )
+        if not _can_be_column(name):
+            raise TableError(
+                f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or be one of "
+                f"Iceberg's own. {advice}"
+            )
+        known[name.lower()] = name
     return {name: T.DataType.fromDDL(dtype) if dtype else None for name, dtype in observed.items()}
+
+
+def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Observed:
+    """What change files have and the table can't take, by their columns.
+
+    :raises DataError: a file can't be read for this table.
+    """
+    target, changes = plan.section.target, plan.section.schema_changes
+    own = columns_to_read(plan.changelog)
+    # the kind, the key and the order can't be null
+    optional = {c.field: c.name for c in plan.changelog.columns if c.name not in plan.section.key}
+    optional = {field: name for field, name in optional.items() if field not in {n for n, _ in plan.changelog.order_by}}
+    stored = {column.name for column in plan.columns}
+    observed: Observed = {}
+    for path, columns in files.items():
+        found = {field.name: field.dataType for field in columns}
+        for field in own:
+            dtype = found.get(field.name)
+            if dtype is None and field.name not in optional:
+                raise DataError(
+                    f"{target}: {path} has no column {field.name!r}. Its columns must be: {', '.join(own.names)}. "
+                    "Write the file again with the column, or correct tables[].columns."
+                )
+            if dtype is None and changes == "fail":
+                observed = merged_types(observed, {optional[field.name]: MISSING})
+            if dtype is not None and changes != "ignore" and _has_more(dtype, field.dataType):
+                raise DataError(
+                    f"{target}: in {path} column {field.name} is {dtype.simpleString()}, with fields that the column "
+                    f"({field.dataType.simpleString()}) has not. New fields inside a column aren't followed: add them to the table "
+                    "(ALTER TABLE … ADD COLUMN), or set schema_changes: ignore."
+                )
+            if dtype is None or not is_wider(dtype, field.dataType):
+                continue
+            name = optional.get(field.name)
+            if name not in stored or changes == "ignore":
+                raise DataError(
+                    f"{target}: in {path} column {field.name} is {dtype.simpleString()}, wider than {field.dataType.simpleString()}. "
+                    + ("A key may not change." if name is None else "Correct its type, or set schema_changes: evolve.")
+                )
+            observed = merged_types(observed, {name: dtype.simpleString()})
+        if changes != "ignore":
+            known = {*own.names, *plan.changelog.excluded}
+            new = {name: dtype.simpleString() for name, dtype in found.items() if name not in known}
+            observed = merged_types(observed, new)
+    return observed
+
+
+def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
+    """Whether a struct somewhere in `dtype` has fields that the column's hasn't: Spark would leave them out."""
+    if isinstance(dtype, T.StructType) and isinstance(column, T.StructType):
+        known = {field.name: field.dataType for field in column}
+        return any(field.name not in known or _has_more(field.dataType, known[field.name]) for field in dtype)
+    if isinstance(dtype, T.ArrayType) and isinstance(column, T.ArrayType):
+        return _has_more(dtype.elementType, column.elementType)
+    if isinstance(dtype, T.MapType) and isinstance(column, T.MapType):
+        return _has_more(dtype.valueType, column.valueType)
+    return False
+
+
+def _can_be_column(name: str) -> bool:
+    return not ("." in name or "'" in name or name.startswith(PREFIX) or name in RESERVED)
+
+
+def shown_changes(observed: Observed) -> str:
+    """For people: `note string, amount bigint, region may be null`."""
+    words = {"": "may be null", MISSING: "is missing"}
+    return ", ".join(f"{name} {words.get(dtype, dtype)}" for name, dtype in sorted(observed.items()))
 
 
 def _plan(
@@ -132,13 +227,11 @@ def _plan(
     for name, origin in named.items():
         if not origin.stored:
             decoded.append(ColumnSpec(name, parse_type(origin.type, f"{path}.columns.{name}"), source=origin.source))
-    if {name for name, _ in computed} & set(sources):
-        # a removal must know its old partition, so it needs whatever the expression is made of
-        sources = tuple(column.name for column in decoded)
-    spec = _changelog(
-        config, section, path, tuple(decoded), tuple(name for name in sources if name not in section.metadata)
-    )
-    return TablePlan(section, spec, exists, columns, tuple(computed))
+    derived = {*section.metadata, *(name for name, _ in computed)}
+    kept = tuple(name for name in sources if name not in derived)
+    spec = _changelog(config, section, path, tuple(decoded), kept)
+    spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
+    return TablePlan(section, spec, exists, columns, tuple(computed), len(kept) < len(sources))
 
 
 def _changelog(

@@ -63,7 +63,15 @@ def test_the_readme_gives_each_keys_default(key: str) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["source.type", "source.format", "sink.on_bad_record", "sink.on_table_error", "tables[].mode", "tables[].deletes"],
+    [
+        "source.type",
+        "source.format",
+        "sink.on_bad_record",
+        "sink.on_table_error",
+        "tables[].mode",
+        "tables[].deletes",
+        "tables[].schema_changes",
+    ],
 )
 def test_the_readme_gives_each_choice(key: str) -> None:
     kind, _ = _reference_table()[key]

@@ -63,6 +63,48 @@ def from_arrow(values: pa.Array, wire: WireType, target: pa.DataType, convert: C
     return pa.nulls(len(values), target)
 
 
+def has_more(values: pa.Array, target: pa.DataType) -> Flags:
+    """Where a value has a field, somewhere in it, that its struct in `target` hasn't, and that isn't null."""
+    source = values.type
+    more = np.zeros(len(values), np.bool_)
+    if not _has_struct(target):
+        return more
+    if pa.types.is_string(source) or pa.types.is_large_string(source):
+        found = (text is not None and _has_more(_parse(text), target) for text in values.to_pylist())
+        return np.fromiter(found, np.bool_, len(values))
+    if is_list(target) and is_list(source):
+        begins = values.offsets.to_numpy().astype(np.int64)
+        items = values.values.slice(begins[0], begins[-1] - begins[0])
+        return _any_between(has_more(items, target.value_type), begins)
+    if pa.types.is_map(target) and pa.types.is_map(source):
+        begins = values.offsets.to_numpy().astype(np.int64)
+        return _any_between(has_more(values.items[begins[0] : begins[-1]], target.item_type), begins)
+    if pa.types.is_struct(target) and pa.types.is_struct(source):
+        for name, part in zip(source.names, values.flatten(), strict=True):
+            index = target.get_field_index(name)
+            more |= present(part) if index < 0 else has_more(part, target.field(index).type)
+    return more
+
+
+def _has_struct(target: pa.DataType) -> bool:
+    if pa.types.is_map(target):
+        return _has_struct(target.item_type)
+    return bool(pa.types.is_struct(target)) or (is_list(target) and _has_struct(target.value_type))
+
+
+def _has_more(value: Any, target: pa.DataType) -> bool:
+    if is_list(target) and isinstance(value, list):
+        return any(_has_more(item, target.value_type) for item in value)
+    if pa.types.is_map(target) and isinstance(value, dict):
+        return any(_has_more(item, target.item_type) for item in value.values())
+    if pa.types.is_struct(target) and isinstance(value, dict):
+        known = {field.name: field.type for field in target}
+        return any(
+            part is not None and (name not in known or _has_more(part, known[name])) for name, part in value.items()
+        )
+    return False
+
+
 def from_json(texts: pa.Array, wire: WireType, target: pa.DataType, convert: Convert) -> pa.Array:
     """JSON texts, one by one: the rare path."""
     objects = [None if text is None else _parse(text) for text in texts.to_pylist()]

@@ -6,17 +6,21 @@ checkpoint generation continues, Spark's own log says which files are new, also 
 from a copy, ahead of a table that was rolled back), files at or before the mark count as applied.
 """
 
+import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
+from changelog.decoding import is_wider
 from changelog.row_kind_columns import columns_to_read
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
@@ -25,6 +29,8 @@ from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import BadRecords, Position, Stream, TableBatch
 
 _OWN_OPTIONS = {"path_format"}
+_FILE_SCHEMAS = 100
+"""Schemas of files that are remembered: nearly always there is one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,9 @@ class FilesSource:
         self._uri = jvm.java.net.URI
         self._parquet_reader = jvm.org.apache.parquet.hadoop.ParquetFileReader
         self._parquet_input = jvm.org.apache.parquet.hadoop.util.HadoopInputFile
+        self._to_spark = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetToSparkSchemaConverter
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
+        self._file_schemas: dict[str, T.StructType] = {}
 
     def names(self) -> Sequence[str]:
         return [name for parent in self._parents() for name in self._directories(parent)]
@@ -126,9 +134,17 @@ class FilesSource:
         if not fresh:
             return None
         is_parquet = self._config.source.file_format == "parquet"
-        rows = sum(self._checked_rows(table, file) for file in fresh) if is_parquet else None
+        footers = {file.path: self._footer(table, file) for file in fresh} if is_parquet else {}
+        declared = {path: schema for path, (schema, _) in footers.items()} if is_parquet else None
+        rows = sum(count for _, count in footers.values()) if is_parquet else None
         records = frame.drop("_modified", "_name")
-        if len(fresh) < len(files):
+        schema = self._schema(table, declared.values()) if declared is not None else None
+        if schema is not None:
+            # other columns than the query knows of; these files are read on their own
+            paths = [self._decoded(path) for path in footers]
+            reader = frame.sparkSession.read.schema(schema).option("__globPaths__", "false")
+            records = reader.parquet(*paths).select("*", F.col("_metadata.file_path").alias("source"))
+        elif len(fresh) < len(files):
             assert position is not None
             applied = (F.col("_modified") < position["modified"]) | (
                 (F.col("_modified") == position["modified"]) & F.col("_name").isin(list(position["files"]))
@@ -141,7 +157,7 @@ class FilesSource:
             had = fresh if other["generation"] == generation else [f for f in fresh if not _is_beyond(f, other)]
             return _from_files_other_than([file.path.rsplit("/", 1)[-1] for file in had])
 
-        return TableBatch(records, _mark(fresh, position, generation, batch_id), beyond, rows)
+        return TableBatch(records, _mark(fresh, position, generation, batch_id), beyond, rows, declared=declared)
 
     def start_position(self, table: TableSection) -> Position | None:
         return None
@@ -180,23 +196,44 @@ class FilesSource:
             files += [_ChangeFile(e["path"], int(e["timestamp"])) for e in entries if e["batchId"] == number]
         return files
 
-    def _checked_rows(self, table: TableSection, file: _ChangeFile) -> int:
-        """The number of rows of a Parquet file that has every column; Spark would read a missing one as nulls."""
+    def _footer(self, table: TableSection, file: _ChangeFile) -> tuple[T.StructType, int]:
+        """Columns and number of rows of a Parquet file."""
         path = self._hadoop_path(self._uri(file.path))
         try:
             reader = self._parquet_reader.open(self._parquet_input.fromPath(path, self._hadoop_conf))
         except Py4JJavaError as error:
             raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
-        schema, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
+        message, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
         reader.close()
-        wanted = columns_to_read(self._specs[table.target]).fieldNames()
-        missing = [name for name in wanted if not schema.containsField(name)]
-        if missing:
-            raise DataError(
-                f"{table.target}: {file.path} has no column {missing[0]!r}. Its columns must be: {', '.join(wanted)}. "
-                "Write the file again with the column, or correct tables[].columns."
-            )
-        return rows
+        text = str(message)
+        if text not in self._file_schemas:
+            if len(self._file_schemas) >= _FILE_SCHEMAS:
+                self._file_schemas.clear()
+            try:
+                converted = self._to_spark(self._spark._jsparkSession.sessionState().conf()).convert(message)
+            except CapturedException as error:
+                raise DataError(f"{table.target}: {file.path} has a column that can't be read: {error}") from None
+            self._file_schemas[text] = T.StructType.fromJson(json.loads(converted.json()))
+        return self._file_schemas[text], rows
+
+    def _schema(self, table: TableSection, files: Iterable[T.StructType]) -> T.StructType | None:
+        """What to read files with that have more or wider columns than the table's query reads; None if they haven't."""
+        spec = self._specs[table.target]
+        query = columns_to_read(spec)
+        types = {field.name: field.dataType for field in query}
+        for field in itertools.chain.from_iterable(files):
+            known = types.setdefault(field.name, field.dataType)
+            if is_wider(field.dataType, known):
+                types[field.name] = field.dataType
+        for name in spec.excluded:
+            if name not in query.names:
+                types.pop(name, None)
+        schema = T.StructType([T.StructField(name, dtype) for name, dtype in types.items()])
+        return None if schema == query else schema
+
+    def _decoded(self, path: str) -> str:
+        """A file's URI as Spark's reader takes it, unescaped."""
+        return str(self._hadoop_path(self._uri(path)))
 
     def _list(self, table: TableSection) -> list[tuple[str, int]]:
         path = self._hadoop_path(table.source)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import types as T
 
 from sink.config import TableSection
 from sink.errors import RowdeltaError
@@ -38,6 +39,7 @@ class TableBatch:
         decoder's expressions until the driver's memory is full.
     :param estimated_rows: how many records there are, if the source can tell without reading them.
     :param changes: changelog rows, if the records have been decoded.
+    :param declared: path -> the columns of each file, if the records are typed.
     """
 
     records: DataFrame
@@ -45,6 +47,7 @@ class TableBatch:
     beyond: Callable[[Position], BadRecords]
     estimated_rows: int | None
     changes: DataFrame | None = None
+    declared: Mapping[str, T.StructType] | None = None
 
 
 class Source(Protocol):

@@ -80,6 +80,7 @@ class Job:
     """One sink with one table. Each has its own namespace, so that tests can share a catalog.
 
     :param columns: name -> type, also of tables created beforehand (`configure_columns=False` leaves them out of the config).
+    :param table: overrides of the table's entry.
     :param sections: overrides by section, for example `{"sink": {"on_bad_record": "fail"}}`.
     """
 
@@ -93,6 +94,7 @@ class Job:
     file_format: Literal["parquet", "json"] = "parquet"
     properties: Mapping[str, str] = field(default_factory=dict)
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    table: Mapping[str, Any] = field(default_factory=dict)
     configure_columns: bool = True
     tasks: int = 2
     namespace: str = field(default_factory=lambda: f"n{uuid4().hex[:12]}")
@@ -150,6 +152,7 @@ class Job:
         }
         if self.configure_columns:
             table["columns"] = dict(self.columns)
+        table |= self.table
         values: dict[str, Any] = {
             "sink": {"id": self.sink_id, "checkpoint": str(self.checkpoint)},
             "source": {
