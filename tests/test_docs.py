@@ -8,6 +8,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from changelog import formats
 from sink import cli, config, demo, errors
 
 ROOT = Path(__file__).parents[1]
@@ -63,11 +64,16 @@ def test_the_readme_gives_each_keys_default(key: str) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["source.type", "source.format", "sink.on_bad_record", "sink.on_table_error", "tables[].mode", "tables[].deletes"],
+    ["source.type", "sink.on_bad_record", "sink.on_table_error", "tables[].mode", "tables[].deletes"],
 )
 def test_the_readme_gives_each_choice(key: str) -> None:
     kind, _ = _reference_table()[key]
     assert kind == ", ".join(f"`{value}`" for value in _configuration_keys()[key].annotation.__args__)
+
+
+def test_the_readme_gives_each_format() -> None:
+    kind, _ = _reference_table()["source.format"]
+    assert kind == ", ".join(f"`{name}`" for name in formats.names())
 
 
 def _blocks(document: Path, language: str) -> list[str]:

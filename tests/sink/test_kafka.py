@@ -57,6 +57,7 @@ class KafkaJob:
     format: str = "debezium-json"
     sink: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    format_options: Mapping[str, Any] = field(default_factory=dict)
     table: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(default_factory=lambda: f"n{uuid4().hex[:12]}")
 
@@ -85,6 +86,7 @@ class KafkaJob:
                     "type": "kafka",
                     "format": self.format,
                     "options": {"kafka.bootstrap.servers": self.servers, **self.options},
+                    "format_options": dict(self.format_options),
                 },
                 "catalogs": {"lake": {"type": "hadoop", "warehouse": warehouse}},
                 "tables": tables,
