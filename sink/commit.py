@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from py4j.java_gateway import JavaObject
+
 from sink.errors import FencedError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, IcebergTable, java_class, java_message, table_error
 from sink.keyindex import IndexCommit
@@ -60,6 +62,8 @@ class IcebergCommitter:
     def __init__(self, table: IcebergTable) -> None:
         self._table = table
         self._everything = table.iceberg.expressions.Expressions.alwaysTrue()
+        # the last commit's deletion vectors, of which the next one replaces most: each costs two calls to the JVM
+        self._vectors: dict[str, JavaObject] = {}
 
     def commit(self, request: RowDeltaCommit) -> None:
         """Commit, or find out why not. Retries with the table's own `commit.retry.*` settings.
@@ -109,10 +113,12 @@ class IcebergCommitter:
             content = parser.fromJson(mapper.readTree(file), specs)
             delta = delta.addRows(content) if json.loads(file)["content"] == "DATA" else delta.addDeletes(content)
         if request.index is not None:
+            earlier, self._vectors = self._vectors, {}
             for file in request.index.files:
-                delta = delta.addDeletes(parser.fromJson(mapper.readTree(file), specs))
+                self._vectors[file] = parser.fromJson(mapper.readTree(file), specs)
+                delta = delta.addDeletes(self._vectors[file])
             for file in request.index.removed:
-                delta = delta.removeDeletes(parser.fromJson(mapper.readTree(file), specs))
+                delta = delta.removeDeletes(earlier.get(file) or parser.fromJson(mapper.readTree(file), specs))
             # also compactions remove the files that hold the rows to delete
             delta = delta.validateDataFilesExist(list(request.index.referenced)).validateDeletedFiles()
         if base is not None:

@@ -27,7 +27,7 @@ from changelog.row_kind_columns import quoted
 from deltawriters import TableSpec
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
-from sink.errors import DataError, TableError, TemporaryError
+from sink.errors import TableError, TemporaryError, TooManyBadRecords
 from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
 from sink.sources.source import Position
 
@@ -127,14 +127,14 @@ class DeadLetters:
     def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
         """Before a micro-batch with `bad` records (by error class) is committed.
 
-        :raises DataError: with them the target would have more bad records in this run than `max_bad_records`.
+        :raises TooManyBadRecords: with them the target would have more bad records in this run than `max_bad_records`.
         """
         limit = self._config.sink.max_bad_records
         total = self._counts[target] + Counter(bad)
         if limit is None or not bad or total.total() <= limit:
             return
         classes = ", ".join(f"{count:,} {error_class}" for error_class, count in total.most_common())
-        raise DataError(
+        raise TooManyBadRecords(
             f"{target}: {total.total():,} bad records in this run, and max_bad_records is {limit:,} ({classes}). The micro-batch "
             f"that has the last {sum(bad.values()):,} of them was not applied: {'; '.join(samples)}. Correct the source or the "
             "configuration and run again, or raise max_bad_records; `rowdelta dead-letters counts` shows what was kept before."

@@ -23,6 +23,12 @@ class DataError(RowdeltaError):
     exit_code = 3
 
 
+class TooManyBadRecords(DataError):  # noqa: N818 - says it better
+    """`max_bad_records` is exceeded. The threshold is there to stop the job, so it stops all of it."""
+
+    stops_job = True
+
+
 class TableError(RowdeltaError):
     """The target table doesn't fit the configuration, is gone, was replaced, or another sink writes under our id."""
 

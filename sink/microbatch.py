@@ -526,7 +526,7 @@ def decoder(
     ties = [] if spec.source_order else [tie(spec).alias(TIE)]
 
     def decode_in_tasks(records: DataFrame) -> DataFrame:
-        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: in_tasks(batches), schema)
+        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: task.decode(in_tasks, batches), schema)
         return _computed(rows.select("*", *ties) if ties else rows, plan)
 
     return decode_in_tasks

@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from changelog.decoding import merged_types
+from changelog.decoding import ChangelogDecoder, merged_types
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.files import DataFiles, FileFactory
@@ -152,6 +152,12 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
     if plan.dead_letters:
         summary["dead_letters"] = [file.to_json(plan.dead_letters.iceberg_schema) for file in dead_files]
     yield pa.RecordBatch.from_pydict({"result": [json.dumps(summary)]})
+
+
+def decode(decoder: ChangelogDecoder, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decode a task's raw records."""
+    yield from decoder(batches)
+    _forget_archives()
 
 
 def build_index(

@@ -198,23 +198,23 @@ def outcome(table: ChangelogSpec, values: list[bytes]) -> Outcome:
 @example([b'{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","lsn":1},"ts_ms":1}'])
 @example([b'{"before":null,"source":{"version":"1","lsn":1},"op":"c","ts_ms":1,"after":{"id":1}}'])
 @example([b'{"before":null,"after":{"id":1},"ts_ms":4,"source":{"version":"1","lsn":1},"op":"c"}'])
-def test_events_read_in_halves_are_those_read_whole(values: list[bytes]) -> None:
+def test_events_read_in_parts_are_those_read_whole(values: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(debezium_json._EventReader, "_in_halves", lambda self, texts: None)
+        patch.setattr(debezium_json._EventReader, "_in_parts", lambda self, texts: None)
         whole = outcome(TABLE, values)
     assert outcome(TABLE, values) == whole
 
 
-def test_events_of_debezium_are_read_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_of_debezium_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test before would compare the general reader with itself."""
     read: list[Parsed | None] = []
-    in_halves = debezium_json._EventReader._in_halves
+    in_parts = debezium_json._EventReader._in_parts
 
     def watched(self: Any, texts: pa.Array) -> Parsed | None:
-        read.append(in_halves(self, texts))
+        read.append(in_parts(self, texts))
         return read[-1]
 
-    monkeypatch.setattr(debezium_json._EventReader, "_in_halves", watched)
+    monkeypatch.setattr(debezium_json._EventReader, "_in_parts", watched)
     values = [json.dumps(event("c", None, {"id": n, "new": n}), separators=(",", ":")).encode() for n in range(50)]
     changes, rejected, unknown = outcome(TABLE, values)
     assert len(changes) == 50
