@@ -143,7 +143,9 @@ TABLE = spec(
 
 _VALUES = st.none() | st.integers(0, 3) | st.sampled_from(["a", "1", ',"source":{"version":', "\\", 'x","'])
 _NESTED = _VALUES | st.fixed_dictionaries({"version": _VALUES}) | st.lists(_VALUES, max_size=2)
-_ROWS = st.none() | st.dictionaries(st.sampled_from(["id", "v", "n", "new", "source", "op", "ts_ms"]), _NESTED)
+_ROWS = st.none() | st.dictionaries(
+    st.sampled_from(["id", "v", "n", "new", "before", "after", "source", "op", "ts_ms"]), _NESTED
+)
 _ANY_ROW = st.fixed_dictionaries({"id": st.integers(0, 9), "v": st.none() | st.text(max_size=3)})
 _OPS = st.sampled_from(["r", "c", "u", "d", "m", "t", None, 3])
 _SOURCES = st.fixed_dictionaries({"version": st.just("1"), "lsn": st.none() | st.integers(0, 9)})
