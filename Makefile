@@ -48,8 +48,9 @@ demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo
 test: jdk setup lint ## The whole suite, after lint
 	$(BIN)/python -m pytest
 
-bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then the key index alone
+bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then decoding, then the key index alone
 	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.keyindex
 
 lint: setup ## ruff and mypy

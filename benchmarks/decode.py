@@ -7,19 +7,23 @@ two cores would be measured with them), in micro-batches of a million messages. 
 
 import argparse
 import base64
+import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from changelog import formats
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder
 from changelog.spec import ChangelogSpec, ColumnSpec, SchemaChanges
@@ -35,6 +39,8 @@ COLUMNS: Mapping[str, tuple[str, T.DataType]] = {
 }
 BATCH = 32_768
 """Records in an Arrow batch, as the sink sets it for Spark."""
+
+_BOTH: tuple[SchemaChanges, ...] = ("ignore", "evolve")
 
 Row = dict[str, Any]
 Encoder = Callable[[Row, Row | None, int], Any]
@@ -154,6 +160,87 @@ JSON_FORMATS: Mapping[str, tuple[str, Encoder, Mapping[str, str]]] = {
 }
 
 
+AVRO_SCHEMA: Mapping[str, Any] = {
+    "type": "record",
+    "name": "Account",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "region", "type": "string"},
+        {"name": "balance", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
+        {"name": "name", "type": "string"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "updated_at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "version", "type": "long"},
+    ],
+}
+DEBEZIUM_AVRO_SCHEMA: Mapping[str, Any] = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [
+        {"name": "before", "type": ["null", AVRO_SCHEMA]},
+        {"name": "after", "type": ["null", "Account"]},
+        {
+            "name": "source",
+            "type": {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": ["null", "long"]}]},
+        },
+        {"name": "op", "type": "string"},
+        {"name": "ts_ms", "type": ["null", "long"]},
+    ],
+}
+
+
+def _avro(row: Row) -> Row:
+    cents = row["balance"]
+    return row | {"balance": cents.to_bytes(cents.bit_length() // 8 + 1, "big", signed=True)}
+
+
+def avro_values(pairs: list[tuple[Row, Row | None]], enveloped: bool) -> list[bytes]:
+    """Rows, or Debezium's events, in Confluent's wire format, of the schema with the id 1 or 2."""
+    parsed = fastavro.parse_schema(_physical(DEBEZIUM_AVRO_SCHEMA if enveloped else AVRO_SCHEMA))
+    values = []
+    for number, (after, before) in enumerate(pairs):
+        record: Row = _avro(after)
+        if enveloped:
+            images = {"before": _avro(before) if before else None, "after": record}
+            record = images | {"source": {"lsn": number}, "op": "u" if before else "c", "ts_ms": number}
+        body = io.BytesIO()
+        fastavro.schemaless_writer(body, parsed, record)
+        values.append(bytes([0, 0, 0, 0, 2 if enveloped else 1]) + body.getvalue())
+    return values
+
+
+def _physical(schema: Any) -> Any:
+    """Without logical types, for which fastavro would want other Python values."""
+    if isinstance(schema, dict):
+        return {name: _physical(value) for name, value in schema.items() if name != "logicalType"}
+    return [_physical(part) for part in schema] if isinstance(schema, list) else schema
+
+
+@contextmanager
+def registry() -> Iterator[str]:
+    """The address of a schema registry that has the two schemas."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            schema = DEBEZIUM_AVRO_SCHEMA if "/ids/2" in self.path else AVRO_SCHEMA
+            body = json.dumps({"schema": json.dumps(schema)}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+
+
 def spec(options: Mapping[str, str], schema_changes: SchemaChanges) -> ChangelogSpec:
     columns = tuple(ColumnSpec(name, dtype) for name, (_, dtype) in COLUMNS.items())
     return ChangelogSpec(columns, ("id",), options=dict(options), schema_changes=schema_changes)
@@ -229,6 +316,11 @@ def end_to_end(folder: Path, values: list[bytes], batches: int, schema_changes: 
     return len(values) / seconds[len(seconds) // 2]
 
 
+def _report(label: str, name: str, values: list[bytes], options: Mapping[str, str]) -> None:
+    ignore, evolve = (decode_speed(name, values, spec(options, changes)) for changes in _BOTH)
+    print(f"{label:40} {sum(map(len, values)) // len(values):>6} {ignore:>10,.0f} {evolve:>10,.0f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=200_000, help="records of each format")
@@ -243,18 +335,16 @@ def main() -> None:
             f"{'format':40} {'bytes':>6} {'ignore':>10} {'evolve':>10}   records a second and core, by schema_changes"
         )
         for label, (name, encode, options) in JSON_FORMATS.items():
-            if name not in formats.names():
-                continue
-            values = [text(encode(after, before, number)) for number, (after, before) in enumerate(pairs)]
-            speeds = [decode_speed(name, values, spec(options, changes)) for changes in ("ignore", "evolve")]
-            size = sum(map(len, values)) // len(values)
-            print(f"{label:40} {size:>6} {speeds[0]:>10,.0f} {speeds[1]:>10,.0f}", flush=True)
+            _report(label, name, [text(encode(*pair, number)) for number, pair in enumerate(pairs)], options)
+        with registry() as url:
+            for name in ("avro", "debezium-avro"):
+                _report(name, name, avro_values(pairs, name != "avro"), {"schema.registry.url": url})
     if arguments.only != "formats":
         messages = rows(arguments.messages, arguments.seed)
         values = [text(debezium(after, before, number)) for number, (after, before) in enumerate(messages)]
         print(f"Debezium JSON into a table, {sum(map(len, values)) // len(values)} bytes a message:")
         with tempfile.TemporaryDirectory() as folder:
-            for changes in ("ignore", "evolve"):
+            for changes in _BOTH:
                 speed = end_to_end(Path(folder), values, arguments.batches, changes)
                 print(f"  {changes}: {speed:,.0f} messages/s", flush=True)
 
