@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -173,6 +174,10 @@ def test_a_registry_that_is_down_stops_the_job_and_nothing_is_applied(
         assert not spark.catalog.tableExists(f"lake.{job.name}.dead_letters") or (
             spark.sql(f"SELECT * FROM lake.{job.name}.dead_letters").count() == 0
         )
+        # nobody described the next table, so the driver itself has to ask
+        undescribed = {"columns": None, "target": f"lake.{job.name}.undescribed"}
+        with pytest.raises(TemporaryError, match=f"the schema registry {registry.url} can't be asked for schema id"):
+            replace(job, table=undescribed, folder=tmp_path / "other").run()
         # its memory was all it had
         registry.start()
         Shop(registry, seed=2)
