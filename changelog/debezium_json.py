@@ -90,15 +90,14 @@ class _Keys:
         self._types = implied
         self._reader = JsonReader(Object({c.field: _leaf(c, implied) for c in spec.columns if c.name in spec.key}))
 
-    def images(self, records: pa.RecordBatch, record: pa.Array) -> debezium.Images | None:
-        """Images made of the keys of messages, or None if not every one of them has a key that can be read."""
+    def images(self, records: pa.RecordBatch, record: pa.Array) -> Iterator[tuple[pa.Array, debezium.Images]]:
+        """Images made of the keys of the messages `record`, and their places in it (int64). Keys that can't be read are left out."""
         keys = records.column("key").take(record)
-        if keys.null_count:
-            return None
-        found = list(self._reader.read(pa.array([payload(key) for key in keys.to_pylist()], pa.binary())))
-        if len(found) != 1 or isinstance(found[0], Rejected):
-            return None
-        return _images(found[0].values, self._types)
+        places = np.flatnonzero(keys.is_valid())
+        payloads = pa.array([payload(key) for key in keys.drop_null().to_pylist()], pa.binary())
+        for found in self._reader.read(payloads) if len(places) else ():
+            if not isinstance(found, Rejected):
+                yield pa.array(places[found.record.to_numpy()]), _images(found.values, self._types)
 
 
 class _EventReader:
@@ -198,20 +197,21 @@ class _EventReader:
             metadata["_ts"] = debezium.source_time(
                 len(values), ((path, at_path(values, path)) for path in _SOURCE_TIME)
             )
-        headless = pc.and_not(pc.equal(op, "d"), before.present)
-        if pc.any(headless).as_py():
+        headless = np.flatnonzero(pc.fill_null(pc.and_not(pc.equal(op, "d"), before.present), False))
+        rest = np.ones(len(record), np.bool_)
+        for places, keys in self._keys.images(records, record.take(pa.array(headless))) if len(headless) else ():
             # the key is all that a delete needs, and the message has one
-            keys = self._keys.images(records, record.filter(headless))
-            if keys is not None:
-                removed = debezium.Events(
-                    record.filter(headless), op.filter(headless), keys, keys, *_taken(order, metadata, headless)
-                )
-                yield from debezium.changes(self._spec, removed)
-                rest = pc.invert(headless)
-                yield from self._events(
-                    records, record.filter(rest), Parsed(record, values.filter(rest), found.unknown)
-                )
-                return
+            chosen = headless[places.to_numpy()]
+            rest[chosen] = False
+            removed = pa.array(chosen)
+            yield from debezium.changes(
+                self._spec,
+                debezium.Events(record.take(removed), op.take(removed), keys, keys, *_taken(order, metadata, removed)),
+            )
+        if not rest.all():
+            others = pa.array(rest)
+            yield from self._events(records, record.filter(others), replace(found, values=values.filter(others)))
+            return
         for change in debezium.changes(self._spec, debezium.Events(record, op, before, after, order, metadata)):
             yield replace(change, unknown=self._unknown or found.unknown) if isinstance(change, Changes) else change
 
@@ -251,14 +251,18 @@ class _RowReader:
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
         """Deletes by the messages' keys."""
-        for row in rows.tolist():
-            record = pa.array([row], pa.int64())
-            images = self._keys.images(records, record)
-            if images is None:
-                yield Rejected(record, BadRecord.NULL_KEY, "a tombstone whose message has no key that can be read")
-            else:
-                nulls = [Wire(pa.nulls(1)) for _ in self._spec.order_by]
-                yield from debezium.changes(self._spec, debezium.Events(record, pa.array(["d"]), images, images, nulls))
+        rest = np.ones(len(rows), np.bool_)
+        for places, images in self._keys.images(records, pa.array(rows)):
+            chosen = rows[places.to_numpy()]
+            rest[places.to_numpy()] = False
+            nulls = [Wire(pa.nulls(len(chosen))) for _ in self._spec.order_by]
+            op = pa.repeat("d", len(chosen))
+            metadata = {"_op": op} if "_op" in self._spec.metadata else {}
+            events = debezium.Events(pa.array(chosen), op, images, images, nulls, metadata)
+            yield from debezium.changes(self._spec, events)
+        if rest.any():
+            reason = "a tombstone whose message has no key that can be read"
+            yield Rejected(pa.array(rows[rest]), BadRecord.NULL_KEY, reason)
 
     def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
         for found in self._reader.read(texts):
@@ -294,11 +298,11 @@ def _images(side: pa.StructArray, types: Fields) -> debezium.Images:
 
 
 def _taken(
-    order: list[Wire], metadata: Mapping[str, pa.Array], mask: pa.Array
+    order: list[Wire], metadata: Mapping[str, pa.Array], rows: pa.Array
 ) -> tuple[list[Wire], dict[str, pa.Array]]:
     return (
-        [Wire(wire.values.filter(mask), wire.type) for wire in order],
-        {name: values.filter(mask) for name, values in metadata.items()},
+        [Wire(wire.values.take(rows), wire.type) for wire in order],
+        {name: values.take(rows) for name, values in metadata.items()},
     )
 
 

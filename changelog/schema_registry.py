@@ -155,7 +155,9 @@ def by_schema(values: pa.BinaryArray) -> Iterator[tuple[int | None, pa.Array]]:
     ids = np.full(count, -1, np.int64)
     long_enough = np.flatnonzero(np.diff(offsets) >= HEADER_BYTES)
     header = data[offsets[:-1][long_enough, None] + np.arange(HEADER_BYTES)].astype(np.int64)
-    ids[long_enough] = np.where(header[:, 0] == 0, header[:, 1:] @ np.array([1 << 24, 1 << 16, 1 << 8, 1]), -1)
+    # ids are Java's ints: a registry doesn't know what to say of a larger one
+    is_header = (header[:, 0] == 0) & (header[:, 1] < 128)
+    ids[long_enough] = np.where(is_header, header[:, 1:] @ np.array([1 << 24, 1 << 16, 1 << 8, 1]), -1)
     for schema_id in np.unique(ids):
         yield (None if schema_id < 0 else int(schema_id)), pa.array(np.flatnonzero(ids == schema_id))
 

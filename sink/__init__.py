@@ -9,7 +9,7 @@ The path of a change, module by module:
     sink.pipeline     starts the streaming queries, looks for new tables, waits
     sink.roster       the tables of the job: opened and fed in parallel, set aside when they fail
     sink.sources      Kafka or files: the raw rows of a micro-batch, and the position they reach
-    changelog.*       raw rows decoded into changelog rows (Spark expressions)
+    changelog.*       raw rows decoded into changelog rows, on Arrow in Spark tasks
     sink.microbatch   one table, one micro-batch: decode, shuffle by key, write, commit
     sink.task         runs a delta writer inside a Spark task
     sink.commit       one row delta per micro-batch, with the source position, atomically

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from changelog import formats
 from sink import cli, config, demo, errors
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +66,6 @@ def test_the_readme_gives_each_keys_default(key: str) -> None:
     "key",
     [
         "source.type",
-        "source.format",
         "sink.on_bad_record",
         "sink.on_table_error",
         "tables[].mode",
@@ -76,6 +76,11 @@ def test_the_readme_gives_each_keys_default(key: str) -> None:
 def test_the_readme_gives_each_choice(key: str) -> None:
     kind, _ = _reference_table()[key]
     assert kind == ", ".join(f"`{value}`" for value in _configuration_keys()[key].annotation.__args__)
+
+
+def test_the_readme_gives_each_format() -> None:
+    kind, _ = _reference_table()["source.format"]
+    assert kind == ", ".join(f"`{name}`" for name in formats.names())
 
 
 def _blocks(document: Path, language: str) -> list[str]:

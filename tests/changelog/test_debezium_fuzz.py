@@ -130,6 +130,48 @@ def test_a_column_that_looks_like_the_events_source() -> None:
     assert [(d.error, d.row) for d in found] == [(None, row) for row in [*rows, *rows]]
 
 
+_KEYS = st.one_of(
+    st.none(),
+    st.integers(0, 9).map(lambda number: json.dumps({"id": number}).encode()),
+    st.integers(0, 9).map(lambda number: json.dumps({"schema": None, "payload": {"id": number}}).encode()),
+    st.sampled_from([b"", b"null", b"7", b'{"id":1', b'{"id":1}{"id":2}', b'{"id":"\\ud800"}', b"\xff", b"[" * 50_000]),
+    st.binary(max_size=6),
+)
+_REMOVALS = st.sampled_from(
+    [
+        fuzz.text(value)
+        for value in ({"op": "d"}, {"op": None}, {"op": "d", "before": {"id": 3}}, event("c", None, {"id": 4}), {})
+    ]
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(_KEYS, st.none() | _REMOVALS), min_size=1, max_size=12), st.booleans())
+@example([(b'{"id":1}', b'{"op":"d"}'), (None, b'{"op":null}')], False)
+@example([(b'{"id":1}', b'{"op":"d"}'), (None, b'{"op":"d"}')], False)
+@example([(b'{"id":1}', None), (None, None)], True)
+def test_deletes_by_key_are_those_of_their_own_message(
+    pairs: list[tuple[bytes | None, bytes | None]], flattened: bool
+) -> None:
+    """A delete without a row, or a tombstone of flattened rows, has its message's key, whatever keys its neighbours have."""
+    table = spec({"id": "bigint"}, options={"flattened": str(flattened).lower()}, metadata=("_op",))
+
+    def outcomes(chosen: list[tuple[bytes | None, bytes | None]]) -> list[list[tuple[Any, ...]]]:
+        batch = fuzz.records([value for _, value in chosen])
+        place = batch.schema.get_field_index("key")
+        batch = batch.set_column(place, batch.schema.field(place), pa.array([key for key, _ in chosen], pa.binary()))
+        found: list[list[tuple[Any, ...]]] = [[] for _ in chosen]
+        for d in decode("debezium-json", batch, table):
+            assert d.offset is not None
+            found[d.offset].append((d.kind, d.row, d.bad and d.bad["error_class"]))
+        return found
+
+    together = outcomes(pairs)
+    assert together == [outcomes([pair])[0] for pair in pairs]
+    for (_, value), found in zip(pairs, together, strict=True):
+        assert len(found) == (0 if value is None and not flattened else 1)
+
+
 # The two readers of plain events.
 
 COLUMNS = {"id": "bigint", "v": "string", "n": "double"}
@@ -143,7 +185,9 @@ TABLE = spec(
 
 _VALUES = st.none() | st.integers(0, 3) | st.sampled_from(["a", "1", ',"source":{"version":', "\\", 'x","'])
 _NESTED = _VALUES | st.fixed_dictionaries({"version": _VALUES}) | st.lists(_VALUES, max_size=2)
-_ROWS = st.none() | st.dictionaries(st.sampled_from(["id", "v", "n", "new", "source", "op", "ts_ms"]), _NESTED)
+_ROWS = st.none() | st.dictionaries(
+    st.sampled_from(["id", "v", "n", "new", "before", "after", "source", "op", "ts_ms"]), _NESTED
+)
 _ANY_ROW = st.fixed_dictionaries({"id": st.integers(0, 9), "v": st.none() | st.text(max_size=3)})
 _OPS = st.sampled_from(["r", "c", "u", "d", "m", "t", None, 3])
 _SOURCES = st.fixed_dictionaries({"version": st.just("1"), "lsn": st.none() | st.integers(0, 9)})

@@ -13,8 +13,7 @@ from changelog.decoding import ChangelogDecoder
 from changelog.rows import SNAPSHOT
 from tests.changelog import fuzz
 from tests.changelog.messages import Decoded, decode, messages, raw_records, spec
-
-COLUMNS = {"id": "int", "title": "string", "weight": "decimal(8,3)", "shelf": "string"}
+from tests.changelog.things import COLUMNS, brief, removal, row
 
 
 def message(operation: str, data: Any, before: Any = None, kind: str = "data", **metadata: Any) -> dict[str, Any]:
@@ -42,19 +41,6 @@ def thing(number: int, **values: Any) -> dict[str, Any]:
 def decoded(values: list[Any], **table: Any) -> list[Decoded]:
     columns = table.pop("columns", COLUMNS)
     return decode("dms-json", raw_records(messages(*values)), spec(columns, **table))
-
-
-def row(number: int, **values: Any) -> dict[str, Any]:
-    return {"id": number, "title": "lamp", "weight": Decimal("0.750"), "shelf": "a1"} | values
-
-
-def removal(number: int, **values: Any) -> dict[str, Any]:
-    return dict.fromkeys(COLUMNS) | {"id": number} | values
-
-
-def brief(found: list[Decoded]) -> list[tuple[int | None, int | None, str, dict[str, Any]]]:
-    assert [d.error for d in found if d.error] == []
-    return [(d.offset, d.half, d.kind, d.row) for d in found]
 
 
 def test_a_row_s_life() -> None:

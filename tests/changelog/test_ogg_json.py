@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from changelog.decoding import ChangelogDecoder
 from tests.changelog import fuzz
 from tests.changelog.messages import Decoded, decode, messages, raw_records, spec
+from tests.changelog.things import brief
 
 COLUMNS = {"ID": "int", "TITLE": "string", "WEIGHT": "decimal(8,3)", "SHELF": "string"}
 
@@ -47,11 +48,6 @@ def row(number: int, **values: Any) -> dict[str, Any]:
 
 def removal(number: int, **values: Any) -> dict[str, Any]:
     return dict.fromkeys(COLUMNS) | {"ID": number} | values
-
-
-def brief(found: list[Decoded]) -> list[tuple[int | None, int | None, str, dict[str, Any]]]:
-    assert [d.error for d in found if d.error] == []
-    return [(d.offset, d.half, d.kind, d.row) for d in found]
 
 
 def test_a_row_s_life() -> None:

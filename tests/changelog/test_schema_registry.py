@@ -15,13 +15,15 @@ from urllib.request import urlopen
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from changelog.avro import Avro
 from changelog.avro_schema import SchemaError
 from changelog.decoding import ChangelogDecoder
 from changelog.schema_registry import Registry as Client
 from changelog.schema_registry import RegistryError, connect
-from tests.changelog import test_debezium_samples
+from tests.changelog import fuzz, test_debezium_samples
 from tests.changelog.avro_messages import Pair, batch, message, outcome, sample, sample_schemas, spec
 from tests.changelog.messages import Decoded, in_order
 from tests.changelog.messages import spec as typed_spec
@@ -243,3 +245,56 @@ def test_options_that_are_wrong() -> None:
         Client({})
     with pytest.raises(ValueError, match=r"schema\.registry\.timeout is 'soon', expected a number"):
         Client({"schema.registry.url": "http://127.0.0.1:9", "schema.registry.timeout": "soon"})
+
+
+UNION = {
+    "type": "record",
+    "name": "Wide",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "name", "type": ["null", "string", "long"]},
+        {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ["avro", "debezium-avro"])
+@pytest.mark.parametrize("schema_changes", ["ignore", "evolve"])
+def test_no_message_is_lost(registry: Registry, admin: SchemaRegistryClient, name: str, schema_changes: str) -> None:
+    """Random bytes, cut and changed messages, wrong unions, huge numbers: in a batch each ends as it does alone."""
+    events = [value for _, value in registered(admin, "orders") if value is not None][:12]
+    wide = admin.register_schema("wide-value", Schema(json.dumps(UNION)))
+    narrow = admin.register_schema("narrow-value", Schema(json.dumps(ROW)))
+    good = [
+        *events,
+        message(narrow, ROW, {"id": 1, "name": "a"}),
+        message(wide, UNION, {"id": -(2**63), "name": 7, "amount": Decimal("9" * 36 + ".99")}),
+        message(wide, UNION, {"id": 2, "name": "b", "amount": Decimal("-1.50")}),
+    ]
+    options = {"schema.registry.url": registry.url}
+    columns = {"id": "bigint", "name": "string", "customer": "string", "amount": "decimal(12,2)"}
+    table = typed_spec(columns, options=options, schema_changes=schema_changes, trust_before=True)
+    whole = st.sampled_from(good)
+    headers = st.sampled_from([value[:5] for value in good])
+    flipped = st.builds(
+        lambda value, at, octet: value[: at % len(value)] + bytes([octet]) + value[at % len(value) + 1 :],
+        whole,
+        st.integers(5, 200),
+        st.integers(0, 255),
+    )
+    broken = st.one_of(
+        whole,
+        flipped,
+        st.builds(lambda value, size: value[:size], whole, st.integers(0, 60)),
+        st.builds(lambda header, body: header + body, headers, st.binary(max_size=40)),
+        st.builds(lambda one, other: one + other, whole, whole),
+        st.binary(max_size=12),
+    )
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.lists(broken, min_size=1, max_size=16))
+    @example([b"\0\x80\0\0\0", good[0]])
+    def run(values: list[bytes]) -> None:
+        fuzz.assert_accounted(name, values, table, lambda op: op == b"m", parse=lambda value: value[-1:])
+
+    run()

@@ -139,6 +139,21 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
             "  - mode: merge\n    source",
             r":13: tables\[0\]\.mode: got 'merge', expected 'upsert' or 'changelog'",
         ),
+        (
+            "  format: debezium-json",
+            "  format: debezium-avro",
+            r":4: source: format_options needs schema\.registry\.url for format: debezium-avro",
+        ),
+        (
+            "  format: debezium-json",
+            "  format: debezium-json\n  format_options: {time.precision: connect}",
+            r":4: source: format_options: unknown key 'time\.precision' \(did you mean 'time\.precision\.mode'\?\)",
+        ),
+        (
+            "  format: debezium-json",
+            "  format: debezium-json\n  format_options: {flattened: maybe}",
+            r":4: source: format_options\.flattened: got 'maybe', expected one of false, true",
+        ),
         ("{id: bigint", "{_rowdelta_x: int, id: bigint", r"names beginning with _rowdelta_ are taken"),
     ],
 )
