@@ -71,6 +71,7 @@ def ids(job: Job) -> list[int]:
 
 
 def test_each_bad_record_goes_to_the_dead_letters_with_its_reason(json_job: Job) -> None:
+    json_job.table = {"schema_changes": "ignore"}  # or the column would grow
     path = json_job.write_text("\n".join([GOOD, *(line for line, _, _ in BAD_RECORDS)]) + "\n")
     json_job.write([good(7)])
     json_job.run()
