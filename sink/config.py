@@ -420,6 +420,8 @@ class Config(_Section):
     def _check_files(self) -> None:
         if self.source.file_format not in ("parquet", "json"):
             raise ValueError(f"source.options.path_format is {self.source.file_format!r}; write parquet or json")
+        if self.source.format in ("avro", "debezium-avro"):
+            raise ValueError(f"source.format: {self.source.format} reads messages of Kafka, and source.type is files")
         if self.source.format != "row-kind" and self.source.file_format != "json":
             raise ValueError(f"source.format: {self.source.format} reads path_format: json")
 

@@ -169,6 +169,11 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, before: str, after: s
         (", order_by: [seq]", "", "files have no order of their own; name an order_by column"),
         ("row-kind}", "row-kind, options: {path_format: avro}}", "path_format is 'avro'; write parquet or json"),
         ("row-kind}", "debezium-json, options: {path_format: parquet}}", "debezium-json reads path_format: json"),
+        (
+            "row-kind}",
+            "avro, format_options: {schema.registry.url: 'http://registry:8081'}}",
+            "avro reads messages of Kafka, and source.type is files",
+        ),
         ("tables:\n", "tables:\n  - {source: ./b, target: lake.shop.orders, key: [id], order_by: [seq]}\n",
          "target lake.shop.orders is used by more than one table"),
         ("tables:\n", "tables:\n  - {source: ./changes, target: lake.shop.b, key: [id], order_by: [seq]}\n",
