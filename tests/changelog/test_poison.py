@@ -121,3 +121,32 @@ def test_fields_named_by_data_do_not_pile_up() -> None:
         for _ in range(8)
     ]
     assert [batch.num_rows for batch in decoder(batches)] == [500] * 8
+
+
+@pytest.mark.parametrize("days", [11_268_737, 622_191_230, -(2**31)])
+def test_a_date_that_no_text_can_show_is_a_misfit(days: int) -> None:
+    declared = {
+        "schema": {
+            "type": "struct",
+            "fields": [
+                {
+                    "field": "after",
+                    "type": "struct",
+                    "fields": [
+                        {"field": "id", "type": "int64"},
+                        {"field": "v", "type": "int32", "name": "io.debezium.time.Date"},
+                    ],
+                }
+            ],
+        },
+        "payload": {"after": {"id": 1, "v": days}, "op": "c"},
+    }
+    (found,) = decode("debezium-json", raw_records(messages(declared)), spec(COLUMNS))
+    assert found.error == f"type_mismatch: column v: '{days}' does not fit string"
+
+
+def test_a_lone_surrogate_in_json_within_json() -> None:
+    text = event({"id": 1, "v": '{"k": "\\ud800"}'})
+    (found,) = decode("debezium-json", raw_records(messages(text)), spec({"id": "bigint", "v": "map<string,string>"}))
+    assert found.error is not None
+    assert found.error.startswith("type_mismatch: column v")
