@@ -342,7 +342,7 @@ def test_after_an_unknown_commit_state_the_table_is_asked(
 
 
 @pytest.mark.parametrize(
-    "java_type", ["org.apache.iceberg.exceptions.CommitFailedException", "org.apache.iceberg.exceptions.RESTException"]
+    "java_type", ["org.apache.iceberg.exceptions.CommitFailedException", "java.lang.RuntimeException"]
 )
 def test_a_commit_that_landed_and_was_reported_as_failed(
     job: Job, monkeypatch: pytest.MonkeyPatch, java_type: str
