@@ -63,8 +63,10 @@ class Pipeline:
             self._raise_if_over()
             working = self._roster.working()
             known = any(member.sink and member.sink.position for member in working)
-            # a topic that a pattern matches now but didn't in an earlier run is new
-            self._join(working, {m.source for m in working if known and m.mapped.from_pattern})
+            for member in self._roster.members.values():
+                # a topic that a pattern matches now but didn't in an earlier run is new
+                member.from_start = bool(known) and member.mapped.from_pattern
+            self._join(working)
             self._raise_if_over()
             self._wait()
             failed = self._roster.failed()
@@ -82,7 +84,7 @@ class Pipeline:
         """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
         self._stopping.set()
 
-    def _join(self, members: Sequence[Member], from_start: set[str]) -> None:
+    def _join(self, members: Sequence[Member]) -> None:
         """Have tables that were just opened read from where they are.
 
         Where all tables share one query, it ends and begins anew from the tables' positions, which are the truth: so nothing is
@@ -95,7 +97,7 @@ class Pipeline:
                 self._end(run)
             if self._config.sink.trigger != "available-now":
                 members = self._roster.working()
-        located = self._roster.locate(members, from_start)
+        located = self._roster.locate(members)
         if located:
             for stream in self._source.streams([member.mapped.section for member in located]):
                 self._runs.append(self._start(stream))
@@ -152,7 +154,7 @@ class Pipeline:
                 if retried or not failed:
                     break
                 retried = True
-                self._join(self._roster.open(failed), set())
+                self._join(self._roster.open(failed))
             if not self._runs:
                 self._stopping.wait(_POLL_SECONDS)
         with self._between_batches:
@@ -186,14 +188,14 @@ class Pipeline:
             self._roster.set_aside(members[0], [], failure)
             return True
         try:
-            fine = self._roster.locate(members, set())
+            fine = self._roster.locate(members)
         except TemporaryError as error:
             log.warning("can't find out why the stream failed: %s", error)
             return False
         if len(fine) == len(members):
             return False
         if not self._is_over():
-            self._join(fine, set())
+            self._join(fine)
         return True
 
     def _look_around(self) -> None:
@@ -204,7 +206,7 @@ class Pipeline:
         if self._has_patterns and now - self._looked_at >= self._config.source.discovery_seconds:
             self._looked_at = now
             try:
-                new = self._roster.enter(find_tables(self._config, self._source))
+                new = self._roster.enter(find_tables(self._config, self._source), from_start=True)
             except TemporaryError as error:
                 log.warning("can't look for new tables: %s", error)
             for member in new:
@@ -215,7 +217,7 @@ class Pipeline:
             # a micro-batch in progress may be the one that uses what is opened here
             opened = self._roster.open([*members, *new])
         try:
-            self._join(opened, {member.source for member in new})
+            self._join(opened)
         except TemporaryError as error:
             raise self._explain(error) from error
 

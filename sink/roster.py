@@ -41,6 +41,9 @@ class Member:
     error: Exception | None = None
     failures: int = 0
     retry_at: float = 0.0
+    from_start: bool = False
+    """Whether the source appeared while the job ran (or was down): nobody could have seen its beginning, so it is read from there.
+    So until the table remembers where it is read from, however often it fails before."""
 
     @property
     def source(self) -> str:
@@ -87,9 +90,9 @@ class Roster:
     def failed(self) -> list[Member]:
         return [member for member in self.members.values() if member.error is not None]
 
-    def enter(self, tables: Iterable[MappedTable]) -> list[Member]:
+    def enter(self, tables: Iterable[MappedTable], from_start: bool = False) -> list[Member]:
         """Take in tables whose source isn't known yet. They are to be opened."""
-        new = [Member(table) for table in tables if table.section.source not in self.members]
+        new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
         self.members |= {member.source: member for member in new}
         return new
 
@@ -101,13 +104,13 @@ class Roster:
             self._dead_letters = open_dead_letters(self._spark, self._config)
         return self._each(members, self._open, "opened")
 
-    def locate(self, members: Sequence[Member], from_start: set[str]) -> list[Member]:
+    def locate(self, members: Sequence[Member]) -> list[Member]:
         """Settle where open tables are read from, and remember it in them. Returns those which can be read.
 
-        :param from_start: sources that have appeared while the job ran (or was down): nobody could have seen their beginning.
         :raises TemporaryError: the source did not answer.
         """
         sinks = {member.source: member.sink for member in members if member.sink is not None}
+        from_start = {member.source for member in members if member.from_start}
         failures = self._source.locate([(sink.plan.section, sink.position) for sink in sinks.values()], from_start)
         for name, error in failures.items():
             self.set_aside(self.members[name], [], error)
@@ -115,6 +118,7 @@ class Roster:
         def remember(member: Member) -> None:
             sink = sinks[member.source]
             sink.remember_start(self._source.start_position(sink.plan.section))
+            member.from_start = False
 
         return self._each([member for member in members if member.source not in failures], remember, "looked up")
 

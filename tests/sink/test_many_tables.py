@@ -213,6 +213,27 @@ def test_new_topics_are_picked_up_while_running(shop: Shop) -> None:
     assert shop.is_exact()
 
 
+def test_a_new_topic_that_fails_at_first_is_read_from_its_start(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """What arrives while it is set aside isn't skipped, although the job starts from `latest`."""
+    shop.columns = None  # so a table has to be there
+
+    def create_table(name: str) -> None:
+        shop.spark.sql(f"CREATE TABLE {shop.target(name)} (id bigint NOT NULL, name string) USING iceberg")
+
+    shop.source = {"discovery_interval": "500 milliseconds"}
+    shop.options = {"startingOffsets": "latest"}
+    shop.create("old")
+    create_table("old")
+    running = shop.start()
+    shop.create("new")
+    assert wait_until(lambda: f"{shop.target('new')} set aside" in caplog.text, 60)
+    shop.change("new", 20)
+    create_table("new")
+    assert wait_until(lambda: shop.is_exact("new"), 60)
+    running.stop()
+    assert running.error is None
+
+
 def test_no_topic_yet(shop: Shop) -> None:
     """A pattern that matches nothing isn't an error, and the first topic starts the stream."""
     shop.run()
