@@ -90,14 +90,27 @@ class Pipeline:
         Where all tables share one query, it ends and begins anew from the tables' positions, which are the truth: so nothing is
         lost or read twice, whatever state each of them is in.
         """
-        if not members:
-            return
-        if self._source.one_stream:
-            for run in list(self._runs):
-                self._end(run)
-            if self._config.sink.trigger != "available-now":
-                members = self._roster.working()
-        located = self._roster.locate(members)
+        with self._between_batches:
+            located = self._locate(members)
+        self._read(located)
+
+    def _locate(self, members: Sequence[Member]) -> Sequence[Member]:
+        """Find where tables that were just opened are read from; to be called between micro-batches, like the opening.
+
+        From here on no micro-batch of a query that is to end begins: it has read past what these tables have had.
+        """
+        if members and self._source.one_stream and self._config.sink.trigger != "available-now":
+            members = self._roster.working()
+        # first, so that the query runs on if the source doesn't answer
+        located = self._roster.locate(members) if members else ()
+        if members and self._source.one_stream:
+            for run in self._runs:
+                run.over = True
+        return located
+
+    def _read(self, located: Sequence[Member]) -> None:
+        for run in [run for run in self._runs if run.over]:
+            self._end(run)
         if located:
             for stream in self._source.streams([member.mapped.section for member in located]):
                 self._runs.append(self._start(stream))
@@ -115,8 +128,6 @@ class Pipeline:
         return run
 
     def _end(self, run: _Run) -> None:
-        with self._between_batches:
-            run.over = True
         self._runs.remove(run)
         assert run.query is not None
         self._quieten_spark()
@@ -216,10 +227,13 @@ class Pipeline:
         with self._between_batches:
             # a micro-batch in progress may be the one that uses what is opened here
             opened = self._roster.open([*members, *new])
-        try:
-            self._join(opened)
-        except TemporaryError as error:
-            raise self._explain(error) from error
+            try:
+                located = self._locate(opened)
+            except TemporaryError as error:
+                for member in opened:
+                    self._roster.set_aside(member, [], error)
+                return
+        self._read(located)
 
     def _is_over(self) -> bool:
         """Whether there is no reason to go on: a table failed and the others must stop too, or there are no others."""

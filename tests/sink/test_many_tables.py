@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
 from sink import inspection, roster
@@ -112,8 +112,8 @@ class Shop:
                 self._send(table, "+U", number, rows[number])
         assert self._producer.flush(60) == 0
 
-    def send_raw(self, table: str, value: bytes) -> None:
-        self._producer.produce(self.topic(table), value=value, partition=0)
+    def send_raw(self, table: str, value: bytes, partition: int = 0) -> None:
+        self._producer.produce(self.topic(table), value=value, partition=partition)
         assert self._producer.flush(60) == 0
 
     def _send(self, table: str, kind: str, number: int, name: str) -> None:
@@ -284,6 +284,49 @@ def test_a_table_altered_underneath_comes_back_by_itself(shop: Shop) -> None:
     assert wait_until(lambda: shop.is_exact(), 60)
     running.stop()
     assert running.error is None
+
+
+def test_a_table_that_comes_back_gets_nothing_of_the_query_that_went_on(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That query has read past its position, in a new partition even without a trace of it in the position."""
+    shop.create("a", "b")
+    running = shop.start()
+    shop.change("a", 10)
+    shop.change("b", 10)
+    assert wait_until(lambda: shop.is_exact(), 60)
+
+    def add_to_new_partition(first: int) -> None:
+        for number in range(first, first + 10):
+            shop.content["b"][number] = "new"
+            value = json.dumps({"row_kind": "+I", "id": number, "name": "new"}).encode()
+            shop.send_raw("b", value, partition=1)
+
+    shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
+    shop.change("b", 5)
+    assert wait_until(lambda: f"{shop.target('b')} set aside" in caplog.text, 60)
+    admin = AdminClient({"bootstrap.servers": shop.kafka.bootstrap_servers})
+    topic = shop.topic("b")
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(60)
+    add_to_new_partition(100)
+    time.sleep(2)
+    shop.change("a", 10)
+    assert wait_until(lambda: shop.is_exact("a"), 60)
+    end = Pipeline._end
+
+    def slow_end(self: Pipeline, run: Any) -> None:
+        add_to_new_partition(200)
+        time.sleep(3)
+        monkeypatch.setattr(Pipeline, "_end", end)
+        end(self, run)
+
+    monkeypatch.setattr(Pipeline, "_end", slow_end)
+    shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
+    assert wait_until(lambda: len(shop.rows("b")) >= len(shop.content["b"]) > 20 or not running.alive, 60)
+    running.stop()
+    assert running.error is None
+    assert shop.is_exact()
+    assert "was set back" not in caplog.text
 
 
 def test_a_table_dropped_underneath_is_made_again(shop: Shop) -> None:
