@@ -65,7 +65,7 @@ class Pipeline:
             known = any(member.sink and member.sink.position for member in working)
             for member in self._roster.members.values():
                 # a topic that a pattern matches now but didn't in an earlier run is new
-                member.from_start = bool(known) and member.mapped.from_pattern
+                member.from_start = known and member.mapped.from_pattern
             self._join(working)
             self._raise_if_over()
             self._wait()
@@ -196,7 +196,7 @@ class Pipeline:
             return False
         run.over = True
         if not self._source.one_stream:
-            self._roster.set_aside(members[0], [], failure)
+            self._roster.set_aside(members[0], failure)
             return True
         try:
             fine = self._roster.locate(members)
@@ -231,7 +231,7 @@ class Pipeline:
                 located = self._locate(opened)
             except TemporaryError as error:
                 for member in opened:
-                    self._roster.set_aside(member, [], error)
+                    self._roster.set_aside(member, error)
                 return
         self._read(located)
 

@@ -538,6 +538,36 @@ def test_a_group_of_which_one_fails_stays_where_it_is(shop: Shop, monkeypatch: p
     assert shop.is_exact()
 
 
+def test_a_group_waits_for_a_table_that_failed_alone(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Also those which had nothing in the micro-batch in which it failed; and when it can't even be opened."""
+    grouped(shop)
+    shop.run()
+    before = {name: shop.expected(name) for name in ("orders", "order_items")}
+    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} ADD COLUMN extra string")
+    shop.change("order_items", 10)
+    shop.change("other", 10)
+    with pytest.raises(TableError, match=r"(?s)2 of 3 tables failed.*order_items waits for .*\.orders, which is in"):
+        shop.run()
+    assert shop.is_exact("other")
+    assert shop.rows("order_items") == before["order_items"]
+    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
+    running = shop.start()
+    assert wait_until(lambda: shop.is_exact(), 60)
+    before = {name: shop.expected(name) for name in ("orders", "order_items")}
+    caplog.clear()
+    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} ADD COLUMN extra string")
+    shop.change("orders", 10)
+    assert wait_until(lambda: f"{shop.target('orders')} set aside, with the others of group orders" in caplog.text, 60)
+    shop.change("order_items", 10)
+    shop.change("other", 10)
+    assert wait_until(lambda: shop.is_exact("other"), 60)
+    assert {name: shop.rows(name) for name in before} == before
+    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
+    assert wait_until(lambda: shop.is_exact(), 60)
+    running.stop()
+    assert running.error is None
+
+
 def _files(shop: Shop, table: str) -> Sequence[Path]:
     warehouse = Path(str(shop.spark.conf.get("spark.sql.catalog.lake.warehouse")))
     return list((warehouse / shop.name / table / "data").rglob("*"))
