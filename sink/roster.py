@@ -95,7 +95,8 @@ class Roster:
     def enter(self, tables: Iterable[MappedTable], from_start: bool = False) -> list[Member]:
         """Take in tables whose source isn't known yet. They are to be opened."""
         new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
-        self.members |= {member.source: member for member in new}
+        # another dictionary: the streams' threads may be going through this one
+        self.members = self.members | {member.source: member for member in new}
         return new
 
     def open(self, members: Sequence[Member]) -> list[Member]:

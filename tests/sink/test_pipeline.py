@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import DataError
-from sink.pipeline import Pipeline
+from sink.pipeline import Pipeline, find_tables, open_source
+from sink.roster import Roster
 
 pytestmark = pytest.mark.spark
 
@@ -51,3 +52,33 @@ def test_a_failure_of_one_table_ends_the_job(spark: SparkSession, tmp_path: Path
     )
     with pytest.raises(DataError, match=rf"{namespace}\.{broken}: 1 bad records"):
         Pipeline(spark, config).run()
+
+
+def test_tables_may_be_taken_in_while_others_are_looked_at(spark: SparkSession, tmp_path: Path) -> None:
+    """The streams' threads go through all tables, without a lock."""
+    config = Config.model_validate(
+        {
+            "sink": {"id": "s", "checkpoint": str(tmp_path / "s")},
+            "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": "unused"}},
+            "tables": [
+                {
+                    "source": f"{tmp_path}/cdc/(.*)",
+                    "target": "lake.pipeline_taken_in.$1",
+                    "key": ["id"],
+                    "columns": {"id": "bigint"},
+                    "order_by": ["seq bigint"],
+                }
+            ],
+        }
+    )
+    source = open_source(spark, config, {})
+    roster = Roster(spark, config, source, {})
+    (tmp_path / "cdc" / "first").mkdir(parents=True)
+    assert len(roster.enter(find_tables(config, source))) == 1
+    looking = iter(roster.members.values())
+    (tmp_path / "cdc" / "second").mkdir()
+    assert len(roster.enter(find_tables(config, source))) == 1
+    assert len(list(looking)) == 1
+    assert len(roster.members) == 2
+    roster.close()
