@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.iceberg import JAVA_ERRORS
 from sink.mapping import MappedTable, map_tables
 from sink.roster import Member, Roster
 from sink.sources.files import FilesSource
@@ -31,11 +32,12 @@ _POLL_SECONDS = 0.2
 
 @dataclass
 class _Run:
-    """A started query. Once `over`, no micro-batch of it begins any more."""
+    """A started query. Once `over`, no micro-batch of it begins any more. `error` is what ended one that had begun."""
 
     stream: Stream
     query: StreamingQuery | None = None
     over: bool = False
+    error: Exception | None = None
 
 
 class Pipeline:
@@ -142,7 +144,11 @@ class Pipeline:
                 if self._stopping.is_set() or run.over:
                     self._quieten_spark()
                     raise _Stopped
-                self._roster.apply(run.stream, batch_id, frame)
+                try:
+                    self._roster.apply(run.stream, batch_id, frame)
+                except Exception as error:
+                    run.error = error  # Spark passes on its text only
+                    raise
                 if self._is_over() or not any(member.works for member in members):
                     run.over = True
                     raise next((member.error for member in members if member.error is not None), _Stopped())
@@ -180,7 +186,7 @@ class Pipeline:
         except PySparkException as error:
             if self._stopping.is_set() or run.over:
                 return True  # `_Stopped`, thrown while we waited, or the error of its tables
-            failure = self._explain(error)
+            failure = self._explain(run.error or error)
             if self._goes_on_without(run, failure):
                 return True
             raise failure from error
@@ -269,6 +275,10 @@ class Pipeline:
     def _explain(self, error: BaseException) -> RowdeltaError:
         if isinstance(error, RowdeltaError):
             return error
+        if not isinstance(error, (*JAVA_ERRORS, PySparkException, Py4JError, OSError)):
+            return RowdeltaError(
+                f"an unexpected error: {type(error).__name__}: {error}. Every table is as its last commit left it; please report it."
+            )
         text = str(error).strip()
         lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
         return TemporaryError(
