@@ -88,6 +88,10 @@ class Rejected:
     reason: pa.Array | str
 
 
+class Unavailable(Exception):  # noqa: N818 - says it
+    """A service that a format needs doesn't answer. No record is at fault: the job stops, and may run again."""
+
+
 class Format(Protocol):
     """A wire format, made for one table: `changelog.formats` finds its class by name.
 

@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, Changes, Rejected, Wire, WireType
+from changelog.changes import RAW_SCHEMA, Changes, Rejected, Unavailable, Wire, WireType
 from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
@@ -90,7 +90,7 @@ class ChangelogDecoder:
         decoder = _TaskDecoder(self.format, self.spec)
         for batch in batches:
             if batch.num_rows:
-                yield decoder.decode(batch)
+                yield from decoder.decode(batch)
         if self.observe is not None and decoder.observed:
             self.observe(dict(decoder.observed))
 
@@ -109,13 +109,38 @@ class _Bad:
 class _TaskDecoder:
     def __init__(self, format_name: str, spec: ChangelogSpec) -> None:
         self._spec = spec
+        self._format_name = format_name
         self._format = formats.find(format_name)(spec)
         self._schema = decoded_schema(spec)
         self._targets = {column.name: to_arrow_type(column.type) for column in spec.columns}
         self._evolves = spec.schema_changes != "ignore"
         self.observed: Observed = {}
 
-    def decode(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+    def decode(self, raw: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The changes of a batch, and its bad records.
+
+        A record on which the format itself fails is a bad record too, found by halving the batch: it would stop the job for ever.
+        """
+        try:
+            decoded = self._decoded(raw)
+        except (Unavailable, MemoryError, OSError):
+            raise  # not the record's fault
+        except Exception as error:  # noqa: BLE001 - as said
+            # what it had learned may be half done
+            self._format = formats.find(self._format_name)(self._spec)
+            if raw.num_rows == 1:
+                bad = _Bad()
+                reason = f"the decoder failed: {type(error).__name__}: {_shown(str(error))}"
+                bad.add(pa.array([0], pa.int64()), BadRecord.UNPARSEABLE, reason)
+                yield from self._bad_rows(raw, bad).to_batches()
+                return
+            half = raw.num_rows // 2
+            yield from self.decode(raw.slice(0, half))
+            yield from self.decode(raw.slice(half))
+        else:
+            yield from decoded.to_batches() or [_empty(self._schema)]
+
+    def _decoded(self, raw: pa.RecordBatch) -> pa.Table:
         bad = _Bad()
         parts: list[tuple[npt.NDArray[np.int64], dict[str, pa.Array]]] = []
         for found in self._format.changes(raw):
@@ -137,10 +162,7 @@ class _TaskDecoder:
             tables.append(table if good is None or good.all() else table.filter(pa.array(good)))
         if bad.errors:
             tables.append(self._bad_rows(raw, bad))
-        if not tables:
-            return _empty(self._schema)
-        whole = pa.concat_tables(tables).combine_chunks()
-        return whole.to_batches()[0] if whole.num_rows else _empty(self._schema)
+        return pa.concat_tables(tables).combine_chunks() if tables else self._schema.empty_table()
 
     def _row_columns(self, raw: pa.RecordBatch, changes: Changes, bad: _Bad) -> dict[str, pa.Array]:
         spec, count = self._spec, len(changes.record)
@@ -202,7 +224,8 @@ class _TaskDecoder:
                 f"key column {column.name} is null or missing",
             )
         elif column.required and array.null_count:
-            missing = array.is_null() if applies is None else pc.and_(array.is_null(), pa.array(applies))
+            # a removal needs none: of a partition's source column, null says that the old partition is unknown
+            missing = pc.and_(array.is_null(), pa.array(_sets(changes.kind)))
             if misfit is None and self._evolves and pc.any(missing).as_py():
                 self.observed = merged_types({column.name: ""}, self.observed)
             reason = f"column {column.name} is null or missing, and the table requires a value"

@@ -78,6 +78,16 @@ _PROBE = 16
 """Records looked at to tell a field that is spelled otherwise from now on from a single odd record."""
 _FEW = 16
 """Of so few records the odd ones aren't looked for: all are taken apart."""
+_SLICE = 1024
+"""Records read at a time once a batch turned out to have odd ones: each odd one costs another look at those behind it."""
+_MOST_ODD = 64
+"""With more odd records than this a slice is taken apart."""
+_MOST_EXTRA = 2000
+"""Fields beyond the shape, all objects together; more are names made of data."""
+_DEEP = 100
+"""Brackets of a record from which on its depth is looked at: Arrow's inference recurses without a limit."""
+_PARSER_DEPTH = 500
+_SAMPLE = 100
 
 
 class JsonReader:
@@ -92,6 +102,7 @@ class JsonReader:
         self._watches = _watches(shape)
         self._chosen: dict[str, int] = {}  # path of a leaf -> which candidate; 0 if absent
         self._extra = pa.struct([])  # fields beyond the shape, so that the reader can tell new ones
+        self._samples = False  # too many of those: new ones are looked for in some records only
 
     def read(self, values: pa.Array) -> Iterator[Parsed | Rejected]:
         """The records in `values` (binary or string, no nulls). Whatever isn't a JSON object is rejected."""
@@ -117,19 +128,25 @@ class JsonReader:
         """Read what can be read at once. The other rows are appended to `alone`."""
         learned = False
         respelled: set[tuple[int, str]] = set()
-        while len(rows):
+        most = len(alone) + _MOST_ODD
+        while len(rows) and len(alone) < most:
             try:
                 struct = self._parse(texts)
             except pa.ArrowInvalid as error:
                 message = str(error)
             else:
-                yield self._parsed(rows, struct)
+                yield self._parsed(rows, struct, texts)
                 return
             if self._watches and not learned:
                 # perhaps only a field that the reader hasn't seen before, or saw as null
                 learned = True
                 if self._learn(texts):
                     continue
+            if len(rows) > _SLICE:
+                for start in range(0, len(rows), _SLICE):
+                    stop_at = start + _SLICE
+                    yield from self._segment(texts[start:stop_at], rows[start:stop_at], alone)
+                return
             stop = _ROW.search(message)
             if stop is None and len(rows) > _FEW:
                 half = len(rows) // 2
@@ -174,7 +191,7 @@ class JsonReader:
     def _parse(self, texts: pa.Array) -> pa.StructArray:
         """:raises pa.ArrowInvalid: some record doesn't fit the types, or has a new field and such are watched."""
         schema = pa.schema(list(_with_extra(self._type(self._shape, ""), self._extra)))
-        table = self._table(texts, schema, "error" if self._watches else "ignore")
+        table = self._table(texts, schema, "error" if self._watches and not self._samples else "ignore")
         if table.num_rows != len(texts):
             raise pa.ArrowInvalid("some record has several documents")
         if not table.num_rows:
@@ -197,20 +214,31 @@ class JsonReader:
         )
 
     def _learn(self, texts: pa.Array) -> bool:
-        """Take note of fields beyond the shape. Whether there were new ones."""
-        known = self._extra
-        base = self._type(self._shape, "")
-        try:
-            table = self._table(texts, pa.schema(list(base)), "infer")
-        except pa.ArrowInvalid:
+        """Take note of fields beyond the shape. Whether there is something new to try."""
+        if self._samples:
             return False
-        self._extra = _merged(known, _without_timestamps(pa.struct(list(table.schema))))
+        known = self._extra
+        shallow = texts.filter(_is_shallow(texts))
+        if not len(shallow):
+            return False
+        try:
+            table = self._table(shallow, pa.schema(list(self._type(self._shape, ""))), "infer")
+            self._extra = _merged(known, _without_timestamps(pa.struct(list(table.schema))))
+        except (pa.ArrowInvalid, RecursionError):
+            return False
+        if _size(self._extra) > _MOST_EXTRA:
+            self._extra, self._samples = pa.struct([]), True
+            return True
         return bool(self._extra != known)
 
-    def _parsed(self, rows: Rows, struct: pa.StructArray) -> Parsed:
+    def _parsed(self, rows: Rows, struct: pa.StructArray, texts: pa.Array) -> Parsed:
         unknown: dict[str, WireType] = {}
-        if self._watches:
+        if self._samples:
+            for text in texts[:_SAMPLE].to_pylist():
+                unknown = _both(unknown, _unknown_of(self._shape, parse(self._wrapped(text))))
+        elif self._watches:
             unknown = _unknown(self._shape, struct)
+        if self._watches:
             struct = _only(self._shape, struct)
         return Parsed(pa.array(rows), struct, unknown)
 
@@ -233,15 +261,18 @@ class JsonReader:
         for row in sorted(rows):
             try:
                 document = parse(self._wrapped(values[row].as_py()))
-            except (ValueError, RecursionError):
-                document = None
-            try:
                 picked = _pick(self._shape, document, NOT_AN_OBJECT)
+                seen = _unknown_of(self._shape, document) if self._watches else {}
             except _Misplaced as error:
                 rejected.setdefault(str(error), []).append(row)
                 continue
-            if self._watches:
-                unknown = _both(unknown, _unknown_of(self._shape, document))
+            except RecursionError:
+                rejected.setdefault("the value is nested too deeply", []).append(row)
+                continue
+            except ValueError:
+                rejected.setdefault(NOT_AN_OBJECT, []).append(row)
+                continue
+            unknown = _both(unknown, seen)
             groups.setdefault(_signature(self._shape, picked), []).append((row, picked))
         for reason, found in rejected.items():
             yield Rejected(pa.array(found, pa.int64()), BadRecord.UNPARSEABLE, reason)
@@ -292,6 +323,29 @@ def _is_utf8(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _is_shallow(texts: pa.Array) -> pa.Array:
+    """Which texts are nested no deeper than Python's parser goes, about a thousand levels."""
+    brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
+    shallow = pc.less(brackets, _DEEP).to_numpy(zero_copy_only=False).copy()
+    for row in np.flatnonzero(~shallow):
+        try:
+            json.loads(texts[int(row)].as_py())
+            shallow[row] = True
+        except RecursionError:
+            pass
+        except ValueError:
+            # cut out of an event: what is missing around it doesn't matter, its depth does
+            shallow[row] = brackets[int(row)].as_py() < _PARSER_DEPTH
+    return pa.array(shallow)
+
+
+def _size(dtype: pa.DataType) -> int:
+    """Leaves of a type."""
+    if pa.types.is_struct(dtype):
+        return sum(_size(part.type) for part in dtype)
+    return _size(dtype.value_type) if pa.types.is_list(dtype) else 1
 
 
 def _is_braced(texts: pa.Array, before: str, after: str) -> pa.Array:
@@ -363,9 +417,15 @@ def _only(shape: Shape, array: pa.Array) -> pa.Array:
         return array
     if isinstance(shape, ListOf):
         return pa.ListArray.from_arrays(array.offsets, _only(shape.element, array.values), mask=_nulls(array))
-    parts = [_only(part, array.field(name)) for name, part in shape.fields.items()]
-    fields = [pa.field(name, part.type) for name, part in zip(shape.fields, parts, strict=True)]
-    return pa.StructArray.from_arrays(parts, fields=fields, mask=_nulls(array))
+    parts = {name: _only(part, array.field(name)) for name, part in shape.fields.items()}
+    return _struct(parts, array.is_null())
+
+
+def _struct(parts: Mapping[str, pa.Array], nulls: pa.Array) -> pa.StructArray:
+    if not parts:  # of which Arrow makes an array of length 0
+        return pa.array([None if null else {} for null in nulls.to_pylist()], pa.struct([]))
+    fields = [pa.field(name, part.type) for name, part in parts.items()]
+    return pa.StructArray.from_arrays(list(parts.values()), fields=fields, mask=nulls)
 
 
 def _nulls(array: pa.Array) -> pa.Array | None:
@@ -511,9 +571,7 @@ def _array(shape: Shape, values: list[Any]) -> pa.Array:
         return pa.ListArray.from_arrays(offsets, flat, mask=pa.array([value is None for value in values]))
     get = partial(_field, values)
     parts = {name: _array(part, get(name)) for name, part in shape.fields.items()}
-    fields = [pa.field(name, part.type) for name, part in parts.items()]
-    mask = pa.array([value is None for value in values], pa.bool_())
-    return pa.StructArray.from_arrays(list(parts.values()), fields=fields, mask=mask)
+    return _struct(parts, pa.array([value is None for value in values], pa.bool_()))
 
 
 def _field(values: list[Any], name: str) -> list[Any]:

@@ -24,6 +24,7 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from changelog.avro_schema import Node, SchemaError, parse
+from changelog.changes import Unavailable
 
 HEADER_BYTES = 5
 
@@ -63,7 +64,7 @@ _DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}
 _NOT_FOUND = (40401, 40402, 40403)
 
 
-class RegistryError(RuntimeError):
+class RegistryError(Unavailable):
     """The registry can't be asked, or refuses to answer. The records aren't to blame: the job stops, and may be started again."""
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 from py4j.java_gateway import JavaObject
 
-from sink.errors import FencedError, TemporaryError
-from sink.iceberg import JAVA_ERRORS, IcebergTable, java_class, java_message, table_error
+from sink.errors import FencedError, RowdeltaError, TemporaryError
+from sink.iceberg import JAVA_ERRORS, IcebergTable, java_class, java_exception, java_message, table_error
 from sink.keyindex import IndexCommit
 from sink.sources.source import Position
 
 _LOOKS_AFTER_UNKNOWN_STATE = 5
+_CLEANABLE = "org.apache.iceberg.exceptions.CleanableFailure"
 
 
 class TableNoLongerEmpty(Exception):  # noqa: N818 - a signal to write again, not an error for people
@@ -79,16 +80,17 @@ class IcebergCommitter:
                 self._try(request, base)
                 return
             except JAVA_ERRORS as error:
-                kind = java_class(error)
-                if kind == "CommitStateUnknownException":
+                if not self._is_refusal(error):
                     self._look(request, error)
                     return
-                if kind not in ("ValidationException", "CommitFailedException") and not _base_is_gone(error):
-                    if self._is_committed(request):
-                        return
+                if java_class(error) not in ("ValidationException", "CommitFailedException") and not _base_is_gone(
+                    error
+                ):
                     raise table_error(self._table.name, error) from None
                 reason = java_message(error)
-            self._table.refresh()
+            # a request that was sent twice is refused the second time: it may be our own commit that is in the way
+            if self._is_committed(request):
+                return
             self.check_not_fenced(request.prefix, request.previous_operation)
             if request.written_for_empty_table and not self._table.is_empty():
                 raise TableNoLongerEmpty
@@ -150,12 +152,22 @@ class IcebergCommitter:
             try:
                 if self._is_committed(request):
                     return
-            except TemporaryError:
+            except RowdeltaError:  # whatever it is, it doesn't say that the commit failed
                 continue
         raise CommitUnknown(
             f"{self._table.name}: it is unknown whether the commit went through ({java_message(error)}). Its files are kept. "
             "Run again: the table's position decides."
         )
+
+    def _is_refusal(self, error: Exception) -> bool:
+        """Whether it is certain that nothing was committed. Iceberg itself cleans up after `CleanableFailure` only
+        (`SnapshotProducer`, strict cleanup): a connection that breaks, for one, may break behind the commit.
+        """
+        if java_class(error) == "CommitStateUnknownException":
+            return False
+        loader = self._table.java.getClass().getClassLoader()
+        cleanable = self._table.jvm.java.lang.Class.forName(_CLEANABLE, True, loader)
+        return bool(cleanable.isInstance(java_exception(error))) or java_class(error) == "IllegalArgumentException"
 
     def _is_committed(self, request: RowDeltaCommit) -> bool:
         self._table.refresh()

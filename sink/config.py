@@ -209,7 +209,7 @@ class TableSection(_Section):
     mode: Literal["upsert", "changelog"] = "upsert"
     deletes: Literal["position", "equality"] = "position"
     properties: dict[str, Text] = Field(default_factory=dict)
-    group: str | None = None
+    group: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("target")
     @classmethod
@@ -274,13 +274,26 @@ class TableSection(_Section):
     def _columns_exist(self) -> Self:
         if len(set(self.key)) != len(self.key):
             raise ValueError(f"key names a column twice: {self.key}")
+        for name in self.exclude:
+            if name in self.key:
+                raise ValueError(f"exclude names {name!r}, which is in key; remove it from exclude")
         if self.columns is not None:
             stored = [*(name for name, column in self.columns.items() if column.stored), *self.metadata]
             for what, names in (("key", self.key), ("partition_by", [f.column for f in self.partition_fields])):
                 for name in names:
                     if name not in stored:
                         raise ValueError(f"{what} names {name!r}, which is not in columns{_did_you_mean(name, stored)}")
+            lower = [name.lower() for name in (*self.columns, *self.metadata)]
+            for name in (*self.columns, *self.metadata):
+                if lower.count(name.lower()) > 1:
+                    raise ValueError(
+                        f"{name!r} is a column twice in columns and metadata; Spark does not tell upper from lower case"
+                    )
             for name in self.key:
+                if name in self.metadata:
+                    raise ValueError(
+                        f"key names {name!r}, which is a metadata column; a key must be a field of the messages"
+                    )
                 if self.columns[name].expression is not None:
                     raise ValueError(f"key names {name!r}, which is computed; a key must be a field of the messages")
             for name in self.exclude:
@@ -399,6 +412,8 @@ class Config(_Section):
         options = self.source.options
         if "kafka.bootstrap.servers" not in options:
             raise ValueError("source.options needs kafka.bootstrap.servers for source.type: kafka")
+        if "startingoffsetsbytimestamp" in {name.lower() for name in options}:
+            raise ValueError("source.options.startingOffsetsByTimestamp is not supported; write startingTimestamp")
         if "assign" in options or "subscribePattern" in options:
             raise ValueError(
                 "name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed"

@@ -29,15 +29,16 @@ JAVA_ERRORS = (Py4JJavaError, CapturedException)
 
 def java_class(error: Exception) -> str:
     """Simple class name of the Java exception of one of `JAVA_ERRORS`."""
-    return str(_exception(error).getClass().getSimpleName())
+    return str(java_exception(error).getClass().getSimpleName())
 
 
 def java_message(error: Exception) -> str:
-    exception = _exception(error)
+    exception = java_exception(error)
     return str(exception.getMessage() or exception)
 
 
-def _exception(error: Exception) -> JavaObject:
+def java_exception(error: Exception) -> JavaObject:
+    """The Java object itself, of one of `JAVA_ERRORS`."""
     return error.java_exception if isinstance(error, Py4JJavaError) else error._origin  # type: ignore[attr-defined]
 
 

@@ -51,6 +51,9 @@ from sink.tables import (
 
 log = logging.getLogger("rowdelta")
 
+_MOST_SCHEMAS = 10
+"""A micro-batch may need several: what doesn't fit is known only of the columns that the table has."""
+
 SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
 
@@ -208,7 +211,9 @@ class TableSink:
         """
         refused: Exception | None = None
         attempt = pending.attempt
-        for pause in self._committer.pauses():
+        pauses = iter(self._committer.pauses()[:-1])
+        schemas = 0
+        while True:
             try:
                 self._commit_attempt(pending, attempt or self._attempt(pending.batch))
                 self._adopt()
@@ -222,6 +227,12 @@ class TableSink:
                 refused = error
                 log.info("%s: others committed meanwhile; looking up the keys and writing again", self.table.name)
             except SchemaEvolved:
+                schemas += 1
+                if schemas > _MOST_SCHEMAS:
+                    raise TableError(
+                        f"{self.table.name}: after {_MOST_SCHEMAS} changes of its schema the micro-batch still needs another. Does "
+                        "somebody else alter the table at the same time? Nothing was applied."
+                    ) from None
                 self._follow_schema()
                 attempt = None
                 continue
@@ -229,9 +240,11 @@ class TableSink:
                 refused = error
                 self._forget_index(error)
             attempt = None
+            pause = next(pauses, None)
+            if pause is None:
+                raise retries_used_up(self.table.name, refused)
             time.sleep(pause)
             self._adopt()
-        raise retries_used_up(self.table.name, refused)
 
     def discard(self) -> None:
         """Delete what `prepare` wrote."""
@@ -299,7 +312,9 @@ class TableSink:
             if written.dead_letters:
                 self._keep_dead_letters(end, operation, written)
             self._commit(end, operation, written, attempt.empty, attempt.index)
+            self._written_paths.value = []  # they are the table's now
         except CommitUnknown:
+            self._written_paths.value = []  # or may be
             raise
         except (RowdeltaError, TableNoLongerEmpty, TableChanged):
             # known not to be committed; anything else might be, so its files stay

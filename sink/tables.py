@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
@@ -137,7 +138,17 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
                 f"Iceberg's own. {advice}"
             )
         known[name.lower()] = name
-    return {name: T.DataType.fromDDL(dtype) if dtype else None for name, dtype in observed.items()}
+    types: dict[str, T.DataType | None] = {}
+    for name, dtype in observed.items():
+        try:
+            types[name] = T.DataType.fromDDL(dtype) if dtype else None
+        except PySparkException:
+            # a name inside that is no identifier, such as `$oid`
+            raise TableError(
+                f"{target}: messages have a field {name!r} of type {dtype}, of which no column can be made. Name it in exclude, or give "
+                "it a column of type string."
+            ) from None
+    return types
 
 
 def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Observed:

@@ -124,6 +124,8 @@ def _parse(text: str) -> Any:
 
     try:
         parsed = json.loads(text, parse_int=Numeral, parse_float=Numeral, parse_constant=str, object_pairs_hook=pairs)
+        if "\\u" in text:
+            json.dumps(parsed, ensure_ascii=False).encode()  # the escape of a lone surrogate is no text
     except (ValueError, RecursionError):
         return _UNFIT
     return parsed if isinstance(parsed, dict | list) else _UNFIT

@@ -93,13 +93,14 @@ def to_text(values: pa.Array, wire: WireType) -> pa.Array | None:
     name = wire.name or ""
     if not pa.types.is_integer(values.type):
         return None
-    if name in logical.DATES:
-        return pc.cast(to_dates(values, wire), pa.string())
+    if name in logical.DATES:  # Arrow names years of up to 32,767
+        days = to_dates(values, wire).view(pa.int32())
+        known = only(days, pc.less(pc.abs(pc.max_element_wise(days, -(2**30))), 11 * 10**6))
+        return pc.cast(known.view(pa.date32()), pa.string())
     if name in logical.TIMES:
         return _clock(values.cast(pa.int64()), logical.TIMES[name])
     if name in logical.TIMESTAMPS:
         micros = to_timestamps(values, wire, MICROS).view(pa.int64())
-        # Arrow names years of up to 32,767
         known = only(micros, pc.less(pc.abs(pc.max_element_wise(micros, -(2**62))), 96 * 10**16))
         return pc.replace_substring(pc.cast(known.view(MICROS), pa.string()), " ", "T", max_replacements=1)
     return None

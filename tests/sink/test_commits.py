@@ -341,6 +341,54 @@ def test_after_an_unknown_commit_state_the_table_is_asked(
     assert job.rows() == [row(1)]
 
 
+@pytest.mark.parametrize(
+    "java_type", ["org.apache.iceberg.exceptions.CommitFailedException", "org.apache.iceberg.exceptions.RESTException"]
+)
+def test_a_commit_that_landed_and_was_reported_as_failed(
+    job: Job, monkeypatch: pytest.MonkeyPatch, java_type: str
+) -> None:
+    """A request sent twice, a connection that breaks behind the commit: the table says what happened, and its files stay."""
+    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
+    original = IcebergCommitter._try
+
+    def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
+        original(self, request, base)
+        raise java_error(job.spark, java_type, "so it says")
+
+    monkeypatch.setattr(IcebergCommitter, "_try", attempt)
+    job.write(insert(1, 2))
+    job.run()
+    job.write([("+U", row(1, "us"))])
+    job.run()
+    assert operations(job) == 2
+    assert job.rows() == [row(1, "us"), row(2)]
+
+
+def test_an_unknown_outcome_keeps_the_files_even_if_the_catalog_then_refuses(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
+    original = IcebergCommitter._try
+
+    def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
+        original(self, request, base)
+        monkeypatch.setattr(type(self._table), "refresh", refused)
+        raise java_error(job.spark, COMMIT_STATE_UNKNOWN, "the catalog hung up")
+
+    def refused(_: Any) -> None:
+        raise TableError("403: the token has expired")
+
+    job.write(insert(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergCommitter, "_try", attempt)
+        with pytest.raises(CommitUnknown):
+            job.run()
+    monkeypatch.undo()
+    assert job.rows() == [row(1)]
+    job.run()
+    assert operations(job) == 1
+
+
 # Time travel
 
 

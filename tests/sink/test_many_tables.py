@@ -71,7 +71,10 @@ class Shop:
         return f"lake.{self.name}.{table}"
 
     def config(self) -> Config:
-        common: dict[str, Any] = {"key": ["id"]} | ({"columns": dict(self.columns)} if self.columns else {})
+        # so that a column that somebody adds is a contradiction, which is what "bad" tables here have
+        common: dict[str, Any] = {"key": ["id"], "schema_changes": "ignore"} | (
+            {"columns": dict(self.columns)} if self.columns else {}
+        )
         options = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, **self.options}
         return Config.model_validate(
             {
