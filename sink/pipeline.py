@@ -167,7 +167,7 @@ class Pipeline:
                 self._look_around()
             elif not self._runs:
                 # what failed in passing may work now
-                failed = [member for member in self._roster.failed() if member.failures == 1]
+                failed = self._roster.failed()
                 if retried or not failed:
                     break
                 retried = True
