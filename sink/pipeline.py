@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.iceberg import JAVA_ERRORS
 from sink.mapping import MappedTable, map_tables
 from sink.roster import Member, Roster
 from sink.sources.files import FilesSource
@@ -31,11 +32,12 @@ _POLL_SECONDS = 0.2
 
 @dataclass
 class _Run:
-    """A started query. Once `over`, no micro-batch of it begins any more."""
+    """A started query. Once `over`, no micro-batch of it begins any more. `error` is what ended one that had begun."""
 
     stream: Stream
     query: StreamingQuery | None = None
     over: bool = False
+    error: Exception | None = None
 
 
 class Pipeline:
@@ -63,8 +65,10 @@ class Pipeline:
             self._raise_if_over()
             working = self._roster.working()
             known = any(member.sink and member.sink.position for member in working)
-            # a topic that a pattern matches now but didn't in an earlier run is new
-            self._join(working, {m.source for m in working if known and m.mapped.from_pattern})
+            for member in self._roster.members.values():
+                # a topic that a pattern matches now but didn't in an earlier run is new
+                member.from_start = known and member.mapped.from_pattern
+            self._join(working)
             self._raise_if_over()
             self._wait()
             failed = self._roster.failed()
@@ -82,20 +86,33 @@ class Pipeline:
         """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
         self._stopping.set()
 
-    def _join(self, members: Sequence[Member], from_start: set[str]) -> None:
+    def _join(self, members: Sequence[Member]) -> None:
         """Have tables that were just opened read from where they are.
 
         Where all tables share one query, it ends and begins anew from the tables' positions, which are the truth: so nothing is
         lost or read twice, whatever state each of them is in.
         """
-        if not members:
-            return
-        if self._source.one_stream:
-            for run in list(self._runs):
-                self._end(run)
-            if self._config.sink.trigger != "available-now":
-                members = self._roster.working()
-        located = self._roster.locate(members, from_start)
+        with self._between_batches:
+            located = self._locate(members)
+        self._read(located)
+
+    def _locate(self, members: Sequence[Member]) -> Sequence[Member]:
+        """Find where tables that were just opened are read from; to be called between micro-batches, like the opening.
+
+        From here on no micro-batch of a query that is to end begins: it has read past what these tables have had.
+        """
+        if members and self._source.one_stream and self._config.sink.trigger != "available-now":
+            members = self._roster.working()
+        # first, so that the query runs on if the source doesn't answer
+        located = self._roster.locate(members) if members else ()
+        if members and self._source.one_stream:
+            for run in self._runs:
+                run.over = True
+        return located
+
+    def _read(self, located: Sequence[Member]) -> None:
+        for run in [run for run in self._runs if run.over]:
+            self._end(run)
         if located:
             for stream in self._source.streams([member.mapped.section for member in located]):
                 self._runs.append(self._start(stream))
@@ -113,8 +130,6 @@ class Pipeline:
         return run
 
     def _end(self, run: _Run) -> None:
-        with self._between_batches:
-            run.over = True
         self._runs.remove(run)
         assert run.query is not None
         self._quieten_spark()
@@ -129,7 +144,11 @@ class Pipeline:
                 if self._stopping.is_set() or run.over:
                     self._quieten_spark()
                     raise _Stopped
-                self._roster.apply(run.stream, batch_id, frame)
+                try:
+                    self._roster.apply(run.stream, batch_id, frame)
+                except Exception as error:
+                    run.error = error  # Spark passes on its text only
+                    raise
                 if self._is_over() or not any(member.works for member in members):
                     run.over = True
                     raise next((member.error for member in members if member.error is not None), _Stopped())
@@ -148,11 +167,11 @@ class Pipeline:
                 self._look_around()
             elif not self._runs:
                 # what failed in passing may work now
-                failed = [member for member in self._roster.failed() if member.failures == 1]
+                failed = self._roster.failed()
                 if retried or not failed:
                     break
                 retried = True
-                self._join(self._roster.open(failed), set())
+                self._join(self._roster.open(failed))
             if not self._runs:
                 self._stopping.wait(_POLL_SECONDS)
         with self._between_batches:
@@ -167,7 +186,7 @@ class Pipeline:
         except PySparkException as error:
             if self._stopping.is_set() or run.over:
                 return True  # `_Stopped`, thrown while we waited, or the error of its tables
-            failure = self._explain(error)
+            failure = self._explain(run.error or error)
             if self._goes_on_without(run, failure):
                 return True
             raise failure from error
@@ -183,17 +202,17 @@ class Pipeline:
             return False
         run.over = True
         if not self._source.one_stream:
-            self._roster.set_aside(members[0], [], failure)
+            self._roster.set_aside(members[0], failure)
             return True
         try:
-            fine = self._roster.locate(members, set())
+            fine = self._roster.locate(members)
         except TemporaryError as error:
             log.warning("can't find out why the stream failed: %s", error)
             return False
         if len(fine) == len(members):
             return False
         if not self._is_over():
-            self._join(fine, set())
+            self._join(fine)
         return True
 
     def _look_around(self) -> None:
@@ -204,7 +223,7 @@ class Pipeline:
         if self._has_patterns and now - self._looked_at >= self._config.source.discovery_seconds:
             self._looked_at = now
             try:
-                new = self._roster.enter(find_tables(self._config, self._source))
+                new = self._roster.enter(find_tables(self._config, self._source), from_start=True)
             except TemporaryError as error:
                 log.warning("can't look for new tables: %s", error)
             for member in new:
@@ -214,10 +233,13 @@ class Pipeline:
         with self._between_batches:
             # a micro-batch in progress may be the one that uses what is opened here
             opened = self._roster.open([*members, *new])
-        try:
-            self._join(opened, {member.source for member in new})
-        except TemporaryError as error:
-            raise self._explain(error) from error
+            try:
+                located = self._locate(opened)
+            except TemporaryError as error:
+                for member in opened:
+                    self._roster.set_aside(member, error)
+                return
+        self._read(located)
 
     def _is_over(self) -> bool:
         """Whether there is no reason to go on: a table failed and the others must stop too, or there are no others."""
@@ -253,6 +275,10 @@ class Pipeline:
     def _explain(self, error: BaseException) -> RowdeltaError:
         if isinstance(error, RowdeltaError):
             return error
+        if not isinstance(error, (*JAVA_ERRORS, PySparkException, Py4JError, OSError)):
+            return RowdeltaError(
+                f"an unexpected error: {type(error).__name__}: {error}. Every table is as its last commit left it; please report it."
+            )
         text = str(error).strip()
         lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
         return TemporaryError(

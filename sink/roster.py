@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +42,9 @@ class Member:
     error: Exception | None = None
     failures: int = 0
     retry_at: float = 0.0
+    from_start: bool = False
+    """Whether the source appeared while the job ran (or was down): nobody could have seen its beginning, so it is read from there.
+    So until the table remembers where it is read from, however often it fails before."""
 
     @property
     def source(self) -> str:
@@ -74,6 +78,7 @@ class Roster:
         self._dead_letters: DeadLetters | None = None
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self._closed = False
+        self._setting_aside = Lock()
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
 
     def close(self) -> None:
@@ -87,10 +92,11 @@ class Roster:
     def failed(self) -> list[Member]:
         return [member for member in self.members.values() if member.error is not None]
 
-    def enter(self, tables: Iterable[MappedTable]) -> list[Member]:
+    def enter(self, tables: Iterable[MappedTable], from_start: bool = False) -> list[Member]:
         """Take in tables whose source isn't known yet. They are to be opened."""
-        new = [Member(table) for table in tables if table.section.source not in self.members]
-        self.members |= {member.source: member for member in new}
+        new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
+        # another dictionary: the streams' threads may be going through this one
+        self.members = self.members | {member.source: member for member in new}
         return new
 
     def open(self, members: Sequence[Member]) -> list[Member]:
@@ -101,22 +107,26 @@ class Roster:
             self._dead_letters = open_dead_letters(self._spark, self._config)
         return self._each(members, self._open, "opened")
 
-    def locate(self, members: Sequence[Member], from_start: set[str]) -> list[Member]:
+    def locate(self, members: Sequence[Member]) -> list[Member]:
         """Settle where open tables are read from, and remember it in them. Returns those which can be read.
 
-        :param from_start: sources that have appeared while the job ran (or was down): nobody could have seen their beginning.
         :raises TemporaryError: the source did not answer.
         """
         sinks = {member.source: member.sink for member in members if member.sink is not None}
+        from_start = {member.source for member in members if member.from_start}
         failures = self._source.locate([(sink.plan.section, sink.position) for sink in sinks.values()], from_start)
         for name, error in failures.items():
-            self.set_aside(self.members[name], [], error)
+            self.set_aside(self.members[name], error)
+
+        # a group that isn't complete waits
+        found = [member for member in members if member.works]
 
         def remember(member: Member) -> None:
             sink = sinks[member.source]
             sink.remember_start(self._source.start_position(sink.plan.section))
+            member.from_start = False
 
-        return self._each([member for member in members if member.source not in failures], remember, "looked up")
+        return self._each(found, remember, "looked up")
 
     def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
         """Apply a micro-batch to the tables it has something for. Those that fail are set aside.
@@ -137,14 +147,12 @@ class Roster:
             member.failures = 0
 
         if len(members) == 1:
-            self._attempt(apply, members[0], members)
+            self._attempt(apply, members[0])
             return
         units = list(_together(members))
         submit = self._submitter()
         _finish(
-            submit(self._attempt, apply if len(unit) == 1 else prepare, member, unit)
-            for unit in units
-            for member in unit
+            submit(self._attempt, apply if len(unit) == 1 else prepare, member) for unit in units for member in unit
         )
         _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
 
@@ -161,7 +169,7 @@ class Roster:
                 for member in written:
                     _sink(member).discard()
                 return
-            self._attempt(commit, written.pop(0), unit)
+            self._attempt(commit, written.pop(0))
 
     def _submitter(self) -> Callable[..., Future[None]]:
         """How to have work done by the pool under Spark's thread-local properties of this thread.
@@ -183,32 +191,46 @@ class Roster:
     def _is_ending(self) -> bool:
         return self._closed or (self._config.sink.on_table_error == "stop" and bool(self.failed()))
 
-    def _attempt(self, work: Callable[[Member], None], member: Member, unit: Sequence[Member]) -> None:
-        """Do a table's work; if it fails, set it aside with the others of its group, so that none runs ahead."""
+    def _attempt(self, work: Callable[[Member], None], member: Member) -> None:
+        """Do a table's work; if it fails, set it aside with its group."""
         if self._is_ending():
             return
         try:
             work(member)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this table's
-            self.set_aside(member, unit, error)
+            self.set_aside(member, error)
 
-    def set_aside(self, culprit: Member, unit: Sequence[Member], error: Exception) -> None:
+    def set_aside(self, culprit: Member, error: Exception) -> None:
         """Do without a table for a while, and without the others of its group."""
-        others = f", with the others of group {culprit.mapped.section.group}" if len(unit) > 1 else ""
-        culprit.fail(error)
-        for member in unit:
-            if member.error is None:
-                member.fail(TemporaryError(f"{member.target} waits for {culprit.target}, which is in the same group."))
+        with self._setting_aside:
+            culprit.fail(error)
+            self._have_group_wait(culprit)
+        group = culprit.mapped.section.group
+        others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
         # a job of one table ends with the error, and says so itself
         if len(self.members) > 1:
             unexpected = None if isinstance(error, RowdeltaError) else error
             log.error("%s set aside%s: %s", culprit.target, others, error, exc_info=unexpected)
 
+    def _group_of(self, member: Member) -> list[Member]:
+        """All tables of its group, whether or not they have anything to do; itself, if it has no group."""
+        group = member.mapped.section.group
+        if group is None:
+            return [member]
+        return [other for other in self.members.values() if other.mapped.section.group == group]
+
+    def _have_group_wait(self, culprit: Member) -> None:
+        """Set the others of a failed table's group aside too, so that none runs ahead; all are tried again at the same time."""
+        for member in self._group_of(culprit):
+            member.failures, member.retry_at = culprit.failures, culprit.retry_at
+            if member.error is None:
+                member.error = _Waiting(f"{member.target} waits for {culprit.target}, which is in the same group.")
+
     def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
         """Work for tables in parallel. Returns those for which it succeeded; the others are set aside."""
         started = shown = time.monotonic()
         submit = self._submitter()
-        waiting = {submit(self._attempt, work, member, []) for member in members}
+        waiting = {submit(self._attempt, work, member) for member in members}
         while waiting:
             finished, waiting = wait(waiting, timeout=_PROGRESS_SECONDS)
             for future in finished:
@@ -217,6 +239,12 @@ class Roster:
             if now - started > _PROGRESS_SECONDS and now - shown >= _PROGRESS_SECONDS:
                 log.info("%s %d of %d tables", done, len(members) - len(waiting), len(members))
                 shown = now
+        with self._setting_aside:
+            for member in members:
+                # opened, perhaps after another of its group had failed, or while that one waits for its next attempt
+                failed = [other for other in self._group_of(member) if other.error is not None]
+                if member.error is None and failed:
+                    self._have_group_wait(min(failed, key=lambda other: isinstance(other.error, _Waiting)))
         return [member for member in members if member.works]
 
     def _open(self, member: Member) -> None:
@@ -226,6 +254,10 @@ class Roster:
         self._changelogs[plan.section.target] = plan.changelog
         member.sink = TableSink(self._config, member.mapped, table, plan, self._source, self._dead_letters)
         member.error = None
+
+
+class _Waiting(TemporaryError):  # noqa: N818 - what it says of a table
+    """Nothing is wrong with a table but that another of its group failed."""
 
 
 def _together(members: Iterable[Member]) -> Iterator[list[Member]]:

@@ -8,7 +8,8 @@ from a copy, ahead of a table that was rolled back), files at or before the mark
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -24,7 +25,8 @@ from changelog.decoding import is_wider
 from changelog.row_kind_columns import columns_to_read
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, DataError, RowdeltaError
+from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
+from sink.iceberg import JAVA_ERRORS, java_class, java_message
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import BadRecords, Position, Stream, TableBatch
 
@@ -74,11 +76,12 @@ class FilesSource:
         return sorted({table.source.rpartition("/")[0] or "/" for table in self._config.tables if table.is_pattern})
 
     def _directories(self, parent: str) -> list[str]:
-        path = self._hadoop_path(parent)
-        fs = path.getFileSystem(self._hadoop_conf)
-        if not fs.exists(path):
-            return []
-        names = [str(status.getPath().getName()) for status in fs.listStatus(path) if status.isDirectory()]
+        with _translated(parent):
+            path = self._hadoop_path(parent)
+            fs = path.getFileSystem(self._hadoop_conf)
+            if not fs.exists(path):
+                return []
+            names = [str(status.getPath().getName()) for status in fs.listStatus(path) if status.isDirectory()]
         return [f"{parent.rstrip('/')}/{name}" for name in names if not name.startswith(("_", "."))]
 
     def locate(
@@ -89,7 +92,7 @@ class FilesSource:
             self._positions[table.source] = position
             try:
                 self._list(table)
-            except ConfigError as error:
+            except RowdeltaError as error:
                 failures[table.source] = error
         return failures
 
@@ -236,13 +239,27 @@ class FilesSource:
         return str(self._hadoop_path(self._uri(path)))
 
     def _list(self, table: TableSection) -> list[tuple[str, int]]:
-        path = self._hadoop_path(table.source)
-        fs = path.getFileSystem(self._hadoop_conf)
-        if not fs.exists(path):
-            raise ConfigError(f"tables[].source: there is no directory {table.source}. Create it, or correct the path.")
-        statuses = [status for status in fs.listStatus(path) if status.isFile()]
-        named = [(str(s.getPath().toUri().toString()), int(s.getModificationTime())) for s in statuses]
+        with _translated(table.source):
+            path = self._hadoop_path(table.source)
+            fs = path.getFileSystem(self._hadoop_conf)
+            if not fs.exists(path):
+                raise ConfigError(
+                    f"tables[].source: there is no directory {table.source}. Create it, or correct the path."
+                )
+            statuses = [status for status in fs.listStatus(path) if status.isFile()]
+            named = [(str(s.getPath().toUri().toString()), int(s.getModificationTime())) for s in statuses]
         return [(uri, modified) for uri, modified in named if not uri.rsplit("/", 1)[-1].startswith(("_", "."))]
+
+
+@contextmanager
+def _translated(directory: str) -> Iterator[None]:
+    """What the file system's client throws, as an error for people."""
+    try:
+        yield
+    except JAVA_ERRORS as error:
+        raise TemporaryError(
+            f"directory {directory} can't be listed: {java_class(error)}: {java_message(error)}. If the path is right, run again."
+        ) from None
 
 
 _ABSENT = {"partition": "int", "offset": "bigint", "timestamp": "timestamp", "key": "binary"}

@@ -100,9 +100,11 @@ class KafkaSource:
         begin, end = begins.get(topic, {}), ends.get(topic, {})
         had = {partition: int(offset) for partition, offset in (position or {}).items()}
         for partition, offset in begin.items():
-            if offset > had.get(partition, offset):
+            # a partition of which the table knows nothing: it was read from where the query began, or it was added later
+            reached = had.get(partition, self._starts[topic].get(partition, 0))
+            if offset > reached:
                 raise TableError(
-                    f"{table.target}: its stored position for {topic}-{partition} is {had[partition]}, but this run has "
+                    f"{table.target}: its stored position for {topic}-{partition} is {reached}, but this run has "
                     f"read on to {offset}. The position was set back while the sink ran; start it again."
                 )
         # a partition that was added meanwhile is read from its first message, which may be past 0

@@ -429,7 +429,7 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
-class Crash(Exception):  # noqa: N818 - stands for the death of the process
+class Crash(OSError):  # noqa: N818 - stands for the death of the process
     """The process dies here: no error that the sink could handle, and nothing is cleaned up."""
 
 

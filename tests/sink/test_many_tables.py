@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
 from sink import inspection, roster
@@ -115,8 +115,8 @@ class Shop:
                 self._send(table, "+U", number, rows[number])
         assert self._producer.flush(60) == 0
 
-    def send_raw(self, table: str, value: bytes) -> None:
-        self._producer.produce(self.topic(table), value=value, partition=0)
+    def send_raw(self, table: str, value: bytes, partition: int = 0) -> None:
+        self._producer.produce(self.topic(table), value=value, partition=partition)
         assert self._producer.flush(60) == 0
 
     def _send(self, table: str, kind: str, number: int, name: str) -> None:
@@ -216,6 +216,27 @@ def test_new_topics_are_picked_up_while_running(shop: Shop) -> None:
     assert shop.is_exact()
 
 
+def test_a_new_topic_that_fails_at_first_is_read_from_its_start(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """What arrives while it is set aside isn't skipped, although the job starts from `latest`."""
+    shop.columns = None  # so a table has to be there
+
+    def create_table(name: str) -> None:
+        shop.spark.sql(f"CREATE TABLE {shop.target(name)} (id bigint NOT NULL, name string) USING iceberg")
+
+    shop.source = {"discovery_interval": "500 milliseconds"}
+    shop.options = {"startingOffsets": "latest"}
+    shop.create("old")
+    create_table("old")
+    running = shop.start()
+    shop.create("new")
+    assert wait_until(lambda: f"{shop.target('new')} set aside" in caplog.text, 60)
+    shop.change("new", 20)
+    create_table("new")
+    assert wait_until(lambda: shop.is_exact("new"), 60)
+    running.stop()
+    assert running.error is None
+
+
 def test_no_topic_yet(shop: Shop) -> None:
     """A pattern that matches nothing isn't an error, and the first topic starts the stream."""
     shop.run()
@@ -266,6 +287,49 @@ def test_a_table_altered_underneath_comes_back_by_itself(shop: Shop) -> None:
     assert wait_until(lambda: shop.is_exact(), 60)
     running.stop()
     assert running.error is None
+
+
+def test_a_table_that_comes_back_gets_nothing_of_the_query_that_went_on(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That query has read past its position, in a new partition even without a trace of it in the position."""
+    shop.create("a", "b")
+    running = shop.start()
+    shop.change("a", 10)
+    shop.change("b", 10)
+    assert wait_until(lambda: shop.is_exact(), 60)
+
+    def add_to_new_partition(first: int) -> None:
+        for number in range(first, first + 10):
+            shop.content["b"][number] = "new"
+            value = json.dumps({"row_kind": "+I", "id": number, "name": "new"}).encode()
+            shop.send_raw("b", value, partition=1)
+
+    shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
+    shop.change("b", 5)
+    assert wait_until(lambda: f"{shop.target('b')} set aside" in caplog.text, 60)
+    admin = AdminClient({"bootstrap.servers": shop.kafka.bootstrap_servers})
+    topic = shop.topic("b")
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(60)
+    add_to_new_partition(100)
+    time.sleep(2)
+    shop.change("a", 10)
+    assert wait_until(lambda: shop.is_exact("a"), 60)
+    end = Pipeline._end
+
+    def slow_end(self: Pipeline, run: Any) -> None:
+        add_to_new_partition(200)
+        time.sleep(3)
+        monkeypatch.setattr(Pipeline, "_end", end)
+        end(self, run)
+
+    monkeypatch.setattr(Pipeline, "_end", slow_end)
+    shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
+    assert wait_until(lambda: len(shop.rows("b")) >= len(shop.content["b"]) > 20 or not running.alive, 60)
+    running.stop()
+    assert running.error is None
+    assert shop.is_exact()
+    assert "was set back" not in caplog.text
 
 
 def test_a_table_dropped_underneath_is_made_again(shop: Shop) -> None:
@@ -475,6 +539,36 @@ def test_a_group_of_which_one_fails_stays_where_it_is(shop: Shop, monkeypatch: p
     assert all(any(str(path) in name for name in named) for path in files), "what was written for nothing is deleted"
     shop.run()
     assert shop.is_exact()
+
+
+def test_a_group_waits_for_a_table_that_failed_alone(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Also those which had nothing in the micro-batch in which it failed; and when it can't even be opened."""
+    grouped(shop)
+    shop.run()
+    before = {name: shop.expected(name) for name in ("orders", "order_items")}
+    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} ADD COLUMN extra string")
+    shop.change("order_items", 10)
+    shop.change("other", 10)
+    with pytest.raises(TableError, match=r"(?s)2 of 3 tables failed.*order_items waits for .*\.orders, which is in"):
+        shop.run()
+    assert shop.is_exact("other")
+    assert shop.rows("order_items") == before["order_items"]
+    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
+    running = shop.start()
+    assert wait_until(lambda: shop.is_exact(), 60)
+    before = {name: shop.expected(name) for name in ("orders", "order_items")}
+    caplog.clear()
+    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} ADD COLUMN extra string")
+    shop.change("orders", 10)
+    assert wait_until(lambda: f"{shop.target('orders')} set aside, with the others of group orders" in caplog.text, 60)
+    shop.change("order_items", 10)
+    shop.change("other", 10)
+    assert wait_until(lambda: shop.is_exact("other"), 60)
+    assert {name: shop.rows(name) for name in before} == before
+    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
+    assert wait_until(lambda: shop.is_exact(), 60)
+    running.stop()
+    assert running.error is None
 
 
 def _files(shop: Shop, table: str) -> Sequence[Path]:

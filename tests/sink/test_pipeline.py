@@ -8,8 +8,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.config import Config
-from sink.errors import DataError
-from sink.pipeline import Pipeline
+from sink.errors import DataError, RowdeltaError, TemporaryError
+from sink.microbatch import TableSink
+from sink.pipeline import Pipeline, find_tables, open_source
+from sink.roster import Roster
+from sink.sources.files import FilesSource
 
 pytestmark = pytest.mark.spark
 
@@ -51,3 +54,72 @@ def test_a_failure_of_one_table_ends_the_job(spark: SparkSession, tmp_path: Path
     )
     with pytest.raises(DataError, match=rf"{namespace}\.{broken}: 1 bad records"):
         Pipeline(spark, config).run()
+
+
+def test_tables_may_be_taken_in_while_others_are_looked_at(spark: SparkSession, tmp_path: Path) -> None:
+    """The streams' threads go through all tables, without a lock."""
+    config = files_config(tmp_path, "pipeline_taken_in", **{"$1": f"{tmp_path}/cdc/(.*)"})
+    source = open_source(spark, config, {})
+    roster = Roster(spark, config, source, {})
+    (tmp_path / "cdc" / "first").mkdir(parents=True)
+    assert len(roster.enter(find_tables(config, source))) == 1
+    looking = iter(roster.members.values())
+    (tmp_path / "cdc" / "second").mkdir()
+    assert len(roster.enter(find_tables(config, source))) == 1
+    assert len(list(looking)) == 1
+    assert len(roster.members) == 2
+    roster.close()
+
+
+def files_config(folder: Path, namespace: str, **sources: str) -> Config:
+    """Table name -> directory."""
+    return Config.model_validate(
+        {
+            "sink": {"id": "s", "checkpoint": str(folder / "s")},
+            "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": "unused"}},
+            "tables": [
+                {
+                    "source": source,
+                    "target": f"lake.{namespace}.{name}",
+                    "key": ["id"],
+                    "columns": {"id": "bigint"},
+                    "order_by": ["seq bigint"],
+                }
+                for name, source in sources.items()
+            ],
+        }
+    )
+
+
+def write_one(folder: Path) -> str:
+    folder.mkdir()
+    (folder / "1.json").write_text(json.dumps({"row_kind": "+I", "id": 1, "seq": 1}) + "\n")
+    return str(folder)
+
+
+def test_a_file_system_that_does_not_answer(spark: SparkSession, tmp_path: Path) -> None:
+    """It is the error of its table, and one to run again for."""
+    away = "hdfs://nowhere.invalid:8020/cdc"
+    config = files_config(tmp_path, "pipeline_away", here=write_one(tmp_path / "here"), away=away)
+    with pytest.raises(TemporaryError, match=rf"directory {away} can't be listed: .*nowhere\.invalid"):
+        Pipeline(spark, config).run()
+    assert [row.id for row in spark.table("lake.pipeline_away.here").collect()] == [1]
+    with pytest.raises(TemporaryError, match=rf"directory {away} can't be listed"):
+        Pipeline(spark, files_config(tmp_path, "pipeline_away", **{"$1": f"{away}/(.*)"}))
+
+
+@pytest.mark.parametrize(("owner", "method"), [(TableSink, "apply"), (FilesSource, "touched")])
+def test_our_own_mistakes_are_no_reason_to_run_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    """Whether in a table's work or in a micro-batch around it."""
+
+    def mistaken(*_: object) -> None:
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(owner, method, mistaken)
+    config = files_config(tmp_path, f"pipeline_{method}", a=write_one(tmp_path / "a"))
+    with pytest.raises(RowdeltaError, match="an unexpected error: KeyError: 'no such thing'") as caught:
+        Pipeline(spark, config).run()
+    assert caught.value.exit_code == 1
