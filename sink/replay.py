@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -177,7 +176,7 @@ class _Replay:
         count = changes.count()
         if count:
             log.info("%s: applying %d changes", target, count)
-            batch = TableBatch(records, position, lambda _: _none, count, changes)
+            batch = TableBatch(records, position, count, changes)
             self._sink.apply_batch(-1, batch)
 
     def _check_refused(self, bad: DataFrame, force: bool) -> None:
@@ -207,7 +206,3 @@ def _as_records(letters: DataFrame) -> DataFrame:
     return letters.select(
         "source", "partition", "offset", F.lit(None).cast("timestamp").alias("timestamp"), "key", "value"
     )
-
-
-def _none(bad: pa.StructArray) -> pa.BooleanArray:
-    return pa.repeat(False, len(bad))

@@ -7,8 +7,6 @@ share as a batch of its own: so each message is read once, and nothing is held i
 import json
 from collections.abc import Collection, Mapping, Sequence
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +16,7 @@ from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
-from sink.sources.source import BadRecords, Position, Stream, TableBatch
+from sink.sources.source import Position, Stream, TableBatch
 
 _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
@@ -126,7 +124,10 @@ class KafkaSource:
                 {p: end[p] for p in todo},
             )
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
-        return TableBatch(records, had | ahead, _beyond, sum(todo.values()))
+        return TableBatch(records, had | ahead, sum(todo.values()))
+
+    def is_ahead(self, other: Position, position: Position) -> bool:
+        return any(int(offset) > int(position.get(partition, 0)) for partition, offset in other.items())
 
     def read_again(self, topic: str, first: Mapping[int, int], end: Position) -> DataFrame | None:
         """Raw records that were read before: of each partition in `first` from that offset, or the earliest that there is, to `end`.
@@ -248,19 +249,6 @@ class KafkaSource:
 def _records(frame: DataFrame) -> DataFrame:
     """Raw records from the columns of Spark's Kafka source."""
     return frame.select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
-
-
-def _beyond(position: Position) -> BadRecords:
-    offsets = {int(partition): int(offset) for partition, offset in position.items()}
-
-    def beyond(bad: pa.StructArray) -> pa.BooleanArray:
-        partition, offset = bad.field("partition"), bad.field("offset")
-        mask = pa.repeat(True, len(bad))
-        for number, end in offsets.items():
-            mask = pc.and_(mask, pc.or_(pc.not_equal(partition, number), pc.greater_equal(offset, end)))
-        return mask
-
-    return beyond
 
 
 class _Admin:

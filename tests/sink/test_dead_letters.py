@@ -19,6 +19,7 @@ from sink.errors import ConfigError, DataError, RowdeltaError, TableError, Tempo
 from sink.pipeline import Pipeline
 from sink.replay import Replayed, replay
 from tests.services.kafka import Kafka, running_kafka
+from tests.services.process import wait_until
 from tests.sink.harness import Crash, Job, crashing
 from tests.sink.test_kafka import KafkaJob
 
@@ -114,6 +115,43 @@ def test_another_table_of_that_name_is_refused(files: Job) -> None:
     files.spark.sql(f"CREATE TABLE {files.dead_letters} (id bigint) USING iceberg")
     with pytest.raises(TableError, match="has no column 'table', so it can't be the dead-letter table"):
         files.run()
+
+
+def test_a_new_topic_s_bad_records_are_kept_after_a_reset(job: KafkaJob, kafka: Kafka) -> None:
+    """Its offsets begin at 0 again, below the position that the dead-letter table has for the target."""
+    same = (b"k", b"as before")
+    job.produce([same, (b"k", b"old"), change("c", 1, "a"), (None, b"end")])
+    job.run()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([job.topic()])[job.topic()].result(30)
+    assert wait_until(lambda: job.topic() not in admin.list_topics(timeout=5).topics)
+    kafka.create_topic(job.topic(), 2)
+    job.produce([same, (b"k", b"new"), change("c", 2, "b")])
+    job.spark.sql(
+        f"ALTER TABLE {job.target()} UNSET TBLPROPERTIES IF EXISTS ('rowdelta.shop.position', 'rowdelta.shop.start')"
+    )
+    job.run()
+    assert content(job) == {1: ("a", None), 2: ("b", None)}
+    assert [(letter["offset"], letter["value"]) for letter in letters(job)] == [
+        (0, b"as before"),
+        (1, b"new"),
+        (1, b"old"),
+        (3, b"end"),
+    ]
+    job.produce([change("c", 3, "c"), (None, b"next")])
+    job.run()
+    assert [letter["value"] for letter in letters(job)][-2:] == [b"end", b"next"]
+
+
+def test_what_is_bad_only_after_a_crash_is_kept(job: KafkaJob) -> None:
+    """The dead letters were committed, the table not, and the next run has another configuration."""
+    job.produce([change("c", 1, "a", "1.00"), change("c", 2, "b", "ZA=="), (None, b"garbage"), (None, None)])
+    with crashing("before the commit"), pytest.raises(TemporaryError):
+        job.run()
+    assert [letter["offset"] for letter in letters(job)] == [0, 2]
+    run(job, corrected(job))
+    assert content(job) == {1: ("a", "1.00")}
+    assert [letter["offset"] for letter in letters(job)] == [0, 1, 2]
 
 
 # max_bad_records
