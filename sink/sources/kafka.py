@@ -136,7 +136,9 @@ class KafkaSource:
         """
         with self._admin() as admin:
             earliest = admin.offsets([topic], admin.earliest()).get(topic, {})
-        begin = {str(p): max(offset, earliest[str(p)]) for p, offset in first.items() if str(p) in earliest}
+        begin = {
+            str(p): max(offset, earliest[str(p)]) for p, offset in first.items() if str(p) in earliest.keys() & end
+        }
         begin = {partition: offset for partition, offset in begin.items() if offset < int(end[partition])}
         if not begin:
             return None
@@ -184,14 +186,14 @@ class KafkaSource:
         for partition, first in earliest.items():
             if start[partition] < first and not may_lose:
                 raise DataError(
-                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but Kafka has removed "
+                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but Kafka has removed "
                     f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: upsert), "
                     "with source.options.failOnDataLoss: false to go on from what is there."
                 )
         for partition, end in latest.items():
             if start[partition] > end:
                 raise TableError(
-                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but the topic ends at "
+                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic ends at "
                     f"{end}. Was it deleted and created again? To read it from the start, remove the stored position (see "
                     "README, Reset)."
                 )
@@ -200,7 +202,7 @@ class KafkaSource:
     def _configured(self, admin: "_Admin", topic: str, earliest: Offsets, latest: Offsets) -> Offsets:
         by_name = {name.lower(): value for name, value in self._options.items()}
         if "startingtimestamp" in by_name:
-            found = admin.offsets([topic], admin.at(int(by_name["startingtimestamp"])))[topic]
+            found = admin.offsets([topic], admin.at(_milliseconds(by_name["startingtimestamp"])))[topic]
             return {p: found[p] if found[p] >= 0 else latest[p] for p in latest}
         text = by_name.get("startingoffsets", "earliest")
         if text in ("earliest", "latest"):
@@ -214,7 +216,15 @@ class KafkaSource:
             ) from None
         special = {_EARLIEST: earliest, -1: latest}
         chosen = earliest | given
-        return {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
+        start = {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
+        for partition, offset in start.items():
+            # it is stored before anything is read, and then counts instead of a corrected option
+            if not earliest[partition] <= offset <= latest[partition]:
+                raise ConfigError(
+                    f"source.options.startingOffsets: {topic}-{partition} has offsets {earliest[partition]} to {latest[partition]}, "
+                    f"got {offset}. Use one of these, -2 (earliest) or -1 (latest)."
+                )
+        return start
 
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         with self._admin() as admin:
@@ -251,6 +261,15 @@ def _records(frame: DataFrame) -> DataFrame:
     return frame.select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
 
 
+def _milliseconds(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"source.options.startingTimestamp: got {text!r}, expected milliseconds since 1970 such as 1767225600000"
+        ) from None
+
+
 class _Admin:
     """Kafka's own admin client in the JVM: it takes the very options that Spark's source takes, SASL and TLS included."""
 
@@ -265,7 +284,18 @@ class _Admin:
         for name, value in options.items():
             if name.startswith("kafka."):
                 properties.put(name.removeprefix("kafka."), value)
-        self._client = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
+        try:
+            self._client = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
+        except Py4JJavaError as error:
+            reason = _innermost(error)
+            if "No resolvable bootstrap" in reason:
+                raise TemporaryError(
+                    f"Kafka at {self._servers} can't be reached: no server of this name is known. Correct "
+                    "source.options.kafka.bootstrap.servers, or run again when the name can be resolved."
+                ) from None
+            raise ConfigError(
+                f"source.options: Kafka's client refuses the options for {self._servers}: {reason}"
+            ) from None
 
     def __enter__(self) -> "_Admin":
         return self
@@ -329,6 +359,14 @@ class _Admin:
             if "UnknownTopicOrPartition" in reason or "InvalidTopicException" in reason:
                 raise _UnknownTopic from None
             raise TemporaryError(f"Kafka at {self._servers} did not answer for topic {topic!r}: {reason}") from None
+
+
+def _innermost(error: Py4JJavaError) -> str:
+    """The exception that caused the others."""
+    exception = error.java_exception
+    while (cause := exception.getCause()) is not None:
+        exception = cause
+    return str(exception.toString())
 
 
 class _UnknownTopic(TemporaryError):  # noqa: N818 - where it escapes, a topic was deleted between two requests
