@@ -398,9 +398,14 @@ class TableSink:
 
         The table first gets the columns that the records have, if it follows their schema.
         """
+        # as in `_write`
+        records.sparkSession.conf.set("spark.sql.ansi.enabled", "true")
         while True:
             self._observed.value = {}
-            changes = keep(self._changes(records)).localCheckpoint()
+            try:
+                changes = keep(self._changes(records)).localCheckpoint()
+            except (PySparkException, Py4JJavaError) as error:
+                raise job_error(self.plan.section.target, error) from error
             if not self._observed.value:
                 return changes
             try:

@@ -308,6 +308,22 @@ def _positions(properties: list[Any]) -> Any:
     return json.loads(text)["position"]
 
 
+def test_replay_never_makes_nulls_of_what_an_expression_can_not_take(job: KafkaJob) -> None:
+    number = {"type": "int", "expression": "cast(customer as int)"}
+    job.table = {"columns": {"id": "bigint", "customer": "string", "amount": "decimal(12,2)", "n": number}}
+    job.produce([change("c", 1, "none", "1.00"), change("c", 2, "2")])
+    job.run()
+    before = str(job.spark.conf.get("spark.sql.ansi.enabled"))
+    job.spark.conf.set("spark.sql.ansi.enabled", "false")  # as the user may have it
+    try:
+        with pytest.raises(DataError, match="the expression of a computed column failed on a value"):
+            replayed(job)
+    finally:
+        job.spark.conf.set("spark.sql.ansi.enabled", before)
+    assert content(job) == {2: ("2", None)}
+    assert len(letters(job)) == 1
+
+
 def test_replay_of_a_selection(job: KafkaJob, command: Any) -> None:
     job.produce([change("c", 1, "a", "1.00"), (None, b"garbage")])
     job.run()
