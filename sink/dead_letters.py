@@ -61,7 +61,9 @@ HEADERS = {
 }
 """Headers of the messages in the dead-letter topic, as text, and the table's columns that they show."""
 
-_RECORD = ("source", "partition", "offset", "key", "value")
+RECORD = ("source", "partition", "offset", "key", "value")
+"""Columns that tell a record from others. Its place alone doesn't: a topic may be created anew."""
+
 _REMOVALS = 5
 
 
@@ -132,9 +134,8 @@ class DeadLetters:
 
         By place, key and value: in a topic that was created anew the place is another record's. In `spark`, the session of `bad`.
         """
-        kept = spark.table(_quoted(self.name)).where(F.col("table") == target).select(*_RECORD).alias("kept")
-        same = [F.col(f"{BAD}.{name}").eqNullSafe(F.col(f"kept.{name}")) for name in _RECORD]
-        return bad.join(kept, reduce(operator.and_, same), "left_anti")
+        kept = spark.table(_quoted(self.name)).where(F.col("table") == target).select(*RECORD).alias("kept")
+        return bad.join(kept, same_record(BAD, "kept"), "left_anti")
 
     def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
         """Before a micro-batch with `bad` records (by error class) is committed.
@@ -257,6 +258,11 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
     return spark.table(_quoted(name)).where(selection.condition())
 
 
+def same_record(left: str, right: str) -> Column:
+    """Whether two structs, or rows of frames with these aliases, are of the same record."""
+    return reduce(operator.and_, [F.col(f"{left}.{name}").eqNullSafe(F.col(f"{right}.{name}")) for name in RECORD])
+
+
 def newest(letters: DataFrame, limit: int) -> Iterator[DeadLetter]:
     """The last `limit` dead letters, newest first; those of one micro-batch from its end."""
     order = [F.desc("time"), F.desc("table"), F.desc("source"), F.desc("partition"), F.desc("offset")]
@@ -277,7 +283,7 @@ def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
 
     :raises TemporaryError: others kept changing the table; nothing was removed.
     """
-    identity = ("table", *_RECORD)
+    identity = ("table", *RECORD)
     letters.select(*identity).createOrReplaceTempView("rowdelta_removed")
     same = " AND ".join(f"kept.`{name}` <=> removed.`{name}`" for name in identity)
     statement = (

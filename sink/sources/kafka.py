@@ -144,6 +144,15 @@ class KafkaSource:
             return None
         return self._range(self._spark, topic, begin, {partition: int(end[partition]) for partition in begin})
 
+    def offsets_since(self, topic: str, timestamp: int | None) -> dict[int, int]:
+        """By partition the first message of `timestamp` (milliseconds) or later; of any, if it is None.
+
+        A partition without such a message is left out.
+        """
+        with self._admin() as admin:
+            found = admin.offsets([topic], admin.earliest() if timestamp is None else admin.at(timestamp))
+        return {int(p): offset for p, offset in found.get(topic, {}).items() if offset >= 0}
+
     def _range(self, spark: SparkSession, topic: str, begin: Offsets, end: Offsets) -> DataFrame:
         """A topic's messages from `begin` to `end`. To filter them out of a stream's frame would read all topics for each table."""
         options = {

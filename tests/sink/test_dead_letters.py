@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from sink import cli, dead_letters, session
@@ -306,6 +308,35 @@ def test_replay_applies_what_was_refused_but_undoes_nothing_newer(job: KafkaJob,
 def _positions(properties: list[Any]) -> Any:
     (text,) = [row["value"] for row in properties if row["key"] == "rowdelta.shop.position"]
     return json.loads(text)["position"]
+
+
+def test_replay_undoes_nothing_newer_in_another_partition(job: KafkaJob, kafka: Kafka) -> None:
+    """Key 1 has moved to partition 0, before that one's only letter, key 2 from there, and key 3 to and fro."""
+    job.produce([change("c", 1, "old", "1.00"), change("c", 4, "only", "4.00")], partition=1)
+    job.produce([change("c", 2, "older"), change("c", 3, "older")], partition=0)
+    time.sleep(0.05)
+    job.produce([change("u", 2, "newer", "2.00"), change("c", 3, "old", "3.00")], partition=1)
+    time.sleep(0.05)
+    job.produce([change("u", 1, "newer"), change("u", 3, "newer"), change("c", 5, "late", "5.00")], partition=0)
+    job.run()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_partitions([NewPartitions(job.topic(), 3)])[job.topic()].result(30)
+    job.produce([change("u", 3, "newest")], partition=2)
+    job.run()
+    assert replayed(job).applied == 5
+    expected = {1: ("newer", None), 2: ("newer", "2.00"), 3: ("newest", None), 4: ("only", "4.00")}
+    assert content(job) == expected | {5: ("late", "5.00")}
+
+
+def test_letters_without_a_value_are_replayed(job: KafkaJob) -> None:
+    """A null joins nothing by equality, and the letter would count as gone from the topic."""
+    job.format_options = {"flattened": "true"}  # a delete, and its key is no JSON
+    job.produce([(b"k", None)])
+    job.run()
+    assert [letter["value"] for letter in letters(job)] == [None]
+    job.format_options = {}  # a tombstone, which is ignored
+    assert replayed(job, config=job.config()) == Replayed(job.target(), applied=1, refused={}, ahead=0, gone=0)
+    assert letters(job) == []
 
 
 def test_replay_never_makes_nulls_of_what_an_expression_can_not_take(job: KafkaJob) -> None:
