@@ -1,7 +1,7 @@
 """Dead letters: the records that can't be applied, with their place in the source and the reason, each in the table once.
 
 All targets share one Iceberg table. It can't be committed together with a target, so it is committed first, and holds a position
-of its own for each target: a micro-batch that is repeated finds there which of its bad records have been kept.
+of its own for each target. While that is ahead of the target's, bad records are looked up in the table, and those it has are left out.
 
 If there is a topic too, a commit leaves the mark `unpublished` in its own transaction, and the records are sent from the table
 afterwards, by Spark's Kafka sink. The mark goes when the broker has acknowledged them. A crash in between leaves the
@@ -10,11 +10,13 @@ mark, and the next run sends them again: at least once. To be exact, the mark an
 
 import json
 import logging
+import operator
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -24,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind_columns import quoted
+from changelog.rows import BAD
 from deltawriters import TableSpec
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
@@ -58,7 +61,9 @@ HEADERS = {
 }
 """Headers of the messages in the dead-letter topic, as text, and the table's columns that they show."""
 
-_PLACE = ("table", "source", "partition", "offset")
+RECORD = ("source", "partition", "offset", "key", "value")
+"""Columns that tell a record from others. Its place alone doesn't: a topic may be created anew."""
+
 _REMOVALS = 5
 
 
@@ -123,6 +128,14 @@ class DeadLetters:
         with self._turn:
             stored = self._table.position(self._prefix(target))
         return stored.position if stored else None
+
+    def without_kept(self, target: str, bad: DataFrame, spark: SparkSession) -> DataFrame:
+        """Of changelog rows that are all bad those that the table doesn't have.
+
+        By place, key and value: in a topic that was created anew the place is another record's. In `spark`, the session of `bad`.
+        """
+        kept = spark.table(_quoted(self.name)).where(F.col("table") == target).select(*RECORD).alias("kept")
+        return bad.join(kept, same_record(BAD, "kept"), "left_anti")
 
     def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
         """Before a micro-batch with `bad` records (by error class) is committed.
@@ -245,6 +258,11 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
     return spark.table(_quoted(name)).where(selection.condition())
 
 
+def same_record(left: str, right: str) -> Column:
+    """Whether two structs, or rows of frames with these aliases, are of the same record."""
+    return reduce(operator.and_, [F.col(f"{left}.{name}").eqNullSafe(F.col(f"{right}.{name}")) for name in RECORD])
+
+
 def newest(letters: DataFrame, limit: int) -> Iterator[DeadLetter]:
     """The last `limit` dead letters, newest first; those of one micro-batch from its end."""
     order = [F.desc("time"), F.desc("table"), F.desc("source"), F.desc("partition"), F.desc("offset")]
@@ -261,12 +279,13 @@ def counts(letters: DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
-    """Delete `letters` from the table, by target, source, partition and offset, which all of them must have.
+    """Delete `letters` from the table, by target, place, key and value.
 
     :raises TemporaryError: others kept changing the table; nothing was removed.
     """
-    letters.select(*_PLACE).createOrReplaceTempView("rowdelta_removed")
-    same = " AND ".join(f"kept.`{name}` = removed.`{name}`" for name in _PLACE)
+    identity = ("table", *RECORD)
+    letters.select(*identity).createOrReplaceTempView("rowdelta_removed")
+    same = " AND ".join(f"kept.`{name}` <=> removed.`{name}`" for name in identity)
     statement = (
         f"DELETE FROM {_quoted(config.dead_letter_table)} AS kept "
         f"WHERE EXISTS (SELECT 1 FROM rowdelta_removed AS removed WHERE {same})"

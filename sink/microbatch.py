@@ -14,11 +14,12 @@ from uuid import uuid4
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, spark_schema
 from changelog.row_kind_columns import columns_decoder, completed, tie
-from changelog.rows import HASH, TIE, order_column
+from changelog.rows import BAD, HASH, TIE, order_column
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import IndexSlice
 from sink import task
@@ -343,7 +344,6 @@ class TableSink:
         # or a cast that fails in a computed column would be a null
         spark.conf.set("spark.sql.ansi.enabled", "true")
         changes = self._changes(frame) if batch.changes is None else batch.changes
-        dead_position = self._dead_letters.position(section.target) if self._dead_letters else None
         options = DeltaOptions(
             key=tuple(section.key),
             mode=section.mode,
@@ -359,13 +359,16 @@ class TableSink:
             section.target,
             self._dead_letters.spec if self._dead_letters else None,
             source_partition,
-            batch.beyond(dead_position) if dead_position is not None else None,
         )
+        self._observed.value = {}
+        try:
+            changes = self._without_kept(changes, spark)
+        except (PySparkException, Py4JJavaError) as error:
+            raise job_error(section.target, error) from error
         routed, tasks = self._route(changes, batch.estimated_rows, spark)
         if self._key_index is not None and index is not None:
             plan = replace(plan, index=task.IndexPlan(index, self._key_index.next_sequence, tasks))
         self._written_paths.value = []
-        self._observed.value = {}
         function = functools.partial(task.run, plan, self._written_paths)
         try:
             rows = routed.mapInArrow(lambda batches: function(batches), task.RESULT_SCHEMA).collect()
@@ -381,6 +384,23 @@ class TableSink:
             self._written_paths.value += [f"{index.location}/{name}" for name in runs]
         return written
 
+    def _without_kept(self, changes: DataFrame, spark: SparkSession) -> DataFrame:
+        """Without the bad records that the dead-letter table has.
+
+        It has some if a crash came between its commit and the table's, or if the table's position was set back. By their places
+        and not by its position alone: the topic may be a new one, and the configuration may refuse other records now.
+        """
+        target, position = self.plan.section.target, self.position
+        kept = self._dead_letters.position(target) if self._dead_letters else None
+        if self._dead_letters is None or kept is None:
+            return changes
+        if position is not None and not self._source.is_ahead(kept, position):
+            return changes
+        # computed once, and a barrier: Catalyst would push the filter below the decoder and repeat its expressions there
+        changes = changes.localCheckpoint()
+        bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), spark)
+        return changes.where(F.col(BAD).isNull()).unionByName(bad)
+
     def _changes(self, records: DataFrame) -> DataFrame:
         if self._decode is None:
             self._decode = decoder(self._config, self.plan, self._observed.add)
@@ -393,9 +413,14 @@ class TableSink:
 
         The table first gets the columns that the records have, if it follows their schema.
         """
+        # as in `_write`
+        records.sparkSession.conf.set("spark.sql.ansi.enabled", "true")
         while True:
             self._observed.value = {}
-            changes = keep(self._changes(records)).localCheckpoint()
+            try:
+                changes = keep(self._changes(records)).localCheckpoint()
+            except (PySparkException, Py4JJavaError) as error:
+                raise job_error(self.plan.section.target, error) from error
             if not self._observed.value:
                 return changes
             try:

@@ -4,8 +4,10 @@ A dead letter may be old: its key may have changed since, and an old change must
 hold for a key is what the *last* of the key's records in the topic says. So a replay doesn't apply the letters themselves. It
 
 1. decodes the letters as the configuration is now, which tells the keys concerned; letters that still can't be decoded stay,
-2. reads the topic again, from the first of them up to the table's position, and keeps the changes of those keys,
-3. writes and commits these like a micro-batch in upsert mode: the last change of each key wins. The position stays where it is,
+2. reads the topic again, from the first of them up to the table's position, and keeps the changes of those keys; partitions that have
+   no letters too, from the time of the first letter,
+3. writes and commits these like a micro-batch in upsert mode: the last change of each key wins. Without `order_by` that is by Kafka's
+   timestamps where a key is in several partitions. The position stays where it is,
 4. removes the letters from the dead-letter table.
 
 Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay comes to the same rows:
@@ -21,15 +23,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from changelog.decoding import CHANGES_PER_RECORD
 from changelog.row_kind_columns import quoted
-from changelog.rows import BAD
+from changelog.rows import BAD, order_column
 from sink import dead_letters
 from sink.config import Config
-from sink.dead_letters import Selection
+from sink.dead_letters import RECORD, Selection, same_record
 from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs
 from sink.mapping import MappedTable
@@ -41,7 +43,6 @@ from sink.tables import plan_table
 
 log = logging.getLogger("rowdelta")
 
-_PLACE = ["source", "partition", "offset"]
 _CONCERNED = "_rowdelta_concerned"
 
 
@@ -130,18 +131,23 @@ class _Replay:
         letters = letters.withColumn("passed", _passed(position)).localCheckpoint()
         log.info("%s: decoding %d dead letters", target, letters.count())
         changes = self._sink.decoded(_as_records(letters.where("passed")))
-        refused = changes.where(F.col(BAD).isNotNull()).select(*(F.col(f"{BAD}.{name}") for name in _PLACE)).distinct()
-        refused = refused.localCheckpoint()
-        understood = letters.where("passed").join(refused, _PLACE, "left_anti").localCheckpoint()
-        again = self._read_again(understood, position)
-        found = understood if again is None else understood.join(again, [*_PLACE, "value"], "left_semi")
-        found = (found.limit(0) if again is None else found).localCheckpoint()
-        gone = understood.join(found.select(*_PLACE), _PLACE, "left_anti").localCheckpoint()
-        chosen = understood if force else found
+        refused = changes.where(F.col(BAD).isNotNull()).select(f"{BAD}.*").select(*RECORD).distinct().localCheckpoint()
+        passed = letters.where("passed")
+        understood = _records_in(passed, refused, "left_anti").localCheckpoint()
+        first = self._first(understood)
+        again = self._source.read_again(self._section.source, first, position) if first else None
+        if again is None:
+            found = understood.limit(0).withColumn("timestamp", F.lit(None).cast("timestamp"))
+        else:
+            # with the topic's timestamp, which a dead letter doesn't have
+            found = _records_in(understood, again, "inner").select("letter.*", "other.timestamp")
+        found = found.localCheckpoint()
+        gone = _records_in(understood, found, "left_anti").localCheckpoint()
+        chosen = understood if force else found.select(*understood.columns)
         if not chosen.isEmpty():
-            self._apply(chosen, gone if force else gone.limit(0), position, force)
+            self._apply(chosen, found, gone if force else gone.limit(0), position, force)
             dead_letters.remove(self._spark, self._config, chosen)
-        still_refused = letters.where("passed").join(refused, _PLACE, "left_semi").groupBy("error_class").count()
+        still_refused = _records_in(passed, refused, "left_semi").groupBy("error_class").count()
         return Replayed(
             target,
             applied=chosen.count(),
@@ -150,18 +156,30 @@ class _Replay:
             gone=0 if force else gone.count(),
         )
 
-    def _read_again(self, letters: DataFrame, position: Position) -> DataFrame | None:
-        """Raw records of the topic from the first of `letters` in each partition to the position; None if there are none."""
-        first = {row[0]: row[1] for row in letters.groupBy("partition").agg(F.min("offset")).collect()}
-        return self._source.read_again(self._section.source, first, position) if first else None
+    def _first(self, letters: DataFrame) -> dict[int, int]:
+        """The first offset of `letters` in each partition."""
+        return {row[0]: row[1] for row in letters.groupBy("partition").agg(F.min("offset")).collect()}
 
-    def _apply(self, letters: DataFrame, stored: DataFrame, position: Position, force: bool) -> None:
+    def _since(self, letters: DataFrame, found: DataFrame, stored: DataFrame) -> dict[int, int]:
+        """Where to begin in each partition so that nothing newer than the first letter is missed.
+
+        A key's records may be in other partitions than its letters: the topic got more partitions, or its messages' key isn't the table's.
+        """
+        oldest = None if not stored.isEmpty() else found.agg(F.unix_millis(F.min("timestamp"))).collect()[0][0]
+        known = oldest is not None and oldest >= 0  # -1: a message without a timestamp
+        others = self._source.offsets_since(self._section.source, oldest if known else None)
+        first = self._first(letters)
+        return others | {partition: min(offset, others.get(partition, offset)) for partition, offset in first.items()}
+
+    def _apply(self, letters: DataFrame, found: DataFrame, stored: DataFrame, position: Position, force: bool) -> None:
         """Bring the keys of `letters` to what the topic says of them.
 
-        :param stored: of the letters those that the topic no longer has: they join what it has.
+        :param found: those that the topic has, with its `timestamp`.
+        :param stored: those that it no longer has: they join what it has.
         """
         target, key = self._section.target, list(self._section.key)
-        again = self._read_again(letters, position)
+        since = self._since(letters, found, stored)
+        again = self._source.read_again(self._section.source, since, position)
         records = _as_records(stored) if again is None else again.unionByName(_as_records(stored))
         concerned = self._sink.decoded(_as_records(letters)).select(*map(quoted, key)).distinct().localCheckpoint()
         concerned = concerned.withColumn(_CONCERNED, F.lit(True))
@@ -174,16 +192,41 @@ class _Replay:
         changes = self._sink.decoded(records, keep)
         self._check_refused(changes.where(F.col(BAD).isNotNull()), force)
         changes = changes.where(F.col(BAD).isNull())
+        if not self._section.order_by:
+            changes = self._by_time(changes, records)
         count = changes.count()
         if count:
             log.info("%s: applying %d changes", target, count)
-            batch = TableBatch(records, position, lambda _: _none, count, changes)
+            batch = TableBatch(records, position, count, changes)
             self._sink.apply_batch(-1, batch)
+
+    def _by_time(self, changes: DataFrame, records: DataFrame) -> DataFrame:
+        """Order the changes of keys that are in several partitions by Kafka's timestamps; within a partition by offset, as ever.
+
+        By their own order columns the higher partition would win.
+        """
+        partition, offset = order_column(0), order_column(1)
+        key = [quoted(name) for name in self._section.key]
+        spread = changes.groupBy(*key).agg(F.countDistinct(partition).alias("partitions")).where("partitions > 1")
+        if spread.isEmpty():
+            return changes
+        times = records.select(
+            F.col("partition").alias("_p"), F.col("offset").alias("_o"), F.col("timestamp").alias("_t")
+        )
+        place = (F.col(partition) == F.col("_p")) & (F.expr(f"{offset} div {CHANGES_PER_RECORD}") == F.col("_o"))
+        # a message's timestamp may be before that of the one before it; a stored letter has none and is older than the topic
+        so_far = Window.partitionBy(*key, partition).orderBy(offset).rowsBetween(Window.unboundedPreceding, 0)
+        by_time = Window.partitionBy(*key).orderBy(F.col("_so_far").asc_nulls_first(), partition, offset)
+        timed = changes.join(times, place, "left").withColumn("_so_far", F.max("_t").over(so_far))
+        ranked = timed.withColumn("_rank", F.row_number().over(by_time).cast("bigint"))
+        ordered = {partition: F.lit(0), offset: F.col("_rank")}
+        columns = [ordered.get(name, F.col(quoted(name))).alias(name) for name in changes.columns]
+        return ranked.select(*columns).localCheckpoint()
 
     def _check_refused(self, bad: DataFrame, force: bool) -> None:
         """:raises DataError: the configuration now refuses records that were applied when they arrived."""
         known = dead_letters.find(self._spark, self._config, Selection(table=self._section.target))
-        refused = bad.select(f"{BAD}.*").join(known.select(*_PLACE), _PLACE, "left_anti")
+        refused = _records_in(bad.select(f"{BAD}.*"), known, "left_anti")
         examples = refused.limit(3).collect()
         if examples and not force:
             shown = "; ".join(
@@ -202,12 +245,13 @@ def _passed(position: Position) -> Column:
     return reduce(lambda a, b: a | b, ends, F.lit(False))
 
 
+def _records_in(letters: DataFrame, others: DataFrame, how: str) -> DataFrame:
+    """`letters` joined with `others`, by record; null keys and values are equal."""
+    return letters.alias("letter").join(others.alias("other"), same_record("letter", "other"), how)
+
+
 def _as_records(letters: DataFrame) -> DataFrame:
     """Dead letters as the raw records that they were."""
     return letters.select(
         "source", "partition", "offset", F.lit(None).cast("timestamp").alias("timestamp"), "key", "value"
     )
-
-
-def _none(bad: pa.StructArray) -> pa.BooleanArray:
-    return pa.repeat(False, len(bad))

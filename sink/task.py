@@ -5,7 +5,7 @@ import resource
 import sys
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -60,7 +60,6 @@ class TaskPlan:
 
     :param dead_letters: the dead-letter table, or None if a bad record stops the job.
     :param source_partition: the order column with the Kafka partition, to say which partitions had snapshot rows.
-    :param new_bad_records: which bad records the dead-letter table doesn't have yet, as a mask; None if it has none.
     """
 
     table: TableSpec
@@ -69,7 +68,6 @@ class TaskPlan:
     target: str
     dead_letters: TableSpec | None
     source_partition: str | None
-    new_bad_records: Callable[[pa.StructArray], pa.BooleanArray] | None = None
     index: IndexPlan | None = None
 
 
@@ -110,8 +108,6 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
     try:
         for batch in batches:
             good, rejected = _split(batch)
-            if rejected is not None and plan.new_bad_records is not None:
-                rejected = rejected.filter(plan.new_bad_records(rejected))
             if rejected is not None:
                 for found in pc.value_counts(rejected.field("error_class")):
                     bad[found["values"].as_py()] += found["counts"].as_py()

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,7 +26,7 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, java_class, java_message
 from sink.sources.checkpoint import CheckpointFolder
-from sink.sources.source import BadRecords, Position, Stream, TableBatch
+from sink.sources.source import Position, Stream, TableBatch
 
 _OWN_OPTIONS = {"path_format"}
 _FILE_SCHEMAS = 100
@@ -153,14 +151,13 @@ class FilesSource:
                 (F.col("_modified") == position["modified"]) & F.col("_name").isin(list(position["files"]))
             )
             records = frame.where(~applied).drop("_modified", "_name")
+        return TableBatch(records, _mark(fresh, position, generation, batch_id), rows, declared=declared)
 
-        def beyond(other: Position) -> BadRecords:
-            if other["generation"] == generation and other["batch"] < batch_id:
-                return _from_files_other_than([])
-            had = fresh if other["generation"] == generation else [f for f in fresh if not _is_beyond(f, other)]
-            return _from_files_other_than([file.path.rsplit("/", 1)[-1] for file in had])
-
-        return TableBatch(records, _mark(fresh, position, generation, batch_id), beyond, rows, declared=declared)
+    def is_ahead(self, other: Position, position: Position) -> bool:
+        if other["generation"] == position["generation"]:
+            return int(other["batch"]) > int(position["batch"])
+        newest, passed = int(other["modified"]), int(position["modified"])
+        return newest > passed or (newest == passed and not set(other["files"]) <= set(position["files"]))
 
     def start_position(self, table: TableSection) -> Position | None:
         return None
@@ -278,16 +275,6 @@ def _file_order() -> list[Column]:
         F.expr("unix_millis(_metadata.file_modification_time)").alias("_modified"),
         F.col("_metadata.file_name").alias("_name"),
     ]
-
-
-def _from_files_other_than(names: list[str]) -> BadRecords:
-    """By name: Spark writes the URI's scheme as file:/ in a row and as file:/// in its log."""
-
-    def beyond(bad: pa.StructArray) -> pa.BooleanArray:
-        own = pc.replace_substring_regex(bad.field("source"), ".*/", "")
-        return pc.invert(pc.is_in(own, value_set=pa.array(names, pa.string())))
-
-    return beyond
 
 
 def _is_beyond(file: _ChangeFile, position: Position) -> bool:

@@ -7,8 +7,6 @@ share as a batch of its own: so each message is read once, and nothing is held i
 import json
 from collections.abc import Collection, Mapping, Sequence
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +16,7 @@ from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
-from sink.sources.source import BadRecords, Position, Stream, TableBatch
+from sink.sources.source import Position, Stream, TableBatch
 
 _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
@@ -128,7 +126,10 @@ class KafkaSource:
                 {p: end[p] for p in todo},
             )
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
-        return TableBatch(records, had | ahead, _beyond, sum(todo.values()))
+        return TableBatch(records, had | ahead, sum(todo.values()))
+
+    def is_ahead(self, other: Position, position: Position) -> bool:
+        return any(int(offset) > int(position.get(partition, 0)) for partition, offset in other.items())
 
     def read_again(self, topic: str, first: Mapping[int, int], end: Position) -> DataFrame | None:
         """Raw records that were read before: of each partition in `first` from that offset, or the earliest that there is, to `end`.
@@ -137,11 +138,22 @@ class KafkaSource:
         """
         with self._admin() as admin:
             earliest = admin.offsets([topic], admin.earliest()).get(topic, {})
-        begin = {str(p): max(offset, earliest[str(p)]) for p, offset in first.items() if str(p) in earliest}
+        begin = {
+            str(p): max(offset, earliest[str(p)]) for p, offset in first.items() if str(p) in earliest.keys() & end
+        }
         begin = {partition: offset for partition, offset in begin.items() if offset < int(end[partition])}
         if not begin:
             return None
         return self._range(self._spark, topic, begin, {partition: int(end[partition]) for partition in begin})
+
+    def offsets_since(self, topic: str, timestamp: int | None) -> dict[int, int]:
+        """By partition the first message of `timestamp` (milliseconds) or later; of any, if it is None.
+
+        A partition without such a message is left out.
+        """
+        with self._admin() as admin:
+            found = admin.offsets([topic], admin.earliest() if timestamp is None else admin.at(timestamp))
+        return {int(p): offset for p, offset in found.get(topic, {}).items() if offset >= 0}
 
     def _range(self, spark: SparkSession, topic: str, begin: Offsets, end: Offsets) -> DataFrame:
         """A topic's messages from `begin` to `end`. To filter them out of a stream's frame would read all topics for each table."""
@@ -185,14 +197,14 @@ class KafkaSource:
         for partition, first in earliest.items():
             if start[partition] < first and not may_lose:
                 raise DataError(
-                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but Kafka has removed "
+                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but Kafka has removed "
                     f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: upsert), "
                     "with source.options.failOnDataLoss: false to go on from what is there."
                 )
         for partition, end in latest.items():
             if start[partition] > end:
                 raise TableError(
-                    f"{table.target} has applied {topic}-{partition} up to offset {start[partition]}, but the topic ends at "
+                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic ends at "
                     f"{end}. Was it deleted and created again? To read it from the start, remove the stored position (see "
                     "README, Reset)."
                 )
@@ -201,7 +213,7 @@ class KafkaSource:
     def _configured(self, admin: "_Admin", topic: str, earliest: Offsets, latest: Offsets) -> Offsets:
         by_name = {name.lower(): value for name, value in self._options.items()}
         if "startingtimestamp" in by_name:
-            found = admin.offsets([topic], admin.at(int(by_name["startingtimestamp"])))[topic]
+            found = admin.offsets([topic], admin.at(_milliseconds(by_name["startingtimestamp"])))[topic]
             return {p: found[p] if found[p] >= 0 else latest[p] for p in latest}
         text = by_name.get("startingoffsets", "earliest")
         if text in ("earliest", "latest"):
@@ -215,7 +227,15 @@ class KafkaSource:
             ) from None
         special = {_EARLIEST: earliest, -1: latest}
         chosen = earliest | given
-        return {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
+        start = {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
+        for partition, offset in start.items():
+            # it is stored before anything is read, and then counts instead of a corrected option
+            if not earliest[partition] <= offset <= latest[partition]:
+                raise ConfigError(
+                    f"source.options.startingOffsets: {topic}-{partition} has offsets {earliest[partition]} to {latest[partition]}, "
+                    f"got {offset}. Use one of these, -2 (earliest) or -1 (latest)."
+                )
+        return start
 
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         with self._admin() as admin:
@@ -252,17 +272,13 @@ def _records(frame: DataFrame) -> DataFrame:
     return frame.select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
 
 
-def _beyond(position: Position) -> BadRecords:
-    offsets = {int(partition): int(offset) for partition, offset in position.items()}
-
-    def beyond(bad: pa.StructArray) -> pa.BooleanArray:
-        partition, offset = bad.field("partition"), bad.field("offset")
-        mask = pa.repeat(True, len(bad))
-        for number, end in offsets.items():
-            mask = pc.and_(mask, pc.or_(pc.not_equal(partition, number), pc.greater_equal(offset, end)))
-        return mask
-
-    return beyond
+def _milliseconds(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"source.options.startingTimestamp: got {text!r}, expected milliseconds since 1970 such as 1767225600000"
+        ) from None
 
 
 class _Admin:
@@ -279,7 +295,18 @@ class _Admin:
         for name, value in options.items():
             if name.startswith("kafka."):
                 properties.put(name.removeprefix("kafka."), value)
-        self._client = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
+        try:
+            self._client = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
+        except Py4JJavaError as error:
+            reason = _innermost(error)
+            if "No resolvable bootstrap" in reason:
+                raise TemporaryError(
+                    f"Kafka at {self._servers} can't be reached: no server of this name is known. Correct "
+                    "source.options.kafka.bootstrap.servers, or run again when the name can be resolved."
+                ) from None
+            raise ConfigError(
+                f"source.options: Kafka's client refuses the options for {self._servers}: {reason}"
+            ) from None
 
     def __enter__(self) -> "_Admin":
         return self
@@ -343,6 +370,14 @@ class _Admin:
             if "UnknownTopicOrPartition" in reason or "InvalidTopicException" in reason:
                 raise _UnknownTopic from None
             raise TemporaryError(f"Kafka at {self._servers} did not answer for topic {topic!r}: {reason}") from None
+
+
+def _innermost(error: Py4JJavaError) -> str:
+    """The exception that caused the others."""
+    exception = error.java_exception
+    while (cause := exception.getCause()) is not None:
+        exception = cause
+    return str(exception.toString())
 
 
 class _UnknownTopic(TemporaryError):  # noqa: N818 - where it escapes, a topic was deleted between two requests

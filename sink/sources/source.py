@@ -3,11 +3,10 @@
 A *position* says how far a table has got in its source, as a JSON object. It is stored in the table with every commit.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
@@ -15,7 +14,6 @@ from sink.config import TableSection
 from sink.errors import RowdeltaError
 
 Position = Mapping[str, Any]
-BadRecords = Callable[[pa.StructArray], pa.BooleanArray]
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,6 @@ class TableBatch:
 
     :param records: raw records (or typed rows of Parquet files) beyond the table's position.
     :param end: the position once they are applied.
-    :param beyond: which records of `_rowdelta_bad` (`changelog.rows.BAD_FIELDS`) lie beyond a position (the dead-letter
-        table's), as a mask. For the tasks: as a Spark filter, Catalyst would push it below the decoder and there repeat the
-        decoder's expressions until the driver's memory is full.
     :param estimated_rows: how many records there are, if the source can tell without reading them.
     :param changes: changelog rows, if the records have been decoded.
     :param declared: path -> the columns of each file, if the records are typed.
@@ -44,7 +39,6 @@ class TableBatch:
 
     records: DataFrame
     end: Position
-    beyond: Callable[[Position], BadRecords]
     estimated_rows: int | None
     changes: DataFrame | None = None
     declared: Mapping[str, T.StructType] | None = None
@@ -82,6 +76,9 @@ class Source(Protocol):
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
     ) -> TableBatch | None:
         """The table's part of a micro-batch; None if the table has had all of it, or it has nothing for the table."""
+
+    def is_ahead(self, other: Position, position: Position) -> bool:
+        """Whether `other` may have passed records that `position` hasn't: both are one table's."""
 
     def start_position(self, table: TableSection) -> Position | None:
         """Where a table without a position is read from, to be remembered; known after `locate`."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from sink import cli, dead_letters, session
@@ -19,6 +21,7 @@ from sink.errors import ConfigError, DataError, RowdeltaError, TableError, Tempo
 from sink.pipeline import Pipeline
 from sink.replay import Replayed, replay
 from tests.services.kafka import Kafka, running_kafka
+from tests.services.process import wait_until
 from tests.sink.harness import Crash, Job, crashing
 from tests.sink.test_kafka import KafkaJob
 
@@ -114,6 +117,43 @@ def test_another_table_of_that_name_is_refused(files: Job) -> None:
     files.spark.sql(f"CREATE TABLE {files.dead_letters} (id bigint) USING iceberg")
     with pytest.raises(TableError, match="has no column 'table', so it can't be the dead-letter table"):
         files.run()
+
+
+def test_a_new_topic_s_bad_records_are_kept_after_a_reset(job: KafkaJob, kafka: Kafka) -> None:
+    """Its offsets begin at 0 again, below the position that the dead-letter table has for the target."""
+    same = (b"k", b"as before")
+    job.produce([same, (b"k", b"old"), change("c", 1, "a"), (None, b"end")])
+    job.run()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([job.topic()])[job.topic()].result(30)
+    assert wait_until(lambda: job.topic() not in admin.list_topics(timeout=5).topics)
+    kafka.create_topic(job.topic(), 2)
+    job.produce([same, (b"k", b"new"), change("c", 2, "b")])
+    job.spark.sql(
+        f"ALTER TABLE {job.target()} UNSET TBLPROPERTIES IF EXISTS ('rowdelta.shop.position', 'rowdelta.shop.start')"
+    )
+    job.run()
+    assert content(job) == {1: ("a", None), 2: ("b", None)}
+    assert [(letter["offset"], letter["value"]) for letter in letters(job)] == [
+        (0, b"as before"),
+        (1, b"new"),
+        (1, b"old"),
+        (3, b"end"),
+    ]
+    job.produce([change("c", 3, "c"), (None, b"next")])
+    job.run()
+    assert [letter["value"] for letter in letters(job)][-2:] == [b"end", b"next"]
+
+
+def test_what_is_bad_only_after_a_crash_is_kept(job: KafkaJob) -> None:
+    """The dead letters were committed, the table not, and the next run has another configuration."""
+    job.produce([change("c", 1, "a", "1.00"), change("c", 2, "b", "ZA=="), (None, b"garbage"), (None, None)])
+    with crashing("before the commit"), pytest.raises(TemporaryError):
+        job.run()
+    assert [letter["offset"] for letter in letters(job)] == [0, 2]
+    run(job, corrected(job))
+    assert content(job) == {1: ("a", "1.00")}
+    assert [letter["offset"] for letter in letters(job)] == [0, 1, 2]
 
 
 # max_bad_records
@@ -268,6 +308,51 @@ def test_replay_applies_what_was_refused_but_undoes_nothing_newer(job: KafkaJob,
 def _positions(properties: list[Any]) -> Any:
     (text,) = [row["value"] for row in properties if row["key"] == "rowdelta.shop.position"]
     return json.loads(text)["position"]
+
+
+def test_replay_undoes_nothing_newer_in_another_partition(job: KafkaJob, kafka: Kafka) -> None:
+    """Key 1 has moved to partition 0, before that one's only letter, key 2 from there, and key 3 to and fro."""
+    job.produce([change("c", 1, "old", "1.00"), change("c", 4, "only", "4.00")], partition=1)
+    job.produce([change("c", 2, "older"), change("c", 3, "older")], partition=0)
+    time.sleep(0.05)
+    job.produce([change("u", 2, "newer", "2.00"), change("c", 3, "old", "3.00")], partition=1)
+    time.sleep(0.05)
+    job.produce([change("u", 1, "newer"), change("u", 3, "newer"), change("c", 5, "late", "5.00")], partition=0)
+    job.run()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_partitions([NewPartitions(job.topic(), 3)])[job.topic()].result(30)
+    job.produce([change("u", 3, "newest")], partition=2)
+    job.run()
+    assert replayed(job).applied == 5
+    expected = {1: ("newer", None), 2: ("newer", "2.00"), 3: ("newest", None), 4: ("only", "4.00")}
+    assert content(job) == expected | {5: ("late", "5.00")}
+
+
+def test_letters_without_a_value_are_replayed(job: KafkaJob) -> None:
+    """A null joins nothing by equality, and the letter would count as gone from the topic."""
+    job.format_options = {"flattened": "true"}  # a delete, and its key is no JSON
+    job.produce([(b"k", None)])
+    job.run()
+    assert [letter["value"] for letter in letters(job)] == [None]
+    job.format_options = {}  # a tombstone, which is ignored
+    assert replayed(job, config=job.config()) == Replayed(job.target(), applied=1, refused={}, ahead=0, gone=0)
+    assert letters(job) == []
+
+
+def test_replay_never_makes_nulls_of_what_an_expression_can_not_take(job: KafkaJob) -> None:
+    number = {"type": "int", "expression": "cast(customer as int)"}
+    job.table = {"columns": {"id": "bigint", "customer": "string", "amount": "decimal(12,2)", "n": number}}
+    job.produce([change("c", 1, "none", "1.00"), change("c", 2, "2")])
+    job.run()
+    before = str(job.spark.conf.get("spark.sql.ansi.enabled"))
+    job.spark.conf.set("spark.sql.ansi.enabled", "false")  # as the user may have it
+    try:
+        with pytest.raises(DataError, match="the expression of a computed column failed on a value"):
+            replayed(job)
+    finally:
+        job.spark.conf.set("spark.sql.ansi.enabled", before)
+    assert content(job) == {2: ("2", None)}
+    assert len(letters(job)) == 1
 
 
 def test_replay_of_a_selection(job: KafkaJob, command: Any) -> None:

@@ -290,6 +290,34 @@ def test_starting_offsets_by_partition(spark: SparkSession, tmp_path: Path, kafk
         job.run()
 
 
+@pytest.mark.parametrize(("offset", "retained"), [(999, "0 to 2"), (0, "1 to 2"), (-3, "0 to 2")])
+def test_starting_offsets_that_the_topic_does_not_have_are_not_stored(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient, offset: int, retained: str
+) -> None:
+    """Or they would count instead of the corrected option."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a")), insert(order(2, "b"))])
+    if retained == "1 to 2":
+        admin.delete_records([TopicPartition(job.topic(), 0, 1)])[TopicPartition(job.topic(), 0, 1)].result(30)
+    job.options = {"startingOffsets": json.dumps({job.topic(): {"0": offset}})}
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match=rf"startingOffsets: {job.topic()}-0 has offsets {retained}, got {offset}\."
+        ):
+            job.run()
+    job.options = {"startingOffsets": json.dumps({job.topic(): {"0": 1}})}
+    job.run()
+    assert job.rows() == [order(2, "b")]
+
+
+def test_a_starting_timestamp_that_is_none(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"startingTimestamp": "yesterday"})
+    kafka.create_topic(job.topic())
+    with pytest.raises(ConfigError, match=r"startingTimestamp: got 'yesterday', expected milliseconds"):
+        job.run()
+
+
 def test_new_partitions_are_read_from_their_start(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
 ) -> None:
@@ -314,9 +342,7 @@ def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, ka
         job.run()
     kafka.create_topic(job.topic())
     job.produce([insert(order(7, "b"))])
-    with pytest.raises(
-        TableError, match=r"up to offset 3, but the topic ends at 1\. Was it deleted and created again\?"
-    ):
+    with pytest.raises(TableError, match=r"is offset 3, but the topic ends at 1\. Was it deleted and created again\?"):
         job.run()
     assert [row["id"] for row in job.rows()] == [0, 1, 2]
 
@@ -331,7 +357,7 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     job.run()
     job.produce([insert(order(n, "b")) for n in range(2, 6)])
     admin.delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
-    with pytest.raises(DataError, match=r"up to offset 1, but Kafka has removed what follows before offset 3\."):
+    with pytest.raises(DataError, match=r"is offset 1, but Kafka has removed what follows before offset 3\."):
         job.run()
     assert job.rows() == [order(1, "a")]
     job.options = {"failOnDataLoss": "false"}
@@ -405,6 +431,17 @@ def test_unreachable_broker(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(TemporaryError, match=rf"Kafka at 127\.0\.0\.1:{port} did not answer"):
         list(inspection.check(spark, job.config()))
     assert time.monotonic() - started < 80
+
+
+def test_options_that_the_client_refuses(spark: SparkSession, tmp_path: Path) -> None:
+    job = KafkaJob(spark, tmp_path, "no-such-broker.invalid:9092")
+    with pytest.raises(TemporaryError, match=r"Kafka at no-such-broker\.invalid:9092 can't be reached"):
+        job.run()
+    job = KafkaJob(spark, tmp_path, "127.0.0.1:9092", options={"kafka.security.protocol": "CARRIER_PIGEON"})
+    with pytest.raises(
+        ConfigError, match=r"Kafka's client refuses the options for 127\.0\.0\.1:9092: .*CARRIER_PIGEON"
+    ):
+        job.run()
 
 
 def test_unknown_topic(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
