@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog import debezium
 from changelog.changes import Changes, Rejected, Wire, WireType
-from changelog.connect_json import MalformedSchema, Rows, by_schema, fields, payload, wire_type
+from changelog.connect_json import MalformedSchema, Rows, by_schema, fields, wire_type
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.row_images import first
@@ -56,6 +56,7 @@ class DebeziumJson:
         self._spec = spec
         self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
         self._flattened = spec.options.get("flattened") == "true"
+        self._keys = _Keys(spec, self._implied)
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
@@ -79,31 +80,52 @@ class DebeziumJson:
             if len(self._readers) >= _READERS:
                 self._readers.clear()
             made = _RowReader if self._flattened else _EventReader
-            self._readers[schema] = made(self._spec, self._implied, parse(schema) if schema else None)
+            self._readers[schema] = made(self._spec, self._implied, self._keys, parse(schema) if schema else None)
         return self._readers[schema]
 
 
 class _Keys:
-    """Reads the messages' keys, for deletes that have nothing else."""
+    """Reads the messages' keys, for deletes that have nothing else. A key's own schema says how its values are encoded.
+
+    :param implied: types of keys that come without a schema.
+    """
 
     def __init__(self, spec: ChangelogSpec, implied: Fields) -> None:
-        self._types = implied
-        self._reader = JsonReader(Object({c.field: _leaf(c, implied) for c in spec.columns if c.name in spec.key}))
+        self._columns = [column for column in spec.columns if column.name in spec.key]
+        self._implied = implied
+        self._readers: dict[bytes, tuple[Fields, JsonReader]] = {}
 
     def images(self, records: pa.RecordBatch, record: pa.Array) -> Iterator[tuple[pa.Array, debezium.Images]]:
         """Images made of the keys of the messages `record`, and their places in it (int64). Keys that can't be read are left out."""
         keys = records.column("key").take(record)
         places = np.flatnonzero(keys.is_valid())
-        payloads = pa.array([payload(key) for key in keys.drop_null().to_pylist()], pa.binary())
-        for found in self._reader.read(payloads) if len(places) else ():
-            if not isinstance(found, Rejected):
-                yield pa.array(places[found.record.to_numpy()]), _images(found.values, self._types)
+        for schema, members, texts in by_schema(keys.drop_null()) if len(places) else ():
+            chosen = places if members is None else places[members]
+            try:
+                types, reader = self._reader(schema)
+            except MalformedSchema:
+                continue
+            for found in reader.read(texts):
+                if not isinstance(found, Rejected):
+                    yield pa.array(chosen[found.record.to_numpy()]), _images(found.values, types)
+
+    def _reader(self, schema: bytes) -> tuple[Fields, JsonReader]:
+        if schema not in self._readers:
+            if len(self._readers) >= _READERS:
+                self._readers.clear()
+            types = self._implied
+            if schema:
+                declared = {name: wire_type(part) for name, part in fields(parse(schema)).items()}
+                types = {column.field: declared.get(column.field, WireType()) for column in self._columns}
+            shape = Object({column.field: _leaf(column, types) for column in self._columns})
+            self._readers[schema] = types, JsonReader(shape)
+        return self._readers[schema]
 
 
 class _EventReader:
     """Events of one schema. `declared` is None if they come without one."""
 
-    def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
+    def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
         self._spec = spec
         declared = None if schema is None else _row_types(schema)
         self._types = (
@@ -136,7 +158,7 @@ class _EventReader:
                 JsonReader(Object(others | {"after": images["after"]}), around=("{" + _CUTS[0][1:], "}")),
                 JsonReader(Object(others), around=("{" + _CUTS[1][1:], "")),
             )
-        self._keys = _Keys(spec, implied)
+        self._keys = keys
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
         """Ignored: the `d` before did the work."""
@@ -224,7 +246,7 @@ class _RowReader:
     A row is a +U, or what `__op` says; with `__deleted` true or `__op` d it is a -D, as is a tombstone, of the message's key.
     """
 
-    def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
+    def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
         self._spec = spec
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
         declared = None if schema is None else {name: wire_type(part) for name, part in fields(schema).items()}
@@ -241,7 +263,7 @@ class _RowReader:
         for name in self._times:
             shape = with_path(shape, name, Leaf((pa.int64(),)))
         self._reader = JsonReader(Object(shape, declared is None and spec.schema_changes != "ignore"))
-        self._keys = _Keys(spec, implied)
+        self._keys = keys
 
     @property
     def _times(self) -> tuple[str, ...]:

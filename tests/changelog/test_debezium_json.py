@@ -427,3 +427,41 @@ def test_decimals_in_arrays() -> None:
         [Decimal("1.50")],
         [Decimal("-26588.24")],
     ]
+
+
+# Keys, placeholders and order columns ---------------------------------------------------------------------------------
+
+
+def keyed(schema: dict[str, Any] | None, value: Any) -> Any:
+    """A message's key {k: value}, in an envelope if it has a schema."""
+    if schema is None:
+        return {"k": value}
+    fields = [schema | {"field": "k", "optional": False}]
+    return {"schema": {"type": "struct", "fields": fields, "optional": False}, "payload": {"k": value}}
+
+
+NAMED_DECIMAL: dict[str, Any] = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
+
+
+@pytest.mark.parametrize("is_flattened", [False, True])
+def test_a_delete_by_the_key_reads_it_as_the_keys_schema_says(is_flattened: bool) -> None:
+    millis = {"type": "int64", "name": "io.debezium.time.Timestamp"}
+    nanos = {"type": "int64", "name": "io.debezium.time.NanoTimestamp"}
+    nothing = None if is_flattened else event("d")
+    options = {"flattened": "true"} if is_flattened else {}
+
+    def removed(sql_type: str, *keys: Any) -> list[Any]:
+        records = raw_records([Message(nothing, offset, key) for offset, key in enumerate(keys)])
+        found = decode("debezium-json", records, spec({"k": sql_type}, key=("k",), options=options))
+        assert {d.kind for d in found} == {"-D"}
+        return [d.bad["error_class"] if d.bad else d.row["k"] for d in found]
+
+    # the last one has no schema: as the connector's settings say
+    keys = keyed(millis, MILLIS), keyed(nanos, MICROS * 1000), keyed(millis, MILLIS + 1), keyed(None, MICROS)
+    assert removed("timestamp_ntz", *keys) == [TO_MILLIS, NOON, TO_MILLIS + dt.timedelta(milliseconds=1), NOON]
+    scaled = [keyed(NAMED_DECIMAL | {"parameters": {"scale": scale}}, texts(1000)) for scale in ("2", "4")]
+    assert removed("decimal(12,4)", *scaled) == [Decimal("10.0000"), Decimal("0.1000")]
+    # a schema that is none says nothing of the key
+    broken = {"schema": {"type": "struct", "fields": [{"type": "int64"}]}, "payload": {"k": MICROS}}
+    (error,) = removed("timestamp_ntz", broken)
+    assert error == ("null_key" if is_flattened else "missing_column")
