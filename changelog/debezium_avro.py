@@ -46,6 +46,7 @@ class DebeziumAvro:
         **schema_registry.OPTIONS,
         "flattened": ("false", "true"),
         "add.fields.prefix": (),
+        debezium.UNAVAILABLE: (),
     }
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:

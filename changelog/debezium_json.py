@@ -50,6 +50,7 @@ class DebeziumJson:
         "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
         "flattened": ("false", "true"),
         "add.fields.prefix": (),
+        debezium.UNAVAILABLE: (),
     }
 
     def __init__(self, spec: ChangelogSpec) -> None:

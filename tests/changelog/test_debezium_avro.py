@@ -1,7 +1,9 @@
 """Debezium's Avro events, real ones first. Values stand here as `dml.sql` gave them to the database."""
 
+import hashlib
 import json
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pyspark.sql import types as T
@@ -259,6 +261,35 @@ def test_placeholders_are_refused(unavailable: dict[str, Any]) -> None:
     assert decoded([(None, event("d", before=row(1, **unavailable)))], spec(COLUMNS), SCHEMAS).rows == [
         (0, "-D", {"id": 1})
     ]
+
+
+def test_placeholders_of_every_type_and_of_ones_own() -> None:
+    wkb = {"type": "record", "name": "Geometry", "fields": [{"name": "wkb", "type": "bytes"}]}
+    arrays = {name: {"type": "array", "items": name} for name in ("int", "long", "bytes", "string")}
+    fields = [{"name": name, "type": ["null", v], "default": None} for name, v in (arrays | {"wkb": wkb}).items()]
+    row = {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "long"}, *fields]}
+    sides = [{"name": "before", "type": ["null", row]}, {"name": "after", "type": ["null", "Value"]}]
+    schema = {"type": "record", "name": "Envelope", "fields": [*sides, {"name": "op", "type": "string"}]}
+    name = b"not sent"
+    point = bytes.fromhex("0101000020E6100000000000FC83D797C1000000FC83D797C1")
+    cases: list[dict[str, Any]] = [
+        {"int": list(name)},
+        {"long": list(name)},
+        {"bytes": [name]},
+        {"string": ["not sent"]},
+        {"string": [str(UUID(bytes=hashlib.md5(name).digest(), version=3))]},
+        {"wkb": {"wkb": point}},
+    ]
+    others: list[dict[str, Any]] = [
+        {"int": list(b"__debezium_unavailable_value"), "long": list(name)[1:], "wkb": {"wkb": point[1:]}},
+        {"bytes": [name, name], "string": ["__debezium_unavailable_value"]},
+    ]
+    values = [message(1, schema, {"after": {"id": 1, **case}, "op": "u"}) for case in cases + others]
+    table = spec(["id", *arrays, "wkb"], options={"unavailable.value.placeholder": "not sent"})
+    found = decoded([(None, value) for value in values], table, {1: json.dumps(schema)})
+    reason = "unavailable_value: column {}: the source didn't send the unchanged value"
+    assert found.rejected == {number: reason.format(*case) for number, case in enumerate(cases)}
+    assert [change.record for change in found.changes] == [len(cases), len(cases) + 1]
 
 
 def test_bad_events_say_why() -> None:

@@ -2,9 +2,11 @@
 
 import base64
 import datetime as dt
+import hashlib
 import json
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pyspark.sql import types as T
@@ -465,3 +467,57 @@ def test_a_delete_by_the_key_reads_it_as_the_keys_schema_says(is_flattened: bool
     broken = {"schema": {"type": "struct", "fields": [{"type": "int64"}]}, "payload": {"k": MICROS}}
     (error,) = removed("timestamp_ntz", broken)
     assert error == ("null_key" if is_flattened else "missing_column")
+
+
+GEOMETRY = "0101000020E6100000000000FC83D797C1000000FC83D797C1"
+GEOGRAPHY = "0101000020E61000000C21E7FDFF7F66401842CEFBFF7F5640"
+POINT = "0101000000000000FC83D797C1000000FC83D797C1"
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize("setting", [None, "not sent – ü", "hex:f0e1000a"])
+def test_unavailable_values_never_reach_the_table(setting: str | None) -> None:
+    """In every form that Debezium's `UnchangedToastedPlaceholder` gives them, in columns of every type that holds such."""
+    name = setting or "__debezium_unavailable_value"
+    data = bytes.fromhex(name[4:]) if name.startswith("hex:") else name.encode()
+    text = data.decode(errors="replace")
+    signed = [byte - 256 if byte > 127 else byte for byte in data]
+    nameless = bytearray(hashlib.md5(data).digest())
+    nameless[6], nameless[8] = nameless[6] & 0x0F | 0x30, nameless[8] & 0x3F | 0x80
+    uuid = str(UUID(bytes=bytes(nameless)))
+    geometries = [{"srid": 4326, "wkb": base64_of(bytes.fromhex(wkb))} for wkb in (GEOMETRY, GEOGRAPHY, POINT)]
+    # what Debezium sends; what is like it and no placeholder; types of columns
+    cases: list[tuple[list[Any], Any, list[str]]] = [
+        ([text], f"{text}.", ["string"]),
+        ([base64_of(data)], base64_of(data + b"x"), ["string", "binary"]),
+        ([signed], signed[1:], ["array<int>", "array<bigint>", "array<double>", "array<decimal(12,2)>", "string"]),
+        ([[text]], [text, text], ["array<string>", "string"]),
+        ([[base64_of(data)]], [base64_of(data)] * 2, ["array<binary>", "array<string>", "string"]),
+        ([[uuid]], [str(UUID(int=1))], ["array<string>", "string"]),
+        ([{text: text}], {"k": text}, ["map<string,string>", "string"]),
+        (geometries, {"srid": 4326, "wkb": base64_of(b"x")}, ["struct<wkb:binary,srid:int>", "string", "binary"]),
+    ]
+    options = {} if setting is None else {"unavailable.value.placeholder": setting}
+    for unavailable, value, types in cases:
+        for sql_type in types:
+            values = [value, *unavailable, value, *unavailable, value]
+            rows = decoded(
+                [event("u", {"id": 1, "v": v}) for v in values],
+                columns={"id": "bigint", "v": sql_type},
+                options=options,
+            )
+            expected = ["unavailable_value" if v in unavailable else None for v in values]
+            assert [d.bad and d.bad["error_class"] for d in rows] == expected, (sql_type, unavailable)
+
+
+def test_a_placeholder_of_ones_own_replaces_debeziums() -> None:
+    options = {"unavailable.value.placeholder": "?"}
+    assert fits("string", ["__debezium_unavailable_value", "?"], **options) == [
+        "__debezium_unavailable_value",
+        "unavailable_value",
+    ]
+    with pytest.raises(ValueError, match=r"unavailable\.value\.placeholder: expected hexadecimal digits"):
+        fits("string", ["a"], **{"unavailable.value.placeholder": "hex:x"})
