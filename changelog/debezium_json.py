@@ -9,7 +9,7 @@ With `flattened: true` the messages are rows, as the transform `ExtractNewRecord
 names of fields that aren't the row's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -114,10 +114,9 @@ class _Keys:
         if schema not in self._readers:
             if len(self._readers) >= _READERS:
                 self._readers.clear()
-            types = self._implied
+            types: Fields = self._implied
             if schema:
-                declared = {name: wire_type(part) for name, part in fields(parse(schema)).items()}
-                types = {column.field: declared.get(column.field, WireType()) for column in self._columns}
+                types = {name: wire_type(part) for name, part in fields(parse(schema)).items()}
             shape = Object({column.field: _leaf(column, types) for column in self._columns})
             self._readers[schema] = types, JsonReader(shape)
         return self._readers[schema]
@@ -129,9 +128,7 @@ class _EventReader:
     def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
         self._spec = spec
         declared = None if schema is None else _row_types(schema)
-        self._types = (
-            implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
-        )
+        self._types = implied if declared is None else declared
         named = {column.field for column in spec.columns}
         self._unknown = {} if declared is None else {name: t for name, t in declared.items() if name not in named}
         watched = declared is None and spec.schema_changes != "ignore"
@@ -140,9 +137,9 @@ class _EventReader:
         before: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns if c.name in kept}
         shape: dict[str, Any] = {"op": Leaf((pa.string(),))}
         for name, dtype in spec.order_by:
-            leaf = Leaf(json_candidates(WireType(), to_arrow_type(dtype)))
             if name.split(".")[0] not in ("before", "after", "op"):
-                shape = with_path(shape, name, leaf)
+                shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
+            leaf = Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype)))
             after = with_path(after, name, leaf)
             before = with_path(before, name, leaf)
         if "_ts" in spec.metadata:
@@ -214,7 +211,7 @@ class _EventReader:
         op = values.field("op")
         op = op.cast(pa.string()) if not pa.types.is_string(op.type) else op
         before, after = (_images(values.field(side), self._types) for side in ("before", "after"))
-        order = [Wire(_at_first(values, name, f"after.{name}", f"before.{name}")) for name, _ in self._spec.order_by]
+        order = [_first(values, self._places(name)) for name, _ in self._spec.order_by]
         metadata = {"_op": op} if "_op" in self._spec.metadata else {}
         if "_ts" in self._spec.metadata:
             metadata["_ts"] = debezium.source_time(
@@ -238,6 +235,13 @@ class _EventReader:
         for change in debezium.changes(self._spec, debezium.Events(record, op, before, after, order, metadata)):
             yield replace(change, unknown=self._unknown or found.unknown) if isinstance(change, Changes) else change
 
+    def _places(self, name: str) -> list[tuple[str, WireType]]:
+        """Where the value of an order column may be, and what it means there: in the event, or else in a row."""
+        side, _, rest = name.partition(".")
+        in_event = _type_at(self._types, rest) if side in ("before", "after") else WireType()
+        in_row = _type_at(self._types, name)
+        return [(name, in_event), (f"after.{name}", in_row), (f"before.{name}", in_row)]
+
 
 class _RowReader:
     """Rows that `ExtractNewRecordState` made of events, of one schema: the fields of the row, and the operation in fields with a prefix.
@@ -251,14 +255,12 @@ class _RowReader:
         self._spec = spec
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
         declared = None if schema is None else {name: wire_type(part) for name, part in fields(schema).items()}
-        self._types = (
-            implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
-        )
+        self._types = implied if declared is None else declared
         named = {column.field for column in spec.columns}
         self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not n.startswith(self._prefix)}
         shape: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
         for name, dtype in spec.order_by:
-            shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
+            shape = with_path(shape, name, Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype))))
         shape = with_path(shape, f"{self._prefix}op", Leaf((pa.string(),)))
         shape = with_path(shape, f"{self._prefix}deleted", Leaf((pa.string(), pa.bool_())))
         for name in self._times:
@@ -298,7 +300,7 @@ class _RowReader:
             said = values.field(f"{self._prefix}op").cast(pa.string())
             op = pc.if_else(pc.fill_null(pc.equal(deleted, "true"), False), "d", pc.coalesce(said, "u"))
             images = _images(values, self._types)
-            order = [Wire(_at_first(values, name)) for name, _ in self._spec.order_by]
+            order = [_first(values, [(name, _type_at(self._types, name))]) for name, _ in self._spec.order_by]
             metadata = {"_op": op} if "_op" in self._spec.metadata else {}
             if self._times:
                 metadata["_ts"] = debezium.source_time(
@@ -312,7 +314,7 @@ class _RowReader:
 
 
 def _leaf(column: ColumnSpec, types: Fields) -> Leaf:
-    return Leaf(json_candidates(types[column.field], to_arrow_type(column.type), column.is_uuid))
+    return Leaf(json_candidates(types.get(column.field, WireType()), to_arrow_type(column.type), column.is_uuid))
 
 
 def _images(side: pa.StructArray, types: Fields) -> debezium.Images:
@@ -359,6 +361,20 @@ def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> Wi
     return WireType()
 
 
-def _at_first(values: pa.StructArray, *paths: str) -> pa.Array:
-    """The first value that isn't null, row by row."""
-    return first(*(found for found in (at_path(values, path) for path in paths) if found is not None))
+def _type_at(types: Fields, path: str) -> WireType:
+    """The type of what a dotted path names in a row."""
+    name, _, rest = path.partition(".")
+    found = types.get(name, WireType())
+    return _type_at(found.children, rest) if rest else found
+
+
+def _first(values: pa.StructArray, places: Iterable[tuple[str, WireType]]) -> Wire:
+    """The first value that isn't null, row by row. Namesakes of another type than that of the first place that has any don't count.
+
+    :param places: paths, and types of what is there.
+    """
+    wires = [Wire(found, type_) for path, type_ in places if (found := at_path(values, path)) is not None]
+    wires = [wire for wire in wires if wire.values.null_count < len(values)]
+    if not wires:
+        return Wire(pa.nulls(len(values)))
+    return Wire(first(*(wire.values for wire in wires if wire.type == wires[0].type)), wires[0].type)

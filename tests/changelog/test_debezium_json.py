@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import types as T
 
 from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
-from changelog.rows import SNAPSHOT
+from changelog.rows import BAD, SNAPSHOT
 from changelog.spec import ChangelogSpec, ColumnSpec
-from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec
+from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec, sql
 
 COLUMNS = {"id": "bigint", "v": "string"}
 
@@ -521,3 +521,68 @@ def test_a_placeholder_of_ones_own_replaces_debeziums() -> None:
     ]
     with pytest.raises(ValueError, match=r"unavailable\.value\.placeholder: expected hexadecimal digits"):
         fits("string", ["a"], **{"unavailable.value.placeholder": "hex:x"})
+
+
+def orders(values: list[Any], sql_type: str, order_by: tuple[str, str], **table: Any) -> list[Any]:
+    """The order column of each change of a table {id, v}, or why it is bad."""
+    by = ((order_by[0], sql(order_by[1])),)
+    described = spec({"id": "bigint", "v": sql_type}, order_by=by, **table)
+    (rows,) = ChangelogDecoder("debezium-json", described)([raw_records(messages(*values))])
+    places = rows.column("_rowdelta_order_2").to_pylist()
+    found = zip(rows.column(BAD).to_pylist(), rows.column("_rowdelta_order_0").to_pylist(), places, strict=True)
+    good = sorted((p, value) for bad, value, p in found if bad is None)
+    return [bad["reason"] for bad in rows.column(BAD).to_pylist() if bad] + [value for _, value in good]
+
+
+@pytest.mark.parametrize("op", ["c", "d"])
+def test_an_order_column_of_the_row_means_what_the_column_does(op: str) -> None:
+    def enveloped(value: Any, *of_type: Any, **more: Any) -> Any:
+        found = with_envelope(value, *of_type)
+        for row in found["schema"]["fields"]:
+            row["fields"][1] |= more
+        if op == "d":
+            found["payload"] = event("d", before=found["payload"]["after"])
+        return found
+
+    decimal = "decimal(12,2)"
+    scaled = [
+        enveloped(value, "bytes", "org.apache.kafka.connect.data.Decimal", parameters={"scale": "2"})
+        for value in ("1234", texts(1050), "0000")
+    ]
+    # the bytes of "1234" are d7 6d f8, those of "0000" d3 4d 34
+    amounts = [Decimal("-26588.24"), Decimal("10.50"), Decimal("-29293.56")]
+    assert orders(scaled, decimal, ("v", decimal)) == amounts
+    micros = [enveloped(MICROS + n, "int64", "io.debezium.time.MicroTimestamp") for n in range(2)]
+    assert orders(micros, "timestamp_ntz", ("v", "timestamp_ntz")) == [NOON, NOON + dt.timedelta(microseconds=1)]
+    parts = [{"type": "int32", "field": "scale"}, {"type": "bytes", "field": "value"}]
+    own = [
+        enveloped({"scale": n, "value": texts(1234)}, "struct", "io.debezium.data.VariableScaleDecimal", fields=parts)
+        for n in (0, 1, 2)
+    ]
+    assert orders(own, decimal, ("v", decimal)) == [Decimal("1234.00"), Decimal("123.40"), Decimal("12.34")]
+    # a field that is no column has a type, too
+    of_a_field = [enveloped(MICROS * 1000, "int64", "io.debezium.time.NanoTimestamp")]
+    described = ChangelogSpec((ColumnSpec("id", T.LongType()),), ("id",), order_by=(("v", T.TimestampNTZType()),))
+    (rows,) = ChangelogDecoder("debezium-json", described)([raw_records(messages(*of_a_field))])
+    assert rows.column("_rowdelta_order_0").to_pylist() == [NOON]
+
+
+def test_order_columns_of_rows_that_are_spelled_unlike() -> None:
+    """Before and after of one batch, with a schema or without, as an object and as text."""
+    own = {"scale": 2, "value": texts(1234)}
+    values = [
+        event("d", before={"id": 1, "v": own}),
+        event("c", {"id": 2, "v": "1234"}),
+        event("c", {"id": 2, "v": own}),
+    ]
+    decimal = "decimal(12,2)"
+    assert orders(values, decimal, ("v", decimal)) == [Decimal("12.34"), Decimal("-26588.24"), Decimal("12.34")]
+    times = [event("d", before={"id": 1, "v": MICROS}), event("c", {"id": 2, "v": MICROS})]
+    assert orders(times, "timestamp_ntz", ("v", "timestamp_ntz")) == [NOON, NOON]
+
+
+def test_an_order_column_below_a_column_that_has_no_parts() -> None:
+    options = {"flattened": "true"}
+    found = orders([{"id": 1, "v": "x"}], "string", ("v.lsn", "bigint"), options=options)
+    assert found == ["order column v.lsn is null or missing"]
+    assert orders([{"id": 1, "v": MICROS}], "timestamp_ntz", ("v", "timestamp_ntz"), options=options) == [NOON]
