@@ -311,8 +311,11 @@ def differ(before: pa.Array, after: pa.Array) -> pa.Array:
         for old, new in zip(before.flatten(), after.flatten(), strict=True):
             result = pc.or_(result, differ(old, new))
         return result
-    if before.type != after.type:
-        before, after = text(before), text(after)
+    if before.type != after.type or is_nested(before.type):
+        try:
+            before, after = text(before), text(after)
+        except pa.ArrowInvalid:  # bytes that are no text
+            return pc.and_(before.is_valid(), after.is_valid())
     return pc.fill_null(pc.not_equal(before, after), False)
 
 

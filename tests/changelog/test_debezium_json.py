@@ -8,10 +8,12 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
 from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
+from changelog.row_images import differ
 from changelog.rows import BAD, SNAPSHOT
 from changelog.spec import ChangelogSpec, ColumnSpec
 from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec, sql
@@ -108,6 +110,43 @@ def test_before_matters_in_upsert_only_when_the_key_changes() -> None:
         ("+U", 3, None),
         ("+U", 3, None),
     ]
+
+
+def test_before_and_after_may_spell_a_key_differently() -> None:
+    """An object and its text, and a decimal as either: what isn't spelled alike may be another key, and a -U too many does no harm."""
+    own = {"scale": 2, "value": texts(1234)}
+    again = [event("u", {"id": own}, {"id": own}), event("u", {"id": own}, {"id": {"scale": 2, "value": texts(1)}})]
+    unlike = [event("u", {"id": own}, {"id": "1234"}), event("u", {"id": "1234"}, {"id": own})]
+    found = decoded([*again, *unlike], columns={"id": "decimal(12,2)"})
+    assert [(d.offset, d.kind, d.row["id"], d.error) for d in found] == [
+        (0, "+U", Decimal("12.34"), None),
+        (1, "-U", Decimal("0.01"), None),
+        (1, "+U", Decimal("12.34"), None),
+        (2, "-U", Decimal("-26588.24"), None),
+        (2, "+U", Decimal("12.34"), None),
+        (3, "-U", Decimal("12.34"), None),
+        (3, "+U", Decimal("-26588.24"), None),
+    ]
+    # all of a batch, so that Arrow reads each side with one type
+    found = decoded([unlike[0]] * 40, columns={"id": "decimal(12,2)"})
+    assert [d.kind for d in found] == ["-U", "+U"] * 40
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([{"a": 1}, {"a": 1}, None], ['{"a":1}', '{"a":2}', "x"], [False, True, False]),
+        ([[1], [2], None], [[1], [3], [4]], [False, True, False]),
+        ([[1], [2]], ["[1]", "2"], [False, True]),
+        ([b"a", b"\xff", None], ["a", "a", "a"], [True, True, False]),
+        ([b"a", b"b", None], ["a", "a", "a"], [False, True, False]),
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 1}], [False, True]),
+        ([1, 2], ["1", "3"], [False, True]),
+        ([None, None], [1, 2], [False, False]),
+    ],
+)
+def test_values_that_differ(before: list[Any], after: list[Any], expected: list[bool]) -> None:
+    assert differ(pa.array(before), pa.array(after)).to_pylist() == expected
 
 
 def test_snapshot_reads_are_marked() -> None:
