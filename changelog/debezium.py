@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -251,6 +251,19 @@ def _key_changed(spec: ChangelogSpec, events: Events) -> pa.Array:
         if column.name in spec.key and before is not None and after is not None:
             changed = pc.or_(changed, differ(before.values, after.values))
     return changed
+
+
+def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:
+    """Whether a field of a row was added to it by the transform `ExtractNewRecordState`. Without a prefix only known names are."""
+    known = {
+        "op",
+        "deleted",
+        "ts_ms",
+        "source_ts_ms",
+        "source_ts_us",
+        *(name.split(".")[0] for name, _ in spec.order_by),
+    }
+    return lambda name: name.startswith(prefix) if prefix else name in known
 
 
 def source_time(count: int, places: Iterable[tuple[str, pa.Array | None]]) -> pa.Array:

@@ -27,7 +27,7 @@ from changelog.paths import at_path, with_path
 from changelog.row_images import first
 from changelog.rows import BadRecord
 from changelog.spec import ChangelogSpec, ColumnSpec
-from changelog.values import json_candidates
+from changelog.values import json_candidates, spark_type
 
 _BEFORE = '{"before":'
 _CUTS = (',"after":', ',"source":{"version":')
@@ -133,7 +133,7 @@ class _EventReader:
         self._unknown = {} if declared is None else {name: t for name, t in declared.items() if name not in named}
         watched = declared is None and spec.schema_changes != "ignore"
         kept = spec.kept_by_removals
-        after: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
+        after: dict[str, Any] = {c.field: _leaf(c, self._types, spec) for c in spec.columns}
         before: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns if c.name in kept}
         shape: dict[str, Any] = {"op": Leaf((pa.string(),))}
         for name, dtype in spec.order_by:
@@ -257,8 +257,9 @@ class _RowReader:
         declared = None if schema is None else {name: wire_type(part) for name, part in fields(schema).items()}
         self._types = implied if declared is None else declared
         named = {column.field for column in spec.columns}
-        self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not n.startswith(self._prefix)}
-        shape: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
+        self._added = debezium.added_fields(spec, self._prefix)
+        self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not self._added(n)}
+        shape: dict[str, Any] = {c.field: _leaf(c, self._types, spec) for c in spec.columns}
         for name, dtype in spec.order_by:
             shape = with_path(shape, name, Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype))))
         shape = with_path(shape, f"{self._prefix}op", Leaf((pa.string(),)))
@@ -306,15 +307,30 @@ class _RowReader:
                 metadata["_ts"] = debezium.source_time(
                     len(values), ((path, at_path(values, path)) for path in self._times)
                 )
-            unknown = self._unknown or {n: t for n, t in found.unknown.items() if not n.startswith(self._prefix)}
+            unknown = self._unknown or {n: t for n, t in found.unknown.items() if not self._added(n)}
             # one image is all there is: before a delete, after anything else
             before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
             for change in debezium.changes(self._spec, debezium.Events(record, op, before, images, order, metadata)):
                 yield replace(change, unknown=unknown) if isinstance(change, Changes) else change
 
 
-def _leaf(column: ColumnSpec, types: Fields) -> Leaf:
-    return Leaf(json_candidates(types.get(column.field, WireType()), to_arrow_type(column.type), column.is_uuid))
+def _leaf(column: ColumnSpec, types: Fields, followed: ChangelogSpec | None = None) -> Leaf:
+    """:param followed: also read what structs of the messages have and the column's lack, if the spec wants to know."""
+    declared, dtype = types.get(column.field, WireType()), column.type
+    if followed is not None and followed.schema_changes != "ignore":
+        dtype = _with_declared(dtype, declared)
+    return Leaf(json_candidates(declared, to_arrow_type(dtype), column.is_uuid))
+
+
+def _with_declared(dtype: T.DataType, wire: WireType) -> T.DataType:
+    """A column's type, and the fields that the messages' schema has in its structs besides. With a value there, the column's value doesn't fit."""
+    if isinstance(dtype, T.ArrayType):
+        return T.ArrayType(_with_declared(dtype.elementType, wire.children.get("element", WireType())))
+    if not isinstance(dtype, T.StructType) or wire.kind != "struct":
+        return dtype
+    fields = {f.name: _with_declared(f.dataType, wire.children.get(f.name, WireType())) for f in dtype}
+    fields |= {name: spark_type(child) for name, child in wire.children.items() if name not in fields}
+    return T.StructType([T.StructField(name, found) for name, found in fields.items()])
 
 
 def _images(side: pa.StructArray, types: Fields) -> debezium.Images:

@@ -352,6 +352,19 @@ def flat(number: int, **more: Any) -> bytes:
     return message(5, FLAT, row | more)
 
 
+@pytest.mark.parametrize("prefix", ["", "__"])
+def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str) -> None:
+    added = [{"name": f"{prefix}{name}", "type": "string"} for name in ("op", "deleted", "ts_ms", "lsn")]
+    fields = [{"name": "id", "type": "long"}, {"name": "qty", "type": "long"}, *added]
+    schema = {"type": "record", "name": "Value", "fields": fields}
+    value = message(1, schema, {"id": 1, "qty": 5} | {field["name"]: "c" for field in added})
+    options = {"flattened": "true", "add.fields.prefix": prefix}
+    table = spec(["id"], options=options, order_by=((f"{prefix}lsn", T.StringType()),))
+    (changes,) = decoded([(None, value)], table, {1: json.dumps(schema)}).raw
+    assert isinstance(changes, Changes)
+    assert list(changes.unknown) == ["qty"]
+
+
 def test_flattened_rows() -> None:
     options = {"flattened": "true"}
     messages: list[Pair] = [

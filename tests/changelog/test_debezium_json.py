@@ -625,3 +625,63 @@ def test_an_order_column_below_a_column_that_has_no_parts() -> None:
     found = orders([{"id": 1, "v": "x"}], "string", ("v.lsn", "bigint"), options=options)
     assert found == ["order column v.lsn is null or missing"]
     assert orders([{"id": 1, "v": MICROS}], "timestamp_ntz", ("v", "timestamp_ntz"), options=options) == [NOON]
+
+
+# Fields that are no columns -------------------------------------------------------------------------------------------
+
+
+def struct_of(*names: str, **more: Any) -> dict[str, Any]:
+    return {"type": "struct", "fields": [{"type": "int64", "optional": True, "field": n} for n in names]} | more
+
+
+@pytest.mark.parametrize("is_flattened", [False, True])
+@pytest.mark.parametrize("is_enveloped", [False, True])
+@pytest.mark.parametrize("schema_changes", ["evolve", "fail", "ignore"])
+def test_new_fields_within_a_column_are_not_lost(schema_changes: str, is_enveloped: bool, is_flattened: bool) -> None:
+    def made(value: Any, declared: dict[str, Any]) -> Any:
+        if not is_enveloped:
+            return {"id": 1, "v": value} if is_flattened else event("c", {"id": 1, "v": value})
+        fields = [{"type": "int64", "optional": False, "field": "id"}, declared | {"field": "v"}]
+        row = {"type": "struct", "fields": fields}
+        if is_flattened:
+            return {"schema": row, "payload": {"id": 1, "v": value}}
+        sides = [row | {"field": side} for side in ("before", "after")]
+        return {"schema": {"type": "struct", "fields": sides}, "payload": event("c", {"id": 1, "v": value})}
+
+    def found(sql_type: str, declared: dict[str, Any], *values: Any) -> list[Any]:
+        columns = {"id": "bigint", "v": sql_type}
+        options = {"flattened": "true"} if is_flattened else {}
+        rows = decoded(
+            [made(v, declared) for v in values], columns=columns, schema_changes=schema_changes, options=options
+        )
+        return [d.bad["error_class"] if d.bad else d.row["v"] for d in rows]
+
+    lost = {"a": 1} if schema_changes == "ignore" else MISFIT
+    values = {"a": 1, "b": None}, {"a": 1, "b": 2}, {"a": 2}, None
+    assert found("struct<a:bigint>", struct_of("a", "b"), *values) == [{"a": 1}, lost, {"a": 2}, None]
+    nested = struct_of(fields=[struct_of("a", "b", field="s")])
+    (inner,) = found("struct<s:struct<a:bigint>>", nested, {"s": {"a": 1, "b": 2}})
+    assert inner == ({"s": lost} if schema_changes == "ignore" else MISFIT)
+    array = {"type": "array", "items": struct_of("a", "b")}
+    assert found("array<struct<a:bigint>>", array, [{"a": 1, "b": None}], [{"a": 1, "b": 2}]) == [
+        [{"a": 1}],
+        [lost] if schema_changes == "ignore" else MISFIT,
+    ]
+
+
+@pytest.mark.parametrize("is_enveloped", [False, True])
+@pytest.mark.parametrize("prefix", ["", "__"])
+def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str, is_enveloped: bool) -> None:
+    added = {"op": "u", "deleted": "false", "ts_ms": 2, "source_ts_ms": 1, "lsn": 7}
+    row = {"id": 1, "v": "a", "qty": 5} | {prefix + name: value for name, value in added.items()}
+    kinds = {name: "string" if isinstance(value, str) else "int64" for name, value in row.items()}
+    fields = [{"type": kind, "optional": True, "field": name} for name, kind in kinds.items()]
+    value = {"schema": {"type": "struct", "fields": fields}, "payload": row} if is_enveloped else row
+    options = {"flattened": "true", "add.fields.prefix": prefix}
+    by = ((prefix + "lsn", T.LongType()),)
+    table = spec(COLUMNS, options=options, schema_changes="evolve", order_by=by)
+    observed: list[dict[str, str]] = []
+    decoder = ChangelogDecoder("debezium-json", table, observed.append)
+    (rows,) = decoder([raw_records(messages(value))])
+    assert rows.column("id").to_pylist() == [1]
+    assert observed == [{"qty": "bigint"}]
