@@ -60,16 +60,6 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]
         yield b"", plain, values.take(pa.array(plain))
 
 
-def payload(text: bytes) -> bytes:
-    """A message key without its envelope."""
-    try:
-        key = parse(text)
-    except (ValueError, RecursionError):
-        return text
-    enveloped = isinstance(key, dict) and set(key) == {"schema", "payload"}
-    return compact(key["payload"]).encode() if enveloped else text
-
-
 class MalformedSchema(ValueError):  # noqa: N818 - says what became of the messages
     """An envelope's schema is none of Kafka Connect's."""
 

@@ -9,10 +9,19 @@
 | m    | ignored: a logical decoding message changes no row                                                                 |
 """
 
+import base64
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,12 +29,100 @@ from changelog.changes import Changes, Rejected, Wire
 from changelog.row_images import differ, epoch
 from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
+from changelog.values.nested import is_list
 
-PLACEHOLDER = "__debezium_unavailable_value"
-"""What Debezium sends for a value that an update left as it was and the database didn't log (Postgres: TOAST)."""
+UNAVAILABLE = "unavailable.value.placeholder"
+"""The option, of a format and of the connector, that says what is sent for a value that an update left as it was and the database
+didn't log (Postgres: TOAST, Oracle: LOB)."""
 
-_IN_BYTES = "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="
-_TEXTS = (PLACEHOLDER, _IN_BYTES, json.dumps([PLACEHOLDER]), f'{{"{PLACEHOLDER}":"{PLACEHOLDER}"}}')
+_POINT = -99_999_999.0
+_GEOMETRIES = (
+    struct.pack("<BIIdd", 1, 0x20000001, 4326, _POINT, _POINT),
+    struct.pack("<BIIdd", 1, 0x20000001, 4326, 179.999999, 89.999999),
+    struct.pack("<BIdd", 1, 1, _POINT, _POINT),
+)
+"""Well-known binary that stands for unavailable geometries, geographies and points."""
+
+
+class _Placeholder:
+    """All forms of the placeholder: `io.debezium.connector.postgresql.UnchangedToastedPlaceholder` makes them of its bytes.
+
+    :param setting: text, or `hex:` and bytes in hexadecimal digits.
+    """
+
+    def __init__(self, setting: str) -> None:
+        data = bytes.fromhex(setting.removeprefix("hex:")) if setting.startswith("hex:") else setting.encode()
+        text = data.decode(errors="replace")
+        digest = hashlib.md5(data, usedforsecurity=False).digest()
+        elements = (text, _base64(data), str(UUID(bytes=digest, version=3)))
+        integers = np.frombuffer(data, np.int8)  # Java's bytes have a sign
+        arrays = ([_json([element]) for element in elements], [_json(integers.tolist())])
+        self._text = text
+        self._integers = integers.astype(np.float64)
+        self._elements = pa.array(elements)
+        self._texts = pa.array([text, _base64(data), *chain(*arrays), _json({text: text})])
+        self._bytes = pa.array([data], pa.binary())
+        self._wkb = "|".join(re.escape(_base64(wkb)) for wkb in _GEOMETRIES)
+
+    def among(self, values: pa.Array) -> pa.Array | None:
+        """bool; which values are the placeholder. None if there is none, or their type can't hold it."""
+        dtype = values.type
+        if pa.types.is_string(dtype):
+            return self._in_texts(values)
+        if pa.types.is_binary(dtype):
+            return pc.is_in(values, value_set=self._bytes)
+        if is_list(dtype):
+            return self._in_lists(values)
+        if pa.types.is_map(dtype) and pa.types.is_string(dtype.key_type):
+            return pc.map_lookup(values, pa.scalar(self._text), "first").is_valid()
+        if pa.types.is_struct(dtype) and dtype.get_field_index("wkb") >= 0:
+            wkb = pc.struct_field(values, ["wkb"])
+            if pa.types.is_string(wkb.type):
+                return pc.fill_null(pc.match_substring_regex(wkb, f"^(?:{self._wkb})$"), False)
+            return pc.is_in(wkb, value_set=pa.array(_GEOMETRIES, wkb.type)) if pa.types.is_binary(wkb.type) else None
+        return None
+
+    def _in_texts(self, values: pa.Array) -> pa.Array:
+        found = pc.is_in(values, value_set=self._texts)
+        objects = pc.fill_null(pc.starts_with(values, "{"), False)
+        if not pc.any(objects).as_py():
+            return found
+        return pc.or_(found, pc.fill_null(pc.match_substring_regex(values, f'^\\{{.*"wkb":"(?:{self._wkb})"'), False))
+
+    def _in_lists(self, values: pa.Array) -> pa.Array | None:
+        element = values.type.value_type
+        known = {pa.string(): self._elements, pa.binary(): self._bytes}.get(element)
+        is_number = pa.types.is_integer(element) or pa.types.is_floating(element) or pa.types.is_decimal(element)
+        if known is None and not (is_number and len(self._integers)):
+            return None
+        length = len(self._integers) if known is None else 1
+        rows = np.flatnonzero(pc.fill_null(pc.equal(pc.list_value_length(values), length), False))
+        if not len(rows):
+            return None
+        items = values.take(pa.array(rows)).flatten()
+        found = np.zeros(len(values), np.bool_)
+        if known is not None:
+            found[rows] = pc.is_in(items, value_set=known).to_numpy(zero_copy_only=False)
+        else:
+            numbers = items.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            found[rows] = (numbers.reshape(-1, length) == self._integers).all(axis=1)
+        return pa.array(found)
+
+
+@cache
+def _placeholder(setting: str) -> _Placeholder:
+    try:
+        return _Placeholder(setting)
+    except ValueError:
+        raise ValueError(f"format_options: {UNAVAILABLE}: expected hexadecimal digits after hex:") from None
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -68,24 +165,31 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
         inserts, pa.scalar(int(RowKind.INSERT), pa.int8()), pa.scalar(int(RowKind.UPDATE_AFTER), pa.int8())
     )
     columns = [column.field for column in spec.columns]
-    yield from _changes(events, sets, events.after, kinds, columns, 1)
+    placeholder = _placeholder(str(spec.options.get(UNAVAILABLE, "__debezium_unavailable_value")))
+    yield from _changes(events, sets, events.after, kinds, columns, 1, placeholder)
 
     replaced = pc.and_(updates, events.before.present)
     if not spec.trust_before:
         replaced = pc.and_(replaced, _key_changed(spec, events))
     kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
-    yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0)
+    yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, placeholder)
     removed = pc.and_(deletes, events.before.present)
-    yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1)
+    yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, placeholder)
 
 
 def _changes(
-    events: Events, mask: pa.Array, images: Images, kind: pa.Array | int, names: Sequence[str], after: int
+    events: Events,
+    mask: pa.Array,
+    images: Images,
+    kind: pa.Array | int,
+    names: Sequence[str],
+    after: int,
+    placeholder: _Placeholder,
 ) -> Iterator[Changes | Rejected]:
     """The images where `mask`; those with a placeholder among the fields `names` are rejected."""
     fields = {name: wire for name, wire in images.fields.items() if name in names}
     for name, wire in fields.items():
-        unavailable = _is_unavailable(wire.values)
+        unavailable = placeholder.among(wire.values)
         if unavailable is not None and pc.any(unavailable := pc.and_(mask, unavailable)).as_py():
             reason = f"column {name}: the source didn't send the unchanged value"
             yield Rejected(events.record.filter(unavailable), BadRecord.UNAVAILABLE_VALUE, reason)
@@ -149,17 +253,17 @@ def _key_changed(spec: ChangelogSpec, events: Events) -> pa.Array:
     return changed
 
 
-def _is_unavailable(values: pa.Array) -> pa.Array | None:
-    """Which values are the placeholder; None if their type can't hold it."""
-    if pa.types.is_string(values.type):
-        return pc.is_in(values, value_set=pa.array(_TEXTS))
-    if pa.types.is_binary(values.type):
-        return pc.is_in(values, value_set=pa.array([PLACEHOLDER.encode()]))
-    if pa.types.is_list(values.type) and pa.types.is_string(values.type.value_type):
-        return pc.fill_null(pc.equal(pc.binary_join(values, "\n"), PLACEHOLDER), False)
-    if pa.types.is_map(values.type) and pa.types.is_string(values.type.key_type):
-        return pc.map_lookup(values, pa.scalar(PLACEHOLDER), "first").is_valid()
-    return None
+def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:
+    """Whether a field of a row was added to it by the transform `ExtractNewRecordState`. Without a prefix only known names are."""
+    known = {
+        "op",
+        "deleted",
+        "ts_ms",
+        "source_ts_ms",
+        "source_ts_us",
+        *(name.split(".")[0] for name, _ in spec.order_by),
+    }
+    return lambda name: name.startswith(prefix) if prefix else name in known
 
 
 def source_time(count: int, places: Iterable[tuple[str, pa.Array | None]]) -> pa.Array:

@@ -46,6 +46,7 @@ class DebeziumAvro:
         **schema_registry.OPTIONS,
         "flattened": ("false", "true"),
         "add.fields.prefix": (),
+        debezium.UNAVAILABLE: (),
     }
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
@@ -54,6 +55,7 @@ class DebeziumAvro:
         self._columns = [column.field for column in spec.columns]
         self._order = avro_records.order_paths(spec)
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
+        self._added = debezium.added_fields(spec, self._prefix)
         self._flattened = spec.options.get("flattened") == "true"
         self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
         self._keys = KeyReader(spec, schemas)
@@ -124,7 +126,7 @@ class DebeziumAvro:
         # one image is all there is: before a delete, after anything else
         before, after = Images(pc.equal(op, "d"), fields), Images(pa.repeat(True, count), fields)
         new = avro_records.unknown(found.schema, self._columns)
-        new = {name: wire_type for name, wire_type in new.items() if not name.startswith(self._prefix)}
+        new = {name: wire_type for name, wire_type in new.items() if not self._added(name)}
         missing = avro_records.missing(found.schema, self._columns)
         for change in debezium.changes(self._spec, Events(found.record, op, before, after, order, metadata)):
             yield replace(change, unknown=new, missing=missing) if isinstance(change, Changes) else change

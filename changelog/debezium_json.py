@@ -9,7 +9,7 @@ With `flattened: true` the messages are rows, as the transform `ExtractNewRecord
 names of fields that aren't the row's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +21,13 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog import debezium
 from changelog.changes import Changes, Rejected, Wire, WireType
-from changelog.connect_json import MalformedSchema, Rows, by_schema, fields, payload, wire_type
+from changelog.connect_json import MalformedSchema, Rows, by_schema, fields, wire_type
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.row_images import first
 from changelog.rows import BadRecord
 from changelog.spec import ChangelogSpec, ColumnSpec
-from changelog.values import json_candidates
+from changelog.values import json_candidates, spark_type
 
 _BEFORE = '{"before":'
 _CUTS = (',"after":', ',"source":{"version":')
@@ -50,12 +50,14 @@ class DebeziumJson:
         "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
         "flattened": ("false", "true"),
         "add.fields.prefix": (),
+        debezium.UNAVAILABLE: (),
     }
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
         self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
         self._flattened = spec.options.get("flattened") == "true"
+        self._keys = _Keys(spec, self._implied)
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
@@ -79,47 +81,65 @@ class DebeziumJson:
             if len(self._readers) >= _READERS:
                 self._readers.clear()
             made = _RowReader if self._flattened else _EventReader
-            self._readers[schema] = made(self._spec, self._implied, parse(schema) if schema else None)
+            self._readers[schema] = made(self._spec, self._implied, self._keys, parse(schema) if schema else None)
         return self._readers[schema]
 
 
 class _Keys:
-    """Reads the messages' keys, for deletes that have nothing else."""
+    """Reads the messages' keys, for deletes that have nothing else. A key's own schema says how its values are encoded.
+
+    :param implied: types of keys that come without a schema.
+    """
 
     def __init__(self, spec: ChangelogSpec, implied: Fields) -> None:
-        self._types = implied
-        self._reader = JsonReader(Object({c.field: _leaf(c, implied) for c in spec.columns if c.name in spec.key}))
+        self._columns = [column for column in spec.columns if column.name in spec.key]
+        self._implied = implied
+        self._readers: dict[bytes, tuple[Fields, JsonReader]] = {}
 
     def images(self, records: pa.RecordBatch, record: pa.Array) -> Iterator[tuple[pa.Array, debezium.Images]]:
         """Images made of the keys of the messages `record`, and their places in it (int64). Keys that can't be read are left out."""
         keys = records.column("key").take(record)
         places = np.flatnonzero(keys.is_valid())
-        payloads = pa.array([payload(key) for key in keys.drop_null().to_pylist()], pa.binary())
-        for found in self._reader.read(payloads) if len(places) else ():
-            if not isinstance(found, Rejected):
-                yield pa.array(places[found.record.to_numpy()]), _images(found.values, self._types)
+        for schema, members, texts in by_schema(keys.drop_null()) if len(places) else ():
+            chosen = places if members is None else places[members]
+            try:
+                types, reader = self._reader(schema)
+            except MalformedSchema:
+                continue
+            for found in reader.read(texts):
+                if not isinstance(found, Rejected):
+                    yield pa.array(chosen[found.record.to_numpy()]), _images(found.values, types)
+
+    def _reader(self, schema: bytes) -> tuple[Fields, JsonReader]:
+        if schema not in self._readers:
+            if len(self._readers) >= _READERS:
+                self._readers.clear()
+            types: Fields = self._implied
+            if schema:
+                types = {name: wire_type(part) for name, part in fields(parse(schema)).items()}
+            shape = Object({column.field: _leaf(column, types) for column in self._columns})
+            self._readers[schema] = types, JsonReader(shape)
+        return self._readers[schema]
 
 
 class _EventReader:
     """Events of one schema. `declared` is None if they come without one."""
 
-    def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
+    def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
         self._spec = spec
         declared = None if schema is None else _row_types(schema)
-        self._types = (
-            implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
-        )
+        self._types = implied if declared is None else declared
         named = {column.field for column in spec.columns}
         self._unknown = {} if declared is None else {name: t for name, t in declared.items() if name not in named}
         watched = declared is None and spec.schema_changes != "ignore"
         kept = spec.kept_by_removals
-        after: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
+        after: dict[str, Any] = {c.field: _leaf(c, self._types, spec) for c in spec.columns}
         before: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns if c.name in kept}
         shape: dict[str, Any] = {"op": Leaf((pa.string(),))}
         for name, dtype in spec.order_by:
-            leaf = Leaf(json_candidates(WireType(), to_arrow_type(dtype)))
             if name.split(".")[0] not in ("before", "after", "op"):
-                shape = with_path(shape, name, leaf)
+                shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
+            leaf = Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype)))
             after = with_path(after, name, leaf)
             before = with_path(before, name, leaf)
         if "_ts" in spec.metadata:
@@ -136,7 +156,7 @@ class _EventReader:
                 JsonReader(Object(others | {"after": images["after"]}), around=("{" + _CUTS[0][1:], "}")),
                 JsonReader(Object(others), around=("{" + _CUTS[1][1:], "")),
             )
-        self._keys = _Keys(spec, implied)
+        self._keys = keys
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
         """Ignored: the `d` before did the work."""
@@ -191,7 +211,7 @@ class _EventReader:
         op = values.field("op")
         op = op.cast(pa.string()) if not pa.types.is_string(op.type) else op
         before, after = (_images(values.field(side), self._types) for side in ("before", "after"))
-        order = [Wire(_at_first(values, name, f"after.{name}", f"before.{name}")) for name, _ in self._spec.order_by]
+        order = [_first(values, self._places(name)) for name, _ in self._spec.order_by]
         metadata = {"_op": op} if "_op" in self._spec.metadata else {}
         if "_ts" in self._spec.metadata:
             metadata["_ts"] = debezium.source_time(
@@ -215,6 +235,13 @@ class _EventReader:
         for change in debezium.changes(self._spec, debezium.Events(record, op, before, after, order, metadata)):
             yield replace(change, unknown=self._unknown or found.unknown) if isinstance(change, Changes) else change
 
+    def _places(self, name: str) -> list[tuple[str, WireType]]:
+        """Where the value of an order column may be, and what it means there: in the event, or else in a row."""
+        side, _, rest = name.partition(".")
+        in_event = _type_at(self._types, rest) if side in ("before", "after") else WireType()
+        in_row = _type_at(self._types, name)
+        return [(name, in_event), (f"after.{name}", in_row), (f"before.{name}", in_row)]
+
 
 class _RowReader:
     """Rows that `ExtractNewRecordState` made of events, of one schema: the fields of the row, and the operation in fields with a prefix.
@@ -224,24 +251,23 @@ class _RowReader:
     A row is a +U, or what `__op` says; with `__deleted` true or `__op` d it is a -D, as is a tombstone, of the message's key.
     """
 
-    def __init__(self, spec: ChangelogSpec, implied: Fields, schema: Any) -> None:
+    def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
         self._spec = spec
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
         declared = None if schema is None else {name: wire_type(part) for name, part in fields(schema).items()}
-        self._types = (
-            implied if declared is None else {c.field: declared.get(c.field, WireType()) for c in spec.columns}
-        )
+        self._types = implied if declared is None else declared
         named = {column.field for column in spec.columns}
-        self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not n.startswith(self._prefix)}
-        shape: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns}
+        self._added = debezium.added_fields(spec, self._prefix)
+        self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not self._added(n)}
+        shape: dict[str, Any] = {c.field: _leaf(c, self._types, spec) for c in spec.columns}
         for name, dtype in spec.order_by:
-            shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
+            shape = with_path(shape, name, Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype))))
         shape = with_path(shape, f"{self._prefix}op", Leaf((pa.string(),)))
         shape = with_path(shape, f"{self._prefix}deleted", Leaf((pa.string(), pa.bool_())))
         for name in self._times:
             shape = with_path(shape, name, Leaf((pa.int64(),)))
         self._reader = JsonReader(Object(shape, declared is None and spec.schema_changes != "ignore"))
-        self._keys = _Keys(spec, implied)
+        self._keys = keys
 
     @property
     def _times(self) -> tuple[str, ...]:
@@ -275,21 +301,36 @@ class _RowReader:
             said = values.field(f"{self._prefix}op").cast(pa.string())
             op = pc.if_else(pc.fill_null(pc.equal(deleted, "true"), False), "d", pc.coalesce(said, "u"))
             images = _images(values, self._types)
-            order = [Wire(_at_first(values, name)) for name, _ in self._spec.order_by]
+            order = [_first(values, [(name, _type_at(self._types, name))]) for name, _ in self._spec.order_by]
             metadata = {"_op": op} if "_op" in self._spec.metadata else {}
             if self._times:
                 metadata["_ts"] = debezium.source_time(
                     len(values), ((path, at_path(values, path)) for path in self._times)
                 )
-            unknown = self._unknown or {n: t for n, t in found.unknown.items() if not n.startswith(self._prefix)}
+            unknown = self._unknown or {n: t for n, t in found.unknown.items() if not self._added(n)}
             # one image is all there is: before a delete, after anything else
             before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
             for change in debezium.changes(self._spec, debezium.Events(record, op, before, images, order, metadata)):
                 yield replace(change, unknown=unknown) if isinstance(change, Changes) else change
 
 
-def _leaf(column: ColumnSpec, types: Fields) -> Leaf:
-    return Leaf(json_candidates(types[column.field], to_arrow_type(column.type), column.is_uuid))
+def _leaf(column: ColumnSpec, types: Fields, followed: ChangelogSpec | None = None) -> Leaf:
+    """:param followed: also read what structs of the messages have and the column's lack, if the spec wants to know."""
+    declared, dtype = types.get(column.field, WireType()), column.type
+    if followed is not None and followed.schema_changes != "ignore":
+        dtype = _with_declared(dtype, declared)
+    return Leaf(json_candidates(declared, to_arrow_type(dtype), column.is_uuid))
+
+
+def _with_declared(dtype: T.DataType, wire: WireType) -> T.DataType:
+    """A column's type, and the fields that the messages' schema has in its structs besides. With a value there, the column's value doesn't fit."""
+    if isinstance(dtype, T.ArrayType):
+        return T.ArrayType(_with_declared(dtype.elementType, wire.children.get("element", WireType())))
+    if not isinstance(dtype, T.StructType) or wire.kind != "struct":
+        return dtype
+    fields = {f.name: _with_declared(f.dataType, wire.children.get(f.name, WireType())) for f in dtype}
+    fields |= {name: spark_type(child) for name, child in wire.children.items() if name not in fields}
+    return T.StructType([T.StructField(name, found) for name, found in fields.items()])
 
 
 def _images(side: pa.StructArray, types: Fields) -> debezium.Images:
@@ -336,6 +377,20 @@ def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> Wi
     return WireType()
 
 
-def _at_first(values: pa.StructArray, *paths: str) -> pa.Array:
-    """The first value that isn't null, row by row."""
-    return first(*(found for found in (at_path(values, path) for path in paths) if found is not None))
+def _type_at(types: Fields, path: str) -> WireType:
+    """The type of what a dotted path names in a row."""
+    name, _, rest = path.partition(".")
+    found = types.get(name, WireType())
+    return _type_at(found.children, rest) if rest else found
+
+
+def _first(values: pa.StructArray, places: Iterable[tuple[str, WireType]]) -> Wire:
+    """The first value that isn't null, row by row. Namesakes of another type than that of the first place that has any don't count.
+
+    :param places: paths, and types of what is there.
+    """
+    wires = [Wire(found, type_) for path, type_ in places if (found := at_path(values, path)) is not None]
+    wires = [wire for wire in wires if wire.values.null_count < len(values)]
+    if not wires:
+        return Wire(pa.nulls(len(values)))
+    return Wire(first(*(wire.values for wire in wires if wire.type == wires[0].type)), wires[0].type)

@@ -28,6 +28,7 @@ from changelog.paths import at_path, with_path
 from changelog.rows import PREFIX, BadRecord, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
+from changelog.values.nested import is_nested, json_text
 
 Fields = Mapping[str, Leaf | Object | ListOf]
 
@@ -285,13 +286,15 @@ def at_field(struct: pa.StructArray, name: str) -> pa.Array:
 
 
 def text(values: pa.Array) -> pa.Array:
-    """Values of a leaf as strings."""
+    """Values of a leaf as strings; those that have parts as JSON text."""
+    if is_nested(values.type):
+        return pa.array([None if v is None else json_text(v, values.type) for v in values.to_pylist()], pa.string())
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
 
 
 def first(*arrays: pa.Array) -> pa.Array:
     """The first value that isn't null, row by row; as text if they are spelled differently."""
-    known = [array for array in arrays if not pa.types.is_null(array.type)]
+    known = [array for array in arrays if array.null_count < len(array)]
     if not known:
         return arrays[0]
     if len({array.type for array in known}) > 1:
@@ -308,8 +311,11 @@ def differ(before: pa.Array, after: pa.Array) -> pa.Array:
         for old, new in zip(before.flatten(), after.flatten(), strict=True):
             result = pc.or_(result, differ(old, new))
         return result
-    if before.type != after.type:
-        before, after = text(before), text(after)
+    if before.type != after.type or is_nested(before.type):
+        try:
+            before, after = text(before), text(after)
+        except pa.ArrowInvalid:  # bytes that are no text
+            return pc.and_(before.is_valid(), after.is_valid())
     return pc.fill_null(pc.not_equal(before, after), False)
 
 

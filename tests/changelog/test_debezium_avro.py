@@ -1,7 +1,9 @@
 """Debezium's Avro events, real ones first. Values stand here as `dml.sql` gave them to the database."""
 
+import hashlib
 import json
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pyspark.sql import types as T
@@ -261,6 +263,35 @@ def test_placeholders_are_refused(unavailable: dict[str, Any]) -> None:
     ]
 
 
+def test_placeholders_of_every_type_and_of_ones_own() -> None:
+    wkb = {"type": "record", "name": "Geometry", "fields": [{"name": "wkb", "type": "bytes"}]}
+    arrays = {name: {"type": "array", "items": name} for name in ("int", "long", "bytes", "string")}
+    fields = [{"name": name, "type": ["null", v], "default": None} for name, v in (arrays | {"wkb": wkb}).items()]
+    row = {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "long"}, *fields]}
+    sides = [{"name": "before", "type": ["null", row]}, {"name": "after", "type": ["null", "Value"]}]
+    schema = {"type": "record", "name": "Envelope", "fields": [*sides, {"name": "op", "type": "string"}]}
+    name = b"not sent"
+    point = bytes.fromhex("0101000020E6100000000000FC83D797C1000000FC83D797C1")
+    cases: list[dict[str, Any]] = [
+        {"int": list(name)},
+        {"long": list(name)},
+        {"bytes": [name]},
+        {"string": ["not sent"]},
+        {"string": [str(UUID(bytes=hashlib.md5(name).digest(), version=3))]},
+        {"wkb": {"wkb": point}},
+    ]
+    others: list[dict[str, Any]] = [
+        {"int": list(b"__debezium_unavailable_value"), "long": list(name)[1:], "wkb": {"wkb": point[1:]}},
+        {"bytes": [name, name], "string": ["__debezium_unavailable_value"]},
+    ]
+    values = [message(1, schema, {"after": {"id": 1, **case}, "op": "u"}) for case in cases + others]
+    table = spec(["id", *arrays, "wkb"], options={"unavailable.value.placeholder": "not sent"})
+    found = decoded([(None, value) for value in values], table, {1: json.dumps(schema)})
+    reason = "unavailable_value: column {}: the source didn't send the unchanged value"
+    assert found.rejected == {number: reason.format(*case) for number, case in enumerate(cases)}
+    assert [change.record for change in found.changes] == [len(cases), len(cases) + 1]
+
+
 def test_bad_events_say_why() -> None:
     cases = [
         (event("x", row(1)), "unknown_operation: op is 'x'; expected one of r, c, u, d, t, m"),
@@ -319,6 +350,19 @@ FLAT: dict[str, Any] = {
 def flat(number: int, **more: Any) -> bytes:
     row = {"id": number, "v": None, "n": None, "__op": None, "__deleted": "false", "__source_ts_ms": 1767323045123}
     return message(5, FLAT, row | more)
+
+
+@pytest.mark.parametrize("prefix", ["", "__"])
+def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str) -> None:
+    added = [{"name": f"{prefix}{name}", "type": "string"} for name in ("op", "deleted", "ts_ms", "lsn")]
+    fields = [{"name": "id", "type": "long"}, {"name": "qty", "type": "long"}, *added]
+    schema = {"type": "record", "name": "Value", "fields": fields}
+    value = message(1, schema, {"id": 1, "qty": 5} | {field["name"]: "c" for field in added})
+    options = {"flattened": "true", "add.fields.prefix": prefix}
+    table = spec(["id"], options=options, order_by=((f"{prefix}lsn", T.StringType()),))
+    (changes,) = decoded([(None, value)], table, {1: json.dumps(schema)}).raw
+    assert isinstance(changes, Changes)
+    assert list(changes.unknown) == ["qty"]
 
 
 def test_flattened_rows() -> None:

@@ -2,17 +2,21 @@
 
 import base64
 import datetime as dt
+import hashlib
 import json
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
 from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
-from changelog.rows import SNAPSHOT
+from changelog.row_images import differ
+from changelog.rows import BAD, SNAPSHOT
 from changelog.spec import ChangelogSpec, ColumnSpec
-from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec
+from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec, sql
 
 COLUMNS = {"id": "bigint", "v": "string"}
 
@@ -106,6 +110,43 @@ def test_before_matters_in_upsert_only_when_the_key_changes() -> None:
         ("+U", 3, None),
         ("+U", 3, None),
     ]
+
+
+def test_before_and_after_may_spell_a_key_differently() -> None:
+    """An object and its text, and a decimal as either: what isn't spelled alike may be another key, and a -U too many does no harm."""
+    own = {"scale": 2, "value": texts(1234)}
+    again = [event("u", {"id": own}, {"id": own}), event("u", {"id": own}, {"id": {"scale": 2, "value": texts(1)}})]
+    unlike = [event("u", {"id": own}, {"id": "1234"}), event("u", {"id": "1234"}, {"id": own})]
+    found = decoded([*again, *unlike], columns={"id": "decimal(12,2)"})
+    assert [(d.offset, d.kind, d.row["id"], d.error) for d in found] == [
+        (0, "+U", Decimal("12.34"), None),
+        (1, "-U", Decimal("0.01"), None),
+        (1, "+U", Decimal("12.34"), None),
+        (2, "-U", Decimal("-26588.24"), None),
+        (2, "+U", Decimal("12.34"), None),
+        (3, "-U", Decimal("12.34"), None),
+        (3, "+U", Decimal("-26588.24"), None),
+    ]
+    # all of a batch, so that Arrow reads each side with one type
+    found = decoded([unlike[0]] * 40, columns={"id": "decimal(12,2)"})
+    assert [d.kind for d in found] == ["-U", "+U"] * 40
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([{"a": 1}, {"a": 1}, None], ['{"a":1}', '{"a":2}', "x"], [False, True, False]),
+        ([[1], [2], None], [[1], [3], [4]], [False, True, False]),
+        ([[1], [2]], ["[1]", "2"], [False, True]),
+        ([b"a", b"\xff", None], ["a", "a", "a"], [True, True, False]),
+        ([b"a", b"b", None], ["a", "a", "a"], [False, True, False]),
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 1}], [False, True]),
+        ([1, 2], ["1", "3"], [False, True]),
+        ([None, None], [1, 2], [False, False]),
+    ],
+)
+def test_values_that_differ(before: list[Any], after: list[Any], expected: list[bool]) -> None:
+    assert differ(pa.array(before), pa.array(after)).to_pylist() == expected
 
 
 def test_snapshot_reads_are_marked() -> None:
@@ -427,3 +468,220 @@ def test_decimals_in_arrays() -> None:
         [Decimal("1.50")],
         [Decimal("-26588.24")],
     ]
+
+
+# Keys, placeholders and order columns ---------------------------------------------------------------------------------
+
+
+def keyed(schema: dict[str, Any] | None, value: Any) -> Any:
+    """A message's key {k: value}, in an envelope if it has a schema."""
+    if schema is None:
+        return {"k": value}
+    fields = [schema | {"field": "k", "optional": False}]
+    return {"schema": {"type": "struct", "fields": fields, "optional": False}, "payload": {"k": value}}
+
+
+NAMED_DECIMAL: dict[str, Any] = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
+
+
+@pytest.mark.parametrize("is_flattened", [False, True])
+def test_a_delete_by_the_key_reads_it_as_the_keys_schema_says(is_flattened: bool) -> None:
+    millis = {"type": "int64", "name": "io.debezium.time.Timestamp"}
+    nanos = {"type": "int64", "name": "io.debezium.time.NanoTimestamp"}
+    nothing = None if is_flattened else event("d")
+    options = {"flattened": "true"} if is_flattened else {}
+
+    def removed(sql_type: str, *keys: Any) -> list[Any]:
+        records = raw_records([Message(nothing, offset, key) for offset, key in enumerate(keys)])
+        found = decode("debezium-json", records, spec({"k": sql_type}, key=("k",), options=options))
+        assert {d.kind for d in found} == {"-D"}
+        return [d.bad["error_class"] if d.bad else d.row["k"] for d in found]
+
+    # the last one has no schema: as the connector's settings say
+    keys = keyed(millis, MILLIS), keyed(nanos, MICROS * 1000), keyed(millis, MILLIS + 1), keyed(None, MICROS)
+    assert removed("timestamp_ntz", *keys) == [TO_MILLIS, NOON, TO_MILLIS + dt.timedelta(milliseconds=1), NOON]
+    scaled = [keyed(NAMED_DECIMAL | {"parameters": {"scale": scale}}, texts(1000)) for scale in ("2", "4")]
+    assert removed("decimal(12,4)", *scaled) == [Decimal("10.0000"), Decimal("0.1000")]
+    # a schema that is none says nothing of the key
+    broken = {"schema": {"type": "struct", "fields": [{"type": "int64"}]}, "payload": {"k": MICROS}}
+    (error,) = removed("timestamp_ntz", broken)
+    assert error == ("null_key" if is_flattened else "missing_column")
+
+
+GEOMETRY = "0101000020E6100000000000FC83D797C1000000FC83D797C1"
+GEOGRAPHY = "0101000020E61000000C21E7FDFF7F66401842CEFBFF7F5640"
+POINT = "0101000000000000FC83D797C1000000FC83D797C1"
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize("setting", [None, "not sent – ü", "hex:f0e1000a"])
+def test_unavailable_values_never_reach_the_table(setting: str | None) -> None:
+    """In every form that Debezium's `UnchangedToastedPlaceholder` gives them, in columns of every type that holds such."""
+    name = setting or "__debezium_unavailable_value"
+    data = bytes.fromhex(name[4:]) if name.startswith("hex:") else name.encode()
+    text = data.decode(errors="replace")
+    signed = [byte - 256 if byte > 127 else byte for byte in data]
+    nameless = bytearray(hashlib.md5(data).digest())
+    nameless[6], nameless[8] = nameless[6] & 0x0F | 0x30, nameless[8] & 0x3F | 0x80
+    uuid = str(UUID(bytes=bytes(nameless)))
+    geometries = [{"srid": 4326, "wkb": base64_of(bytes.fromhex(wkb))} for wkb in (GEOMETRY, GEOGRAPHY, POINT)]
+    # what Debezium sends; what is like it and no placeholder; types of columns
+    cases: list[tuple[list[Any], Any, list[str]]] = [
+        ([text], f"{text}.", ["string"]),
+        ([base64_of(data)], base64_of(data + b"x"), ["string", "binary"]),
+        ([signed], signed[1:], ["array<int>", "array<bigint>", "array<double>", "array<decimal(12,2)>", "string"]),
+        ([[text]], [text, text], ["array<string>", "string"]),
+        ([[base64_of(data)]], [base64_of(data)] * 2, ["array<binary>", "array<string>", "string"]),
+        ([[uuid]], [str(UUID(int=1))], ["array<string>", "string"]),
+        ([{text: text}], {"k": text}, ["map<string,string>", "string"]),
+        (geometries, {"srid": 4326, "wkb": base64_of(b"x")}, ["struct<wkb:binary,srid:int>", "string", "binary"]),
+    ]
+    options = {} if setting is None else {"unavailable.value.placeholder": setting}
+    for unavailable, value, types in cases:
+        for sql_type in types:
+            values = [value, *unavailable, value, *unavailable, value]
+            rows = decoded(
+                [event("u", {"id": 1, "v": v}) for v in values],
+                columns={"id": "bigint", "v": sql_type},
+                options=options,
+            )
+            expected = ["unavailable_value" if v in unavailable else None for v in values]
+            assert [d.bad and d.bad["error_class"] for d in rows] == expected, (sql_type, unavailable)
+
+
+def test_a_placeholder_of_ones_own_replaces_debeziums() -> None:
+    options = {"unavailable.value.placeholder": "?"}
+    assert fits("string", ["__debezium_unavailable_value", "?"], **options) == [
+        "__debezium_unavailable_value",
+        "unavailable_value",
+    ]
+    with pytest.raises(ValueError, match=r"unavailable\.value\.placeholder: expected hexadecimal digits"):
+        fits("string", ["a"], **{"unavailable.value.placeholder": "hex:x"})
+
+
+def orders(values: list[Any], sql_type: str, order_by: tuple[str, str], **table: Any) -> list[Any]:
+    """The order column of each change of a table {id, v}, or why it is bad."""
+    by = ((order_by[0], sql(order_by[1])),)
+    described = spec({"id": "bigint", "v": sql_type}, order_by=by, **table)
+    (rows,) = ChangelogDecoder("debezium-json", described)([raw_records(messages(*values))])
+    places = rows.column("_rowdelta_order_2").to_pylist()
+    found = zip(rows.column(BAD).to_pylist(), rows.column("_rowdelta_order_0").to_pylist(), places, strict=True)
+    good = sorted((p, value) for bad, value, p in found if bad is None)
+    return [bad["reason"] for bad in rows.column(BAD).to_pylist() if bad] + [value for _, value in good]
+
+
+@pytest.mark.parametrize("op", ["c", "d"])
+def test_an_order_column_of_the_row_means_what_the_column_does(op: str) -> None:
+    def enveloped(value: Any, *of_type: Any, **more: Any) -> Any:
+        found = with_envelope(value, *of_type)
+        for row in found["schema"]["fields"]:
+            row["fields"][1] |= more
+        if op == "d":
+            found["payload"] = event("d", before=found["payload"]["after"])
+        return found
+
+    decimal = "decimal(12,2)"
+    scaled = [
+        enveloped(value, "bytes", "org.apache.kafka.connect.data.Decimal", parameters={"scale": "2"})
+        for value in ("1234", texts(1050), "0000")
+    ]
+    # the bytes of "1234" are d7 6d f8, those of "0000" d3 4d 34
+    amounts = [Decimal("-26588.24"), Decimal("10.50"), Decimal("-29293.56")]
+    assert orders(scaled, decimal, ("v", decimal)) == amounts
+    micros = [enveloped(MICROS + n, "int64", "io.debezium.time.MicroTimestamp") for n in range(2)]
+    assert orders(micros, "timestamp_ntz", ("v", "timestamp_ntz")) == [NOON, NOON + dt.timedelta(microseconds=1)]
+    parts = [{"type": "int32", "field": "scale"}, {"type": "bytes", "field": "value"}]
+    own = [
+        enveloped({"scale": n, "value": texts(1234)}, "struct", "io.debezium.data.VariableScaleDecimal", fields=parts)
+        for n in (0, 1, 2)
+    ]
+    assert orders(own, decimal, ("v", decimal)) == [Decimal("1234.00"), Decimal("123.40"), Decimal("12.34")]
+    # a field that is no column has a type, too
+    of_a_field = [enveloped(MICROS * 1000, "int64", "io.debezium.time.NanoTimestamp")]
+    described = ChangelogSpec((ColumnSpec("id", T.LongType()),), ("id",), order_by=(("v", T.TimestampNTZType()),))
+    (rows,) = ChangelogDecoder("debezium-json", described)([raw_records(messages(*of_a_field))])
+    assert rows.column("_rowdelta_order_0").to_pylist() == [NOON]
+
+
+def test_order_columns_of_rows_that_are_spelled_unlike() -> None:
+    """Before and after of one batch, with a schema or without, as an object and as text."""
+    own = {"scale": 2, "value": texts(1234)}
+    values = [
+        event("d", before={"id": 1, "v": own}),
+        event("c", {"id": 2, "v": "1234"}),
+        event("c", {"id": 2, "v": own}),
+    ]
+    decimal = "decimal(12,2)"
+    assert orders(values, decimal, ("v", decimal)) == [Decimal("12.34"), Decimal("-26588.24"), Decimal("12.34")]
+    times = [event("d", before={"id": 1, "v": MICROS}), event("c", {"id": 2, "v": MICROS})]
+    assert orders(times, "timestamp_ntz", ("v", "timestamp_ntz")) == [NOON, NOON]
+
+
+def test_an_order_column_below_a_column_that_has_no_parts() -> None:
+    options = {"flattened": "true"}
+    found = orders([{"id": 1, "v": "x"}], "string", ("v.lsn", "bigint"), options=options)
+    assert found == ["order column v.lsn is null or missing"]
+    assert orders([{"id": 1, "v": MICROS}], "timestamp_ntz", ("v", "timestamp_ntz"), options=options) == [NOON]
+
+
+# Fields that are no columns -------------------------------------------------------------------------------------------
+
+
+def struct_of(*names: str, **more: Any) -> dict[str, Any]:
+    return {"type": "struct", "fields": [{"type": "int64", "optional": True, "field": n} for n in names]} | more
+
+
+@pytest.mark.parametrize("is_flattened", [False, True])
+@pytest.mark.parametrize("is_enveloped", [False, True])
+@pytest.mark.parametrize("schema_changes", ["evolve", "fail", "ignore"])
+def test_new_fields_within_a_column_are_not_lost(schema_changes: str, is_enveloped: bool, is_flattened: bool) -> None:
+    def made(value: Any, declared: dict[str, Any]) -> Any:
+        if not is_enveloped:
+            return {"id": 1, "v": value} if is_flattened else event("c", {"id": 1, "v": value})
+        fields = [{"type": "int64", "optional": False, "field": "id"}, declared | {"field": "v"}]
+        row = {"type": "struct", "fields": fields}
+        if is_flattened:
+            return {"schema": row, "payload": {"id": 1, "v": value}}
+        sides = [row | {"field": side} for side in ("before", "after")]
+        return {"schema": {"type": "struct", "fields": sides}, "payload": event("c", {"id": 1, "v": value})}
+
+    def found(sql_type: str, declared: dict[str, Any], *values: Any) -> list[Any]:
+        columns = {"id": "bigint", "v": sql_type}
+        options = {"flattened": "true"} if is_flattened else {}
+        rows = decoded(
+            [made(v, declared) for v in values], columns=columns, schema_changes=schema_changes, options=options
+        )
+        return [d.bad["error_class"] if d.bad else d.row["v"] for d in rows]
+
+    lost = {"a": 1} if schema_changes == "ignore" else MISFIT
+    values = {"a": 1, "b": None}, {"a": 1, "b": 2}, {"a": 2}, None
+    assert found("struct<a:bigint>", struct_of("a", "b"), *values) == [{"a": 1}, lost, {"a": 2}, None]
+    nested = struct_of(fields=[struct_of("a", "b", field="s")])
+    (inner,) = found("struct<s:struct<a:bigint>>", nested, {"s": {"a": 1, "b": 2}})
+    assert inner == ({"s": lost} if schema_changes == "ignore" else MISFIT)
+    array = {"type": "array", "items": struct_of("a", "b")}
+    assert found("array<struct<a:bigint>>", array, [{"a": 1, "b": None}], [{"a": 1, "b": 2}]) == [
+        [{"a": 1}],
+        [lost] if schema_changes == "ignore" else MISFIT,
+    ]
+
+
+@pytest.mark.parametrize("is_enveloped", [False, True])
+@pytest.mark.parametrize("prefix", ["", "__"])
+def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str, is_enveloped: bool) -> None:
+    added = {"op": "u", "deleted": "false", "ts_ms": 2, "source_ts_ms": 1, "lsn": 7}
+    row = {"id": 1, "v": "a", "qty": 5} | {prefix + name: value for name, value in added.items()}
+    kinds = {name: "string" if isinstance(value, str) else "int64" for name, value in row.items()}
+    fields = [{"type": kind, "optional": True, "field": name} for name, kind in kinds.items()]
+    value = {"schema": {"type": "struct", "fields": fields}, "payload": row} if is_enveloped else row
+    options = {"flattened": "true", "add.fields.prefix": prefix}
+    by = ((prefix + "lsn", T.LongType()),)
+    table = spec(COLUMNS, options=options, schema_changes="evolve", order_by=by)
+    observed: list[dict[str, str]] = []
+    decoder = ChangelogDecoder("debezium-json", table, observed.append)
+    (rows,) = decoder([raw_records(messages(value))])
+    assert rows.column("id").to_pylist() == [1]
+    assert observed == [{"qty": "bigint"}]
