@@ -92,6 +92,10 @@ class Unavailable(Exception):  # noqa: N818 - says it
     """A service that a format needs doesn't answer. No record is at fault: the job stops, and may run again."""
 
 
+class BadOption(ValueError):  # noqa: N818 - says it
+    """An option of the format has a value that it can't take. No record is at fault."""
+
+
 class Format(Protocol):
     """A wire format, made for one table: `changelog.formats` finds its class by name.
 

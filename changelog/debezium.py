@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import Changes, Rejected, Wire
+from changelog.changes import BadOption, Changes, Rejected, Wire
 from changelog.row_images import differ, epoch
 from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
@@ -114,7 +114,7 @@ def _placeholder(setting: str) -> _Placeholder:
     try:
         return _Placeholder(setting)
     except ValueError:
-        raise ValueError(f"format_options: {UNAVAILABLE}: expected hexadecimal digits after hex:") from None
+        raise BadOption(f"format_options: {UNAVAILABLE}: expected hexadecimal digits after hex:") from None
 
 
 def _base64(data: bytes) -> str:

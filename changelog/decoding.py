@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, Changes, Rejected, Unavailable, Wire, WireType
+from changelog.changes import RAW_SCHEMA, BadOption, Changes, Rejected, Unavailable, Wire, WireType
 from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
@@ -123,7 +123,7 @@ class _TaskDecoder:
         """
         try:
             decoded = self._decoded(raw)
-        except (Unavailable, MemoryError, OSError):
+        except (BadOption, Unavailable, MemoryError, OSError):
             raise  # not the record's fault
         except Exception as error:  # noqa: BLE001 - as said
             # what it had learned may be half done

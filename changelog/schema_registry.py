@@ -24,7 +24,7 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from changelog.avro_schema import Node, SchemaError, parse
-from changelog.changes import Unavailable
+from changelog.changes import BadOption, Unavailable
 
 HEADER_BYTES = 5
 
@@ -88,7 +88,7 @@ class Registry:
             if name in OPTIONS:
                 settings[setting] = _number(name, str(value)) if setting in _NUMBERS else str(value)
         if "url" not in settings:
-            raise ValueError(f"format_options lacks {PREFIX}url, such as https://registry:8081")
+            raise BadOption(f"format_options lacks {PREFIX}url, such as https://registry:8081")
         # for messages: a password may be in it
         self.url = re.sub(r"//[^/@]*@", "//", str(settings["url"]))
         self._client = SchemaRegistryClient(settings)
@@ -167,4 +167,4 @@ def _number(name: str, value: str) -> float:
     try:
         return float(value) if "." in value else int(value)
     except ValueError:
-        raise ValueError(f"format_options: {name} is {value!r}, expected a number") from None
+        raise BadOption(f"format_options: {name} is {value!r}, expected a number") from None
