@@ -42,6 +42,8 @@ _GEOMETRIES = (
     struct.pack("<BIdd", 1, 1, _POINT, _POINT),
 )
 """Well-known binary that stands for unavailable geometries, geographies and points."""
+_SHORT = 200
+"""Bytes that the JSON text of a point has at most: `wkb`, `srid`, `x` and `y`."""
 
 
 class _Placeholder:
@@ -84,10 +86,15 @@ class _Placeholder:
 
     def _in_texts(self, values: pa.Array) -> pa.Array:
         found = pc.is_in(values, value_set=self._texts)
-        objects = pc.fill_null(pc.starts_with(values, "{"), False)
-        if not pc.any(objects).as_py():
+        # searching them is slow, and a point's object is short
+        objects = pc.and_(pc.starts_with(values, "{"), pc.less(pc.binary_length(values), _SHORT))
+        rows = np.flatnonzero(pc.fill_null(objects, False))
+        if not len(rows):
             return found
-        return pc.or_(found, pc.fill_null(pc.match_substring_regex(values, f'^\\{{.*"wkb":"(?:{self._wkb})"'), False))
+        regex = rf'"wkb":"(?:{self._wkb})"'
+        marked = found.to_numpy(zero_copy_only=False).copy()
+        marked[rows] |= pc.match_substring_regex(values.take(pa.array(rows)), regex).to_numpy(zero_copy_only=False)
+        return pa.array(marked)
 
     def _in_lists(self, values: pa.Array) -> pa.Array | None:
         element = values.type.value_type
@@ -99,7 +106,7 @@ class _Placeholder:
         rows = np.flatnonzero(pc.fill_null(pc.equal(pc.list_value_length(values), length), False))
         if not len(rows):
             return None
-        items = values.take(pa.array(rows)).flatten()
+        items = (values if len(rows) == len(values) else values.take(pa.array(rows))).flatten()
         found = np.zeros(len(values), np.bool_)
         if known is not None:
             found[rows] = pc.is_in(items, value_set=known).to_numpy(zero_copy_only=False)
