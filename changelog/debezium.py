@@ -116,6 +116,11 @@ class _Placeholder:
         return pa.array(found)
 
 
+def placeholder(spec: ChangelogSpec) -> _Placeholder:
+    """What stands for unavailable values. :raises ValueError: the option for it is malformed."""
+    return _placeholder(str(spec.options.get(UNAVAILABLE, "__debezium_unavailable_value")))
+
+
 @cache
 def _placeholder(setting: str) -> _Placeholder:
     try:
@@ -172,16 +177,16 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
         inserts, pa.scalar(int(RowKind.INSERT), pa.int8()), pa.scalar(int(RowKind.UPDATE_AFTER), pa.int8())
     )
     columns = [column.field for column in spec.columns]
-    placeholder = _placeholder(str(spec.options.get(UNAVAILABLE, "__debezium_unavailable_value")))
-    yield from _changes(events, sets, events.after, kinds, columns, 1, placeholder)
+    unavailable = placeholder(spec)
+    yield from _changes(events, sets, events.after, kinds, columns, 1, unavailable)
 
     replaced = pc.and_(updates, events.before.present)
     if not spec.trust_before:
         replaced = pc.and_(replaced, _key_changed(spec, events))
     kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
-    yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, placeholder)
+    yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, unavailable)
     removed = pc.and_(deletes, events.before.present)
-    yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, placeholder)
+    yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, unavailable)
 
 
 def _changes(
@@ -191,12 +196,12 @@ def _changes(
     kind: pa.Array | int,
     names: Sequence[str],
     after: int,
-    placeholder: _Placeholder,
+    sought: _Placeholder,
 ) -> Iterator[Changes | Rejected]:
     """The images where `mask`; those with a placeholder among the fields `names` are rejected."""
     fields = {name: wire for name, wire in images.fields.items() if name in names}
     for name, wire in fields.items():
-        unavailable = placeholder.among(wire.values)
+        unavailable = sought.among(wire.values)
         if unavailable is not None and pc.any(unavailable := pc.and_(mask, unavailable)).as_py():
             reason = f"column {name}: the source didn't send the unchanged value"
             yield Rejected(events.record.filter(unavailable), BadRecord.UNAVAILABLE_VALUE, reason)
