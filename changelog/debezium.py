@@ -42,6 +42,8 @@ _GEOMETRIES = (
     struct.pack("<BIdd", 1, 1, _POINT, _POINT),
 )
 """Well-known binary that stands for unavailable geometries, geographies and points."""
+_SHORT = 200
+"""Bytes that the JSON text of a point has at most: `wkb`, `srid`, `x` and `y`."""
 
 
 class _Placeholder:
@@ -84,10 +86,15 @@ class _Placeholder:
 
     def _in_texts(self, values: pa.Array) -> pa.Array:
         found = pc.is_in(values, value_set=self._texts)
-        objects = pc.fill_null(pc.starts_with(values, "{"), False)
-        if not pc.any(objects).as_py():
+        # searching them is slow, and a point's object is short
+        objects = pc.and_(pc.starts_with(values, "{"), pc.less(pc.binary_length(values), _SHORT))
+        rows = np.flatnonzero(pc.fill_null(objects, False))
+        if not len(rows):
             return found
-        return pc.or_(found, pc.fill_null(pc.match_substring_regex(values, f'^\\{{.*"wkb":"(?:{self._wkb})"'), False))
+        regex = rf'"wkb":"(?:{self._wkb})"'
+        marked = found.to_numpy(zero_copy_only=False).copy()
+        marked[rows] |= pc.match_substring_regex(values.take(pa.array(rows)), regex).to_numpy(zero_copy_only=False)
+        return pa.array(marked)
 
     def _in_lists(self, values: pa.Array) -> pa.Array | None:
         element = values.type.value_type
@@ -99,7 +106,7 @@ class _Placeholder:
         rows = np.flatnonzero(pc.fill_null(pc.equal(pc.list_value_length(values), length), False))
         if not len(rows):
             return None
-        items = values.take(pa.array(rows)).flatten()
+        items = (values if len(rows) == len(values) else values.take(pa.array(rows))).flatten()
         found = np.zeros(len(values), np.bool_)
         if known is not None:
             found[rows] = pc.is_in(items, value_set=known).to_numpy(zero_copy_only=False)
@@ -107,6 +114,11 @@ class _Placeholder:
             numbers = items.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
             found[rows] = (numbers.reshape(-1, length) == self._integers).all(axis=1)
         return pa.array(found)
+
+
+def placeholder(spec: ChangelogSpec) -> _Placeholder:
+    """What stands for unavailable values. :raises ValueError: the option for it is malformed."""
+    return _placeholder(str(spec.options.get(UNAVAILABLE, "__debezium_unavailable_value")))
 
 
 @cache
@@ -165,16 +177,16 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
         inserts, pa.scalar(int(RowKind.INSERT), pa.int8()), pa.scalar(int(RowKind.UPDATE_AFTER), pa.int8())
     )
     columns = [column.field for column in spec.columns]
-    placeholder = _placeholder(str(spec.options.get(UNAVAILABLE, "__debezium_unavailable_value")))
-    yield from _changes(events, sets, events.after, kinds, columns, 1, placeholder)
+    unavailable = placeholder(spec)
+    yield from _changes(events, sets, events.after, kinds, columns, 1, unavailable)
 
     replaced = pc.and_(updates, events.before.present)
     if not spec.trust_before:
         replaced = pc.and_(replaced, _key_changed(spec, events))
     kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
-    yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, placeholder)
+    yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, unavailable)
     removed = pc.and_(deletes, events.before.present)
-    yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, placeholder)
+    yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, unavailable)
 
 
 def _changes(
@@ -184,12 +196,12 @@ def _changes(
     kind: pa.Array | int,
     names: Sequence[str],
     after: int,
-    placeholder: _Placeholder,
+    sought: _Placeholder,
 ) -> Iterator[Changes | Rejected]:
     """The images where `mask`; those with a placeholder among the fields `names` are rejected."""
     fields = {name: wire for name, wire in images.fields.items() if name in names}
     for name, wire in fields.items():
-        unavailable = placeholder.among(wire.values)
+        unavailable = sought.among(wire.values)
         if unavailable is not None and pc.any(unavailable := pc.and_(mask, unavailable)).as_py():
             reason = f"column {name}: the source didn't send the unchanged value"
             yield Rejected(events.record.filter(unavailable), BadRecord.UNAVAILABLE_VALUE, reason)

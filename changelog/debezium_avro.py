@@ -50,6 +50,7 @@ class DebeziumAvro:
     }
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
+        debezium.placeholder(spec)  # a mistake in it is told of at once
         self._spec = spec
         schemas = schemas or avro_records.registry(spec)
         self._columns = [column.field for column in spec.columns]

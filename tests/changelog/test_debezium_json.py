@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from changelog.debezium_json import DebeziumJson
 from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
 from changelog.row_images import differ
 from changelog.rows import BAD, SNAPSHOT
@@ -559,7 +560,7 @@ def test_a_placeholder_of_ones_own_replaces_debeziums() -> None:
         "unavailable_value",
     ]
     with pytest.raises(ValueError, match=r"unavailable\.value\.placeholder: expected hexadecimal digits"):
-        fits("string", ["a"], **{"unavailable.value.placeholder": "hex:x"})
+        DebeziumJson(spec(COLUMNS, options={"unavailable.value.placeholder": "hex:x"}))
 
 
 def orders(values: list[Any], sql_type: str, order_by: tuple[str, str], **table: Any) -> list[Any]:
