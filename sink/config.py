@@ -122,7 +122,7 @@ class SourceSection(_Section):
     @field_validator("format")
     @classmethod
     def _format(cls, value: str) -> str:
-        if value not in formats.names():
+        if value not in formats.OURS and value not in formats.names():  # the latter looks through all that is installed
             raise ValueError(
                 f"there is no format {value!r}{_did_you_mean(value, formats.names())}; write one of {', '.join(formats.names())}"
             )
