@@ -392,17 +392,17 @@ def test_all_tables_failing_ends_the_job(shop: Shop) -> None:
         shop.run()
 
 
-def test_a_topic_without_columns_needs_a_table(shop: Shop) -> None:
-    """The schema comes from the table that is there; where there is none, that topic only can't be mirrored."""
+def test_columns_come_from_the_table_or_from_messages(shop: Shop) -> None:
+    """Where there is neither, that topic only can't be mirrored, until it has messages."""
     shop.columns = None
-    shop.create("a", "b")
+    shop.create("a", "b", "c")
     shop.spark.sql(f"CREATE TABLE {shop.target('a')} (id bigint NOT NULL, name string) USING iceberg")
     shop.change("a", 10)
     shop.change("b", 10)
-    with pytest.raises(ConfigError, match=rf"{shop.target('b')} does not exist and can't be created without columns"):
+    with pytest.raises(ConfigError, match=rf"{shop.target('c')} does not exist, and its source has no messages"):
         shop.run()
-    assert shop.is_exact("a")
-    shop.spark.sql(f"CREATE TABLE {shop.target('b')} (id bigint NOT NULL, name string) USING iceberg")
+    assert shop.is_exact("a", "b")
+    shop.change("c", 10)
     shop.run()
     assert shop.is_exact()
 
