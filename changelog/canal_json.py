@@ -38,9 +38,9 @@ from changelog.row_images import (
     Rows,
     Spelled,
     at_field,
+    each,
     epoch,
     is_binary,
-    read,
     rejected,
     removes_partition,
     says_null,
@@ -81,11 +81,7 @@ class CanalJson:
         self._reader = JsonReader(self._images.message(fields))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
-        for found in read(self._reader, records):
-            if isinstance(found, Rejected):
-                yield found
-            else:
-                yield from self._messages(records, found)
+        return each(self._reader, records, self._messages)
 
     def _messages(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
         message = found.values

@@ -36,9 +36,9 @@ from changelog.row_images import (
     Rows,
     Spelled,
     at_field,
+    each,
     is_binary,
     lacks,
-    read,
     rejected,
     text,
     timestamps,
@@ -77,11 +77,7 @@ class DmsJson:
         self._reader = JsonReader(self._images.message(fields))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
-        for found in read(self._reader, records):
-            if isinstance(found, Rejected):
-                yield found
-            else:
-                yield from self._changes(records, found)
+        return each(self._reader, records, self._changes)
 
     def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
         metadata = at_field(found.values, "metadata")

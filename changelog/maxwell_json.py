@@ -34,8 +34,8 @@ from changelog.row_images import (
     Rows,
     at_field,
     bytes_type,
+    each,
     epoch,
-    read,
     rejected,
     removes_partition,
     says_null,
@@ -81,11 +81,7 @@ class MaxwellJson:
         self._reader = JsonReader(self._images.message(fields))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
-        for found in read(self._reader, records):
-            if isinstance(found, Rejected):
-                yield found
-            else:
-                yield from self._changes(records, found)
+        return each(self._reader, records, self._changes)
 
     def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
         message = found.values

@@ -32,8 +32,8 @@ from changelog.row_images import (
     Rows,
     at_field,
     bytes_type,
+    each,
     lacks,
-    read,
     rejected,
     spell_plain,
     text,
@@ -72,11 +72,7 @@ class OggJson:
         self._reader = JsonReader(self._images.message(fields))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
-        for found in read(self._reader, records):
-            if isinstance(found, Rejected):
-                yield found
-            else:
-                yield from self._changes(records, found)
+        return each(self._reader, records, self._changes)
 
     def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
         message = found.values

@@ -252,6 +252,19 @@ class Images:
         )
 
 
+def each(
+    reader: JsonReader,
+    records: pa.RecordBatch,
+    translate: Callable[[pa.RecordBatch, Parsed], Iterator[Changes | Rejected]],
+) -> Iterator[Changes | Rejected]:
+    """What `translate` makes of the messages, group by group; those that can't be read are passed on."""
+    for found in read(reader, records):
+        if isinstance(found, Rejected):
+            yield found
+        else:
+            yield from translate(records, found)
+
+
 def read(reader: JsonReader, records: pa.RecordBatch) -> Iterator[Parsed | Rejected]:
     """What `reader` finds in the records' values; `record` is a row of `records`. Null values are ignored."""
     values = records.column("value")
