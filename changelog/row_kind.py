@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from changelog.changes import Changes, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, Object, Parsed
 from changelog.paths import at_path, with_path
-from changelog.row_images import TEXT, at_field, bytes_type, read, rejected, text
+from changelog.row_images import TEXT, at_field, bytes_type, each, rejected, text
 from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
 from changelog.values import json_candidates
@@ -89,11 +89,7 @@ class RowKindJson:
         self._reader = JsonReader(Object(shape, watched=spec.schema_changes != "ignore"))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
-        for found in read(self._reader, records):
-            if isinstance(found, Rejected):
-                yield found
-            else:
-                yield from self._changes(found)
+        return each(self._reader, records, lambda _, found: self._changes(found))
 
     def _changes(self, found: Parsed) -> Iterator[Changes | Rejected]:
         record, rows = found.record, found.values
