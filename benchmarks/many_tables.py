@@ -7,8 +7,7 @@ A case `300:5` is 300 topics and tables of which 5 get `--rows` changes in each 
 which creates them. The second run is measured: how long the tables take to open, and the median micro-batch as Spark reports
 it (`triggerExecution`). What is sent depends on `--seed` only. At the end each table's content is compared with what was sent.
 
-`--together` reads a micro-batch as one frame, kept in memory and filtered for each table, instead of each table's own topic: for
-comparison.
+`--apart` gives each table a Spark job of its own, for comparison.
 """
 
 import argparse
@@ -27,8 +26,7 @@ from random import Random
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -39,10 +37,8 @@ from pyspark.sql.streaming.listener import (
 
 from sink import session
 from sink.config import Config
+from sink.microbatch import TableSink
 from sink.pipeline import Pipeline
-from sink.roster import Roster
-from sink.sources.kafka import KafkaSource
-from sink.sources.source import Stream
 from tests.services.kafka import Kafka, running_kafka
 
 KEYS = 1000
@@ -123,12 +119,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="sink.parallel_tables (default: the sink's)")
     parser.add_argument("--deletes", choices=["position", "equality"], default="position")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--together", action="store_true", help="one kept frame, filtered for each table")
+    parser.add_argument("--apart", action="store_true", help="a Spark job for each table")
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    if args.together:
-        _read_together()
+    if args.apart:
+        TableSink.share = lambda self, batch: None  # type: ignore[method-assign]
     folder = Path(tempfile.mkdtemp(prefix="rowdelta-many-"))
     try:
         with running_kafka() as kafka:
@@ -205,28 +201,6 @@ def _config(kafka: Kafka, folder: Path, topics: Topics, rows: int, args: argpars
             },
         }
     )
-
-
-def _read_together() -> None:
-    """Put the other way to read in the place of ours."""
-    apply = Roster.apply
-    kept: list[DataFrame] = []
-
-    def apply_to_kept(self: Roster, stream: Stream, batch_id: int, frame: DataFrame) -> None:
-        frame.persist()
-        kept[:] = [frame]
-        try:
-            apply(self, stream, batch_id, frame)
-        finally:
-            frame.unpersist()
-
-    def filtered(
-        self: KafkaSource, spark: SparkSession, topic: str, begin: dict[str, int], end: dict[str, int]
-    ) -> DataFrame:
-        return kept[0].where(F.col("source") == topic)
-
-    Roster.apply = apply_to_kept  # type: ignore[method-assign]
-    KafkaSource._range = filtered  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

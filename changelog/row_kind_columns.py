@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind import Kinds
-from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, TIE, BadRecord, RowKind, order_column
+from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec
 
 _ERROR = f"{PREFIX}error"
@@ -176,28 +176,12 @@ def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Se
     result = [
         F.coalesce(kind, F.lit(int(RowKind.DELETE))).cast("tinyint").alias(KIND),
         *(F.col(_order_value(i)).alias(order_column(i)) for i in range(len(spec.order_by))),
-        tie(spec).alias(TIE),
         F.when(F.col(_ERROR).isNotNull(), F.struct(*fields)).alias(BAD),
         *rows,
         *(metadata.get(name, F.lit(None)).cast(_METADATA[name]).alias(name) for name in spec.metadata),
     ]
     error = F.coalesce(*checks, F.lit(None).cast("struct<reason:string,error_class:string>"))
     return [Select([F.col("*"), error.alias(_ERROR)]), Select(result)]
-
-
-def tie(spec: ChangelogSpec) -> Column:
-    """Hash of a row's content: what decides between changes whose order is the same."""
-    # of removals only the columns that they keep: the rest is null by then, and hashing it costs as much as writing it
-    whole, kept = (
-        F.xxhash64(*(F.to_json(F.col(quoted(c.name))) if _has_map(c.type) else F.col(quoted(c.name)) for c in some))
-        for some in (spec.columns, [c for c in spec.columns if c.name in spec.kept_by_removals])
-    )
-    return F.when(_sets_row(F.col(KIND)), whole).otherwise(kept)
-
-
-def _has_map(dtype: T.DataType) -> bool:
-    """Spark refuses to hash maps, since equal maps may differ in the order of their entries."""
-    return "map<" in dtype.simpleString()
 
 
 def quoted(name: str) -> str:

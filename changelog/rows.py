@@ -6,7 +6,6 @@ A *changelog row* is one change of one key. In Arrow (and, column by column, in 
 |------------------------|---------------------|----------------------------------------------------------------------|
 | `_rowdelta_kind`       | int8, not null      | a `RowKind`                                                          |
 | `_rowdelta_order_<i>`  | any sortable type   | i-th order column; compared as a tuple, nulls first                  |
-| `_rowdelta_tie`        | int64, optional     | hash of the row's content; present when the order is not total       |
 | `_rowdelta_hash`       | int64, optional     | first half of the key's hash; present if the table has a key index   |
 | `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
 | `_rowdelta_bad`        | struct, null if good| why the record can't be applied, and the record itself (`BAD_FIELDS`)|
@@ -18,7 +17,6 @@ from enum import IntEnum
 PREFIX = "_rowdelta_"
 KIND = "_rowdelta_kind"
 ORDER = "_rowdelta_order_"
-TIE = "_rowdelta_tie"
 HASH = "_rowdelta_hash"
 SNAPSHOT = "_rowdelta_snapshot"
 BAD = "_rowdelta_bad"

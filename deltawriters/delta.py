@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import HASH, KIND, ORDER, TIE, RowKind
+from changelog.rows import HASH, KIND, ORDER, RowKind
 from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, tied_rows
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.equality import EqualityDeletes
@@ -25,6 +25,7 @@ from deltawriters.files import DataFiles, FileFactory
 from deltawriters.partitioning import PartitionedWriter, source_columns, storage
 from deltawriters.positions import FLUSH_THRESHOLD, PositionDeletes
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, register, resolve
+from deltawriters.rowhash import row_hash
 from deltawriters.table import TableSpec, TaskId
 
 
@@ -145,10 +146,9 @@ class DeltaWriter:
 
         keys = _concat(known.keys, changes.select(self._options.key))
         order_names = [n for n in changes.column_names if n.startswith(ORDER)]
-        order_names += [TIE] if TIE in changes.column_names else []
         orders = _concat(known.last_order, changes.select(order_names))
         all_kinds = np.concatenate([known.last_kinds, kinds])
-        outcome = self._collapse(keys, orders, all_kinds)
+        outcome = self._collapse(keys, orders, all_kinds, changes)
 
         # Keys 0..m-1 are the map's: dense ids follow first appearance, and the map comes first.
         changed = outcome.last >= m
@@ -178,6 +178,7 @@ class DeltaWriter:
             # after the last flush nothing will be compared any more
             last_order=None if last else _take(orders, outcome.last),
             last_kinds=all_kinds[outcome.last],
+            content=None if last else self._content(changes, outcome.last),
             file=file,
             pos=pos,
             first=first,
@@ -196,29 +197,40 @@ class DeltaWriter:
                 self._positions.delete(np.full(len(rows.positions), number, np.int64), rows.positions)
         return result
 
-    def _collapse(self, keys: pa.Table, orders: pa.Table, kinds: npt.NDArray[np.int8]) -> Collapsed:
+    def _collapse(self, keys: pa.Table, orders: pa.Table, kinds: npt.NDArray[np.int8], changes: pa.Table) -> Collapsed:
         """Collapse, and settle ties by the rows' content hash so that every replay settles them the same way."""
         key_columns = [storage(column) for column in keys.columns]
-        order_columns = [storage(orders.column(name)) for name in orders.column_names if name != TIE]
-        outcome = collapse(key_columns, order_columns, kinds)
-        if TIE not in orders.column_names:
-            return outcome
+        outcome = collapse(key_columns, [storage(column) for column in orders.columns], kinds)
         ties = tied_rows(outcome)
         if not len(ties):
             return outcome
-        content = storage(orders.column(TIE))
+        winners = outcome.last[outcome.ids[ties]]
+        candidates = np.union1d(ties, winners)
+        content = np.zeros(len(kinds), np.int64)
+        content[candidates] = self._content(changes, candidates)
         if self._options.mode == "changelog":
-            hashes = content.to_numpy(zero_copy_only=False)
-            winners = outcome.last[outcome.ids[ties]]
-            contradicting = ties[(hashes[ties] != hashes[winners]) & sets_row(kinds[ties])]
+            contradicting = ties[(content[ties] != content[winners]) & sets_row(kinds[ties])]
             if len(contradicting):
                 raise self._cardinality_error(keys, orders, contradicting)
-        return collapse(key_columns, [pa.array(outcome.rank), content], np.zeros(len(kinds), np.int8))
+        order = [pa.array(outcome.rank), pa.array(content)]
+        return collapse(key_columns, order, np.zeros(len(kinds), np.int8))
+
+    def _content(self, changes: pa.Table, rows: Ints) -> Ints:
+        """Content hashes of `rows`: numbers in the map's rows, and then in `changes`."""
+        m = len(self._map)
+        hashes = np.empty(len(rows), np.int64)
+        known = rows < m
+        if self._map.content is not None:
+            hashes[known] = self._map.content[rows[known]]
+        if not known.all():
+            new = _take(changes.select(self._table.arrow_schema.names), rows[~known] - m)
+            hashes[~known] = row_hash([storage(column) for column in new.columns])
+        return hashes
 
     def _cardinality_error(self, keys: pa.Table, orders: pa.Table, rows: Ints) -> CardinalityError:
         shown = pa.array(rows[:3])
         examples = [
-            f"{key} at order {tuple(value for name, value in order.items() if name != TIE)}"
+            f"{key} at order {tuple(order.values())}"
             for key, order in zip(keys.take(shown).to_pylist(), orders.take(shown).to_pylist(), strict=True)
         ]
         return CardinalityError(
@@ -232,7 +244,7 @@ class DeltaWriter:
         columns = [*order_names, KIND, *(n for n in self._sources if n in changes.column_names)]
         candidates = _concat(self._map.first, changes.select(columns))
         kinds = storage(candidates.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
-        order = [storage(candidates.column(name)) for name in order_names if name != TIE]
+        order = [storage(candidates.column(name)) for name in order_names]
         outcome = collapse([storage(column) for column in keys.columns], order, kinds)
         return _take(candidates, outcome.first)
 
@@ -278,7 +290,7 @@ class _KeyMap:
     """Every key of the commit so far. Row i of all parts is key number i.
 
     :param keys: key columns.
-    :param last_order: order columns of the key's last change, with kind in `last_kinds`.
+    :param last_order: order columns of the key's last change, with kind in `last_kinds` and its row's hash in `content`.
     :param file: number of the data file with the key's live row, or `NOWHERE`; `pos`: the row's position there.
     :param hash: high half of the keys' hashes, if the table has a key index.
     :param first: order, kind and partition source columns of the key's first change; `changelog` mode only.
@@ -291,6 +303,7 @@ class _KeyMap:
     pos: Ints
     first: pa.Table | None
     hash: Ints | None = None
+    content: Ints | None = None
 
     @classmethod
     def empty(cls) -> "_KeyMap":

@@ -42,7 +42,7 @@ from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
 from sink.errors import TableError
 from sink.iceberg import IcebergTable, StoredPosition
-from sink.routing import bucket_of_key, to_task
+from sink.routing import bucket_number, bucket_of_key, to_task
 from sink.tables import TablePlan
 
 log = logging.getLogger("rowdelta")
@@ -148,12 +148,18 @@ class KeyIndex:
         If the table has buckets of a key column, the bucket comes first, so that each bucket is written by one task only.
         """
         by_key = F.xxhash64(*(F.col(quoted(name)) for name in self._plan.section.key))
-        bucket = _bucket(self._plan, spec)
+        bucket = self.bucket(spec)
         if bucket is None:
             return by_key
-        number, count = bucket
+        column, count = bucket
+        number = bucket_number(self._plan, column, count)
         top = F.shiftleft((F.coalesce(number, F.lit(0)) * (task.RANGES // count)).cast("bigint"), 54)
         return top.bitwiseOR(F.shiftrightunsigned(by_key, 10))
+
+    def bucket(self, spec: TableSpec) -> tuple[str, int] | None:
+        """The key column and its number of buckets that hashes begin with, if the table has a fit number of them."""
+        bucket = bucket_of_key(self._plan, spec)
+        return bucket if bucket is not None and _FEWEST_BUCKETS <= bucket[1] <= task.RANGES else None
 
     def forget(self) -> None:
         """Build the index again before the next micro-batch: it is damaged."""
@@ -165,7 +171,7 @@ class KeyIndex:
 
         :param stored: the table's position, which names the version. :raises TemporaryError: the table can't be read.
         """
-        encoding = _encoding(self._plan, self._table.spec)
+        encoding = _encoding(self._plan, self._table.spec, self.bucket(self._table.spec))
         if self._version is not None and self._version.encoding != encoding:
             self._version = None
         elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
@@ -547,19 +553,12 @@ def _same_scheme(location: str) -> str:
     return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
 
 
-def _bucket(plan: TablePlan, spec: TableSpec) -> tuple[Column, int] | None:
-    """The bucket that the hash begins with, if the table has a fit number of them."""
-    bucket = bucket_of_key(plan, spec)
-    return bucket if bucket is not None and _FEWEST_BUCKETS <= bucket[1] <= task.RANGES else None
-
-
-def _encoding(plan: TablePlan, spec: TableSpec) -> str:
+def _encoding(plan: TablePlan, spec: TableSpec, bucket: tuple[str, int] | None) -> str:
     """Names everything that the hashes depend on, and the format version, on which the manifest's vectors depend."""
     keys = ", ".join(
         f"{spec.iceberg_schema.find_field(name).field_id} {spec.iceberg_schema.find_type(name)}"
         for name in plan.section.key
     )
-    bucket = _bucket(plan, spec)
     buckets = "" if bucket is None else f"; {bucket[1]} buckets by {spec.current_spec}"
     return f"1: {keys}{buckets}; v{spec.format_version}"
 

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, spark_schema
-from changelog.row_kind_columns import columns_decoder, completed, tie
-from changelog.rows import BAD, HASH, TIE, order_column
+from changelog.row_kind_columns import columns_decoder, completed
+from changelog.rows import BAD, HASH, order_column
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import IndexSlice
 from sink import task
@@ -75,6 +75,7 @@ class Written:
     peak_memory: int
     index: list[dict[str, Any]]
     tasks: int = 0
+    observed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bad(self) -> int:
@@ -86,13 +87,30 @@ class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an 
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """Files of a micro-batch that wait for their commit: written for a table that was `empty`, or looked up in `index`."""
+class Begun:
+    """What an attempt to write a micro-batch starts from: a table that is `empty`, or has the rows in `index`."""
 
     operation: str
-    written: Written
     empty: bool
     index: IndexSlice | None
+    started: float
+
+
+@dataclass(frozen=True)
+class TableShare:
+    """A table's part of a micro-batch, and its part in the job that writes it with those of other tables."""
+
+    batch: TableBatch
+    begun: Begun
+    share: task.Share
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Files of a micro-batch that wait for their commit."""
+
+    begun: Begun
+    written: Written
     write_seconds: float
 
 
@@ -132,7 +150,7 @@ class TableSink:
         self._base: int | None = None
         self._global_deletes = False
         self._key_index = self._open_key_index()
-        self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.PathList())
+        self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
         self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
         self._adopt()
         if dead_letters is not None:
@@ -169,17 +187,13 @@ class TableSink:
 
         :raises RowdeltaError: nothing was applied, or (`CommitUnknown`) it is unknown whether it was.
         """
-        pending = self.prepare(stream, batch_id, frame)
-        if pending is not None:
-            self.commit(pending)
+        batch = self.batch(stream, batch_id, frame)
+        if batch is not None:
+            self.apply_batch(batch_id, batch)
 
-    def prepare(self, stream: Stream, batch_id: int, frame: DataFrame) -> Pending | None:
-        """Write the table's part of a micro-batch, and commit nothing. None if it has none.
-
-        What it returns must go to `commit` or to `discard`.
-        """
-        batch = self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
-        return None if batch is None else self.prepare_batch(batch_id, batch)
+    def batch(self, stream: Stream, batch_id: int, frame: DataFrame) -> TableBatch | None:
+        """The table's part of a micro-batch, if it has one."""
+        return self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
 
     def apply_batch(self, batch_id: int, batch: TableBatch) -> None:
         """Apply changes that continue the table's position, and store the position `batch.end`.
@@ -189,14 +203,11 @@ class TableSink:
         self.commit(self.prepare_batch(batch_id, batch))
 
     def prepare_batch(self, batch_id: int, batch: TableBatch) -> Pending:
-        """Write changes that continue the table's position, and commit nothing."""
-        # files of a schema or a spec that the table has left behind: values would be missing, deletes would miss rows
-        self.table.refresh()
-        if self.table.snapshot_id() != self._base:
-            # the key index makes the current snapshot the base of the commit, so validation won't see what came before
-            self._committer.check_not_fenced(self._prefix, self._stored.operation if self._stored else None)
-            self._global_deletes = self.table.has_data_under_other_specs()
-        self._replan_if_altered()
+        """Write changes that continue the table's position, and commit nothing.
+
+        What it returns must go to `commit` or to `discard`.
+        """
+        self._take_bearings()
         try:
             return Pending(batch_id, batch, self._attempt(batch))
         except SchemaEvolved:
@@ -205,8 +216,52 @@ class TableSink:
             self._forget_index(error)
         return Pending(batch_id, batch, None)
 
+    def share(self, batch: TableBatch) -> TableShare | None:
+        """The table's part in a job that writes several tables; None if `prepare_batch` must do it.
+
+        What became of it must go to `prepare_share`, or its files to `discard`.
+        """
+        columns = {column.name for column in self.plan.columns}
+        decodes_all = not self.plan.computed and all(c.name in columns for c in self.plan.changelog.columns)
+        is_small = batch.estimated_rows is not None and batch.estimated_rows <= SMALL_BATCH
+        if batch.share is None or not is_small or not decodes_all or self._has_kept_letters():
+            return None
+        self._take_bearings()
+        try:
+            begun = self._begin(batch)
+        except IndexLost as error:
+            self._forget_index(error)
+            return None
+        decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
+        bucket = self._key_index.bucket(self._spec) if self._key_index is not None else None
+        return TableShare(batch, begun, task.Share(decoder, self._task_plan(begun, 1), bucket))
+
+    def take_over(self, share: TableShare, result: Mapping[str, Any], paths: Sequence[str]) -> None:
+        """Be responsible for the files that a job for several tables wrote. :param result: of `sink.task.run_shares`."""
+        self._written_paths.value = [*paths, *_runs(share.begun, [result["index"]] if "index" in result else [])]
+
+    def prepare_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Pending:
+        """The same as `prepare_batch`, of what a job for several tables wrote and `take_over` has taken."""
+        batch = share.batch
+        try:
+            written = replace(_sum_up([result]), tasks=1, observed=result["observed"])
+            return Pending(batch_id, batch, self._finish(share.begun, written))
+        except SchemaEvolved:
+            self._follow_schema()
+        return Pending(batch_id, batch, None)
+
+    def _take_bearings(self) -> None:
+        """See whether others changed the table since the last commit."""
+        # files of a schema or a spec that the table has left behind: values would be missing, deletes would miss rows
+        self.table.refresh()
+        if self.table.snapshot_id() != self._base:
+            # the key index makes the current snapshot the base of the commit, so validation won't see what came before
+            self._committer.check_not_fenced(self._prefix, self._stored.operation if self._stored else None)
+            self._global_deletes = self.table.has_data_under_other_specs()
+        self._replan_if_altered()
+
     def commit(self, pending: Pending) -> None:
-        """Commit what `prepare` wrote; if others changed the table meanwhile, write it again.
+        """Commit what `prepare_batch` or `prepare_share` made; if others changed the table meanwhile, write it again.
 
         :raises RowdeltaError: see `apply`.
         """
@@ -248,7 +303,7 @@ class TableSink:
             self._adopt()
 
     def discard(self) -> None:
-        """Delete what `prepare` wrote."""
+        """Delete what was written and isn't committed."""
         self._delete_written()
 
     def _follow_schema(self) -> None:
@@ -288,6 +343,10 @@ class TableSink:
         self._key_index = self._open_key_index()
 
     def _attempt(self, batch: TableBatch) -> Attempt:
+        begun = self._begin(batch)
+        return self._finish(begun, self._write(batch, begun))
+
+    def _begin(self, batch: TableBatch) -> Begun:
         operation = uuid4().hex[:16]
         started = time.monotonic()
         if batch.declared is not None:
@@ -296,23 +355,25 @@ class TableSink:
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
         index = self._key_index.slice() if self._key_index is not None else None
-        written = self._write(batch, operation, empty, index)
+        return Begun(operation, empty, index, started)
+
+    def _finish(self, begun: Begun, written: Written) -> Attempt:
         try:
-            if self._observed.value:
-                self._evolve(self._observed.value)
+            if written.observed:
+                self._evolve(written.observed)
             self._refuse(written)
         except (RowdeltaError, SchemaEvolved):
             self._delete_written()
             raise
-        return Attempt(operation, written, empty, index, time.monotonic() - started)
+        return Attempt(begun, written, time.monotonic() - begun.started)
 
     def _commit_attempt(self, pending: Pending, attempt: Attempt) -> None:
-        end, operation, written = pending.batch.end, attempt.operation, attempt.written
+        end, begun, written = pending.batch.end, attempt.begun, attempt.written
         started = time.monotonic()
         try:
             if written.dead_letters:
-                self._keep_dead_letters(end, operation, written)
-            self._commit(end, operation, written, attempt.empty, attempt.index)
+                self._keep_dead_letters(end, begun.operation, written)
+            self._commit(end, begun, written)
             self._written_paths.value = []  # they are the table's now
         except CommitUnknown:
             self._written_paths.value = []  # or may be
@@ -336,40 +397,22 @@ class TableSink:
                 self.table.evolve(changes)
             raise SchemaEvolved
 
-    def _write(self, batch: TableBatch, operation: str, empty: bool, index: IndexSlice | None) -> Written:
-        frame = batch.records
+    def _write(self, batch: TableBatch, begun: Begun) -> Written:
+        frame = batch.records() if batch.changes is None else batch.changes
         section, spark = self.plan.section, frame.sparkSession
         # a session of the stream's own; re-planning at run time costs more than it can gain on one shuffle
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         # or a cast that fails in a computed column would be a null
         spark.conf.set("spark.sql.ansi.enabled", "true")
-        changes = self._changes(frame) if batch.changes is None else batch.changes
-        options = DeltaOptions(
-            key=tuple(section.key),
-            mode=section.mode,
-            table_is_empty=empty,
-            global_deletes=self._global_deletes or self.plan.derived_partition,
-            deletes_carry_row=deletes_carry_row(self._config),
-        )
-        source_partition = order_column(len(section.order_by)) if self._config.source.type == "kafka" else None
-        plan = task.TaskPlan(
-            self._spec,
-            options,
-            operation,
-            section.target,
-            self._dead_letters.spec if self._dead_letters else None,
-            source_partition,
-        )
+        changes = self._changes(frame) if batch.changes is None else frame
         self._observed.value = {}
         try:
             changes = self._without_kept(changes, spark)
         except (PySparkException, Py4JJavaError) as error:
             raise job_error(section.target, error) from error
         routed, tasks = self._route(changes, batch.estimated_rows, spark)
-        if self._key_index is not None and index is not None:
-            plan = replace(plan, index=task.IndexPlan(index, self._key_index.next_sequence, tasks))
         self._written_paths.value = []
-        function = functools.partial(task.run, plan, self._written_paths)
+        function = functools.partial(task.run, self._task_plan(begun, tasks), self._written_paths)
         try:
             rows = routed.mapInArrow(lambda batches: function(batches), task.RESULT_SCHEMA).collect()
         except (PySparkException, Py4JJavaError) as error:
@@ -378,23 +421,47 @@ class TableSink:
             if damage:
                 raise IndexLost(damage.group(1)) from error
             raise job_error(section.target, error) from error
-        written = replace(_sum_up([json.loads(row.result) for row in rows]), tasks=tasks)
-        if index is not None:
-            runs = [run["name"] for result in written.index for run in (*result["runs"], *result["merged"])]
-            self._written_paths.value += [f"{index.location}/{name}" for name in runs]
+        observed = dict(self._observed.value)
+        written = replace(_sum_up([json.loads(row.result) for row in rows]), tasks=tasks, observed=observed)
+        self._written_paths.value += _runs(begun, written.index)
         return written
+
+    def _task_plan(self, begun: Begun, tasks: int) -> task.TaskPlan:
+        section, index = self.plan.section, None
+        if self._key_index is not None and begun.index is not None:
+            index = task.IndexPlan(begun.index, self._key_index.next_sequence, tasks)
+        options = DeltaOptions(
+            key=tuple(section.key),
+            mode=section.mode,
+            table_is_empty=begun.empty,
+            global_deletes=self._global_deletes or self.plan.derived_partition,
+            deletes_carry_row=deletes_carry_row(self._config),
+        )
+        return task.TaskPlan(
+            self._spec,
+            options,
+            begun.operation,
+            section.target,
+            self._dead_letters.spec if self._dead_letters else None,
+            order_column(len(section.order_by)) if self._config.source.type == "kafka" else None,
+            index,
+        )
+
+    def _has_kept_letters(self) -> bool:
+        """Whether the dead-letter table may have bad records beyond the table's position.
+
+        It has some if a crash came between its commit and the table's, or if the table's position was set back.
+        """
+        kept = self._dead_letters.position(self.plan.section.target) if self._dead_letters else None
+        return kept is not None and (self.position is None or self._source.is_ahead(kept, self.position))
 
     def _without_kept(self, changes: DataFrame, spark: SparkSession) -> DataFrame:
         """Without the bad records that the dead-letter table has.
 
-        It has some if a crash came between its commit and the table's, or if the table's position was set back. By their places
-        and not by its position alone: the topic may be a new one, and the configuration may refuse other records now.
+        By their places and not by its position alone: the topic may be a new one, and the configuration may refuse other records now.
         """
-        target, position = self.plan.section.target, self.position
-        kept = self._dead_letters.position(target) if self._dead_letters else None
-        if self._dead_letters is None or kept is None:
-            return changes
-        if position is not None and not self._source.is_ahead(kept, position):
+        target = self.plan.section.target
+        if self._dead_letters is None or not self._has_kept_letters():
             return changes
         # computed once, and a barrier: Catalyst would push the filter below the decoder and repeat its expressions there
         changes = changes.localCheckpoint()
@@ -468,7 +535,8 @@ class TableSink:
         stored = self.table.property(f"{self._prefix}.streamed")
         return set(json.loads(stored)) if stored else set()
 
-    def _commit(self, end: Position, operation: str, written: Written, empty: bool, slice_: IndexSlice | None) -> None:
+    def _commit(self, end: Position, begun: Begun, written: Written) -> None:
+        operation, slice_ = begun.operation, begun.index
         streamed = self._streamed() | written.streamed_partitions
         index = None
         if self._key_index is not None and slice_ is not None:
@@ -480,7 +548,7 @@ class TableSink:
             files=written.files,
             base_snapshot=self._base,
             previous_operation=self._stored.operation if self._stored else None,
-            written_for_empty_table=empty,
+            written_for_empty_table=begun.empty,
             summary={"rowdelta.sink-id": self._config.sink.id},
             properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
         )
@@ -576,11 +644,10 @@ def decoder(
         return lambda records: compute(decode(completed(records, spec)), plan)
     in_tasks = ChangelogDecoder(config.source.format, spec, observe)
     schema = spark_schema(spec)
-    ties = [] if spec.source_order else [tie(spec).alias(TIE)]
 
     def decode_in_tasks(records: DataFrame) -> DataFrame:
         rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: task.decode(in_tasks, batches), schema)
-        return compute(rows.select("*", *ties) if ties else rows, plan)
+        return compute(rows, plan)
 
     return decode_in_tasks
 
@@ -639,7 +706,15 @@ def _keys(results: list[dict[str, Any]]) -> str:
     return text + (f", {sums['duplicates']:,} duplicate rows removed" if sums["duplicates"] else "")
 
 
-def _sum_up(results: list[dict[str, Any]]) -> Written:
+def _runs(begun: Begun, results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Paths of the index runs that the tasks wrote."""
+    if begun.index is None:
+        return []
+    names = [run["name"] for result in results for run in (*result["runs"], *result["merged"])]
+    return [f"{begun.index.location}/{name}" for name in names]
+
+
+def _sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
     rows: dict[str, int] = {}
     bad = Counter[str]()
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}

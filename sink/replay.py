@@ -197,7 +197,7 @@ class _Replay:
         count = changes.count()
         if count:
             log.info("%s: applying %d changes", target, count)
-            batch = TableBatch(records, position, count, changes)
+            batch = TableBatch(lambda: records, position, count, changes)
             self._sink.apply_batch(-1, batch)
 
     def _by_time(self, changes: DataFrame, records: DataFrame) -> DataFrame:

@@ -3,6 +3,7 @@
 A table that failed keeps its position, so nothing of it is lost: it is opened again after a while, and read on from there.
 """
 
+import functools
 import logging
 import os
 import time
@@ -18,10 +19,11 @@ from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.dead_letters import DeadLetters, open_dead_letters
 from sink.errors import RowdeltaError, TemporaryError
+from sink.joint import JointWriter
 from sink.mapping import MappedTable
-from sink.microbatch import Pending, TableSink
+from sink.microbatch import Pending, TableShare, TableSink
 from sink.session import activate
-from sink.sources.source import Source, Stream
+from sink.sources.source import Source, Stream, TableBatch
 from sink.tables import open_table
 
 log = logging.getLogger("rowdelta")
@@ -79,6 +81,7 @@ class Roster:
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self._closed = False
         self._setting_aside = Lock()
+        self._joint = JointWriter(spark)
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
 
     def close(self) -> None:
@@ -131,30 +134,58 @@ class Roster:
     def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
         """Apply a micro-batch to the tables it has something for. Those that fail are set aside.
 
-        The threads inherit the query's job group, so that to stop the query stops their jobs.
+        What several tables have little of is written by one job; each of the others has its own. The threads inherit the query's job group, so that to stop the query stops their jobs.
         """
         touched = [self.members[name] for name in self._source.touched(stream, batch_id)]
         members = [member for member in touched if member.works]
+        if len(members) == 1:
+            self._attempt(functools.partial(self._apply_alone, stream, batch_id, frame), members[0])
+            return
+        batches: dict[str, TableBatch] = {}
+        shares: dict[str, TableShare] = {}
         pending: dict[str, Pending] = {}
 
+        def begin(member: Member) -> None:
+            sink = _sink(member)
+            batch = sink.batch(stream, batch_id, frame)
+            if batch is not None:
+                batches[member.source] = batch
+                share = sink.share(batch)
+                if share is not None:
+                    shares[member.source] = share
+
         def prepare(member: Member) -> None:
-            part = _sink(member).prepare(stream, batch_id, frame)
-            if part is not None:
-                pending[member.source] = part
+            sink, source = _sink(member), member.source
+            written = results.pop(source, None)
+            pending[source] = (
+                sink.prepare_batch(batch_id, batches[source])
+                if written is None
+                else sink.prepare_share(batch_id, shares[source], written)
+            )
 
         def apply(member: Member) -> None:
-            _sink(member).apply(stream, batch_id, frame)
+            prepare(member)
+            _sink(member).commit(pending[member.source])
             member.failures = 0
 
-        if len(members) == 1:
-            self._attempt(apply, members[0])
-            return
-        units = list(_together(members))
         submit = self._submitter()
+        _finish(submit(self._attempt, begin, member) for member in members)
+        members = [member for member in members if member.source in batches and member.works]
+        sinks = {member.source: _sink(member) for member in members if member.source in shares}
+        results = {}
+        if len(sinks) > 1 and not self._is_ending():
+            results = self._joint.write(frame.sparkSession, sinks, {source: shares[source] for source in sinks})
+        units = list(_together(members))
         _finish(
             submit(self._attempt, apply if len(unit) == 1 else prepare, member) for unit in units for member in unit
         )
         _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
+        for source in results:  # the job is ending
+            sinks[source].discard()
+
+    def _apply_alone(self, stream: Stream, batch_id: int, frame: DataFrame, member: Member) -> None:
+        _sink(member).apply(stream, batch_id, frame)
+        member.failures = 0
 
     def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
         """Commit a group's tables one right after the other; none, if one of them could not be written."""

@@ -19,17 +19,21 @@ def routing_columns(plan: TablePlan, table: TableSpec, tasks: int, spark: SparkS
     if bucket is None or bucket[1] < tasks:
         return [F.col(quoted(name)) for name in plan.section.key]
     # key columns that are null belong to bad records; they go to the first task
-    return [to_task(F.coalesce(bucket[0] % tasks, F.lit(0)), tasks, spark)]
+    return [to_task(F.coalesce(bucket_number(plan, *bucket) % tasks, F.lit(0)), tasks, spark)]
 
 
-def bucket_of_key(plan: TablePlan, table: TableSpec) -> tuple[Column, int] | None:
-    """The bucket number of a key column that the table is partitioned by, and how many buckets there are."""
+def bucket_of_key(plan: TablePlan, table: TableSpec) -> tuple[str, int] | None:
+    """A key column that the table is partitioned by in buckets, and how many buckets there are."""
     for field in table.current_spec.fields:
         source = table.iceberg_schema.find_column_name(field.source_id)
         if isinstance(field.transform, BucketTransform) and source in plan.section.key:
-            count = field.transform.num_buckets
-            return F.expr(f"{quoted(plan.section.catalog)}.system.bucket({count}, {quoted(source)})"), count
+            return source, field.transform.num_buckets
     return None
+
+
+def bucket_number(plan: TablePlan, column: str, count: int) -> Column:
+    """The number of the bucket, by Iceberg's own function."""
+    return F.expr(f"{quoted(plan.section.catalog)}.system.bucket({count}, {quoted(column)})")
 
 
 def to_task(number: Column, tasks: int, spark: SparkSession) -> Column:

@@ -5,15 +5,17 @@ import resource
 import sys
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from zipimport import zipimporter
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.transforms import BucketTransform
 from pyroaring import BitMap64
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
@@ -22,10 +24,12 @@ from changelog.decoding import ChangelogDecoder, merged_types
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
+from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run, xxhash64
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.positions import bitmap
 from deltawriters.resolve import IndexTask, key_columns
+
+T = TypeVar("T")
 
 RESULT_SCHEMA = "result string"
 INDEX_FILE = "_rowdelta_file"
@@ -71,13 +75,39 @@ class TaskPlan:
     index: IndexPlan | None = None
 
 
-class PathList(AccumulatorParam[list[str]]):
+@dataclass(frozen=True)
+class Share:
+    """A table's part in a job that writes several tables. Its one task owns all hashes.
+
+    :param bucket: the key column and the number of buckets that the first half of a key's hash begins with
+        (`sink.keyindex.KeyIndex.high_hash`), if it does.
+    """
+
+    decoder: ChangelogDecoder
+    plan: TaskPlan
+    bucket: tuple[str, int] | None = None
+
+    def hash_keys(self, keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        """What `KeyIndex.high_hash` computes in Spark. :param keys: the key columns, in its types."""
+        by_key = xxhash64(keys.columns)
+        if self.bucket is None:
+            return by_key
+        name, count = self.bucket
+        dtype = self.plan.table.iceberg_schema.find_type(name)
+        number = BucketTransform(count).pyarrow_transform(dtype)(keys.column(name)).to_numpy()
+        hashes: npt.NDArray[np.uint64] = (number.astype(np.uint64) * np.uint64(RANGES // count) << np.uint64(54)) | (
+            by_key >> np.uint64(10)
+        )
+        return hashes
+
+
+class ListParam(AccumulatorParam[list[T]]):
     """Paths written by finished tasks: they reach the driver even if the job fails later, so that it can delete them."""
 
-    def zero(self, value: list[str]) -> list[str]:
+    def zero(self, value: list[T]) -> list[T]:
         return []
 
-    def addInPlace(self, value1: list[str], value2: list[str]) -> list[str]:  # noqa: N802 - Spark's name
+    def addInPlace(self, value1: list[T], value2: list[T]) -> list[T]:  # noqa: N802 - Spark's name
         return value1 + value2
 
 
@@ -98,7 +128,72 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
     """
     context = TaskContext.get()
     assert context is not None
-    task = TaskId(context.partitionId(), context.taskAttemptId(), plan.operation)
+    summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), batches)
+    _forget_archives()
+    written.add(paths)
+    yield pa.RecordBatch.from_pydict({"result": [json.dumps(summary)]})
+
+
+def run_shares(
+    shares: Mapping[str, "Share"], written: Accumulator[list[tuple[str, str]]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Decode and write the records of several tables, one table after the other.
+
+    Yields a row for each: the JSON object that `run` yields, with `source` and what was `observed`; or `source` and `failed`, and then
+    none of the table's files are left.
+
+    :param shares: by source. :param written: told (source, path).
+    :param batches: raw records, those of a source in succession: so only one table's are held in memory.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    results = []
+    for source, records in _by_source(batches):
+        share, observed = shares[source], dict[str, str]()
+        decoder = replace(share.decoder, observe=observed.update)
+        task = TaskId(0, context.taskAttemptId(), share.plan.operation)
+        try:
+            changes = (_with_hash(share, batch) for batch in decoder(records))
+            summary, paths = _written(share.plan, task, changes)
+        except Exception as error:  # noqa: BLE001 - the others go on; the table is written again by itself, which shows what it is
+            results.append({"source": source, "failed": f"{type(error).__name__}: {error}"})
+        else:
+            written.add([(source, path) for path in paths])
+            results.append(summary | {"source": source, "observed": observed})
+    _forget_archives()
+    yield pa.RecordBatch.from_pydict({"result": [json.dumps(result) for result in results]})
+
+
+def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
+    """Runs of records of one source."""
+    current, waiting = "", list[pa.RecordBatch]()
+    for batch in batches:
+        runs = pc.run_end_encode(batch.column("source"), pa.int32())
+        start = 0
+        for source, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            if source != current and waiting:
+                yield current, waiting
+                waiting = []
+            current = source
+            waiting.append(batch.slice(start, end - start))
+            start = end
+    if waiting:
+        yield current, waiting
+
+
+def _with_hash(share: "Share", changes: pa.RecordBatch) -> pa.RecordBatch:
+    """With the first half of the keys' hashes, as the table's own job gets it from Spark; of bad records any number."""
+    if share.plan.index is None:
+        return changes
+    good = changes.column(BAD).is_null()
+    keys = changes.select(list(share.plan.options.key)).filter(good)
+    hashes = np.zeros(changes.num_rows, np.uint64)
+    hashes[good.to_numpy(zero_copy_only=False)] = share.hash_keys(keys)
+    return changes.append_column(HASH, pa.array(hashes.view(np.int64)))
+
+
+def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) -> tuple[dict[str, Any], list[str]]:
+    """Write changes, and sum up what was written; also the paths. Whatever is raised, these files are deleted first."""
     # unique to the attempt: Spark may run a task twice at once
     index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
     writer = DeltaWriter(plan.table, plan.options, task, index)
@@ -129,8 +224,6 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
         if dead:
             dead.abort()
         raise
-    _forget_archives()
-    written.add(writer.created_paths + (dead.created_paths if dead else []))
     schema = plan.table.iceberg_schema
     summary: dict[str, Any] = {
         "files": [file.to_json(schema) for file in result.files],
@@ -147,7 +240,7 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
         summary["index"] = _index_summary(result, plan.table)
     if plan.dead_letters:
         summary["dead_letters"] = [file.to_json(plan.dead_letters.iceberg_schema) for file in dead_files]
-    yield pa.RecordBatch.from_pydict({"result": [json.dumps(summary)]})
+    return summary, writer.created_paths + (dead.created_paths if dead else [])
 
 
 def decode(decoder: ChangelogDecoder, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

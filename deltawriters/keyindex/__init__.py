@@ -40,6 +40,7 @@ from deltawriters.keyindex.runs import (
     open_run,
     write_run,
 )
+from deltawriters.keyindex.xxhash64 import xxhash64
 
 __all__ = [
     "SUPERSEDES",
@@ -55,4 +56,5 @@ __all__ = [
     "open_run",
     "plan_merge",
     "write_run",
+    "xxhash64",
 ]

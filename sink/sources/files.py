@@ -151,7 +151,7 @@ class FilesSource:
                 (F.col("_modified") == position["modified"]) & F.col("_name").isin(list(position["files"]))
             )
             records = frame.where(~applied).drop("_modified", "_name")
-        return TableBatch(records, _mark(fresh, position, generation, batch_id), rows, declared=declared)
+        return TableBatch(lambda: records, _mark(fresh, position, generation, batch_id), rows, declared=declared)
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         if other["generation"] == position["generation"]:

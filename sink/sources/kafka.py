@@ -1,9 +1,10 @@
 """Kafka: one streaming query for all topics. A position is topic-partition -> next offset, `{"0": 42, "1": 17}`.
 
-The query says which offsets a micro-batch covers. Where several topics have something in it, each table reads its own topic's
-share as a batch of its own: so each message is read once, and nothing is held in memory for other tables.
+The query says which offsets a micro-batch covers. Where several topics have something in it, a table reads its own topic's share as a
+batch of its own, or together with other tables that have as little: so each message is read once, and nothing is held in memory for others.
 """
 
+import functools
 import json
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,7 +17,7 @@ from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
-from sink.sources.source import Position, Stream, TableBatch
+from sink.sources.source import Position, Range, SharedRead, Stream, TableBatch
 
 _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
@@ -110,23 +111,16 @@ class KafkaSource:
         todo = {p: to - starts[p] for p, to in end.items() if to > starts[p]}
         if not todo:
             return None
+        from_first = {p for p in todo if p not in begin and p not in had}
+        own = Range(topic, {p: _EARLIEST if p in from_first else starts[p] for p in todo}, {p: end[p] for p in todo})
+        read = functools.partial(self._frame, frame.sparkSession)
+        records = functools.partial(read, [own])
         if all(other == topic or begins.get(other) == ends[other] for other in ends):
             # the usual case of a job with one table: what Spark has planned anyway
-            records = frame
             overlap = {p: had[p] for p in end if begin.get(p, 0) < had.get(p, 0)}
-            if overlap:
-                applied = [(F.col("partition") == int(p)) & (F.col("offset") < offset) for p, offset in overlap.items()]
-                records = records.where(~any_of(applied))
-        else:
-            from_first = {p for p in todo if p not in begin and p not in had}
-            records = self._range(
-                frame.sparkSession,
-                topic,
-                {p: _EARLIEST if p in from_first else starts[p] for p in todo},
-                {p: end[p] for p in todo},
-            )
+            records = functools.partial(_beyond, frame, overlap)
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
-        return TableBatch(records, had | ahead, sum(todo.values()))
+        return TableBatch(records, had | ahead, sum(todo.values()), share=SharedRead(own, read))
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         return any(int(offset) > int(position.get(partition, 0)) for partition, offset in other.items())
@@ -144,7 +138,7 @@ class KafkaSource:
         begin = {partition: offset for partition, offset in begin.items() if offset < int(end[partition])}
         if not begin:
             return None
-        return self._range(self._spark, topic, begin, {partition: int(end[partition]) for partition in begin})
+        return self._frame(self._spark, [Range(topic, begin, {p: int(end[p]) for p in begin})])
 
     def offsets_since(self, topic: str, timestamp: int | None) -> dict[int, int]:
         """By partition the first message of `timestamp` (milliseconds) or later; of any, if it is None.
@@ -155,8 +149,8 @@ class KafkaSource:
             found = admin.offsets([topic], admin.earliest() if timestamp is None else admin.at(timestamp))
         return {int(p): offset for p, offset in found.get(topic, {}).items() if offset >= 0}
 
-    def _range(self, spark: SparkSession, topic: str, begin: Offsets, end: Offsets) -> DataFrame:
-        """A topic's messages from `begin` to `end`. To filter them out of a stream's frame would read all topics for each table."""
+    def _frame(self, spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
+        """Messages of some topics. To filter them out of a stream's frame would read all topics for each table."""
         options = {
             name: value
             for name, value in self._options.items()
@@ -170,9 +164,9 @@ class KafkaSource:
             spark.read.format("kafka")
             .options(**options)
             .option("kafka.group.id", group)
-            .option("assign", json.dumps({topic: [int(p) for p in begin]}))
-            .option("startingOffsets", json.dumps({topic: begin}))
-            .option("endingOffsets", json.dumps({topic: end}))
+            .option("assign", json.dumps({part.topic: [int(p) for p in part.begin] for part in ranges}))
+            .option("startingOffsets", json.dumps({part.topic: dict(part.begin) for part in ranges}))
+            .option("endingOffsets", json.dumps({part.topic: dict(part.end) for part in ranges}))
             .load()
         )
         return _records(own)
@@ -270,6 +264,12 @@ class KafkaSource:
 def _records(frame: DataFrame) -> DataFrame:
     """Raw records from the columns of Spark's Kafka source."""
     return frame.select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
+
+
+def _beyond(frame: DataFrame, overlap: Offsets) -> DataFrame:
+    """A stream's frame without what a table has had: of partitions in `overlap` what comes before that offset."""
+    applied = [(F.col("partition") == int(p)) & (F.col("offset") < offset) for p, offset in overlap.items()]
+    return frame.where(~any_of(applied)) if applied else frame
 
 
 def _milliseconds(text: str) -> int:

@@ -3,7 +3,7 @@
 A *position* says how far a table has got in its source, as a JSON object. It is stored in the table with every commit.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,21 +27,40 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Range:
+    """Records of a topic: by partition the first offset (-2: the earliest that there is), and the one after the last."""
+
+    topic: str
+    begin: Mapping[str, int]
+    end: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class SharedRead:
+    """Where records are, and what makes one frame of all such ranges."""
+
+    range: Range
+    read: Callable[[Sequence[Range]], DataFrame]
+
+
+@dataclass(frozen=True)
 class TableBatch:
     """A table's part of a micro-batch.
 
-    :param records: raw records (or typed rows of Parquet files) beyond the table's position.
+    :param records: makes a frame of the raw records (or typed rows of Parquet files) beyond the table's position.
     :param end: the position once they are applied.
     :param estimated_rows: how many records there are, if the source can tell without reading them.
     :param changes: changelog rows, if the records have been decoded.
     :param declared: path -> the columns of each file, if the records are typed.
+    :param share: how to read the records with those of other tables, if that is possible.
     """
 
-    records: DataFrame
+    records: Callable[[], DataFrame]
     end: Position
     estimated_rows: int | None
     changes: DataFrame | None = None
     declared: Mapping[str, T.StructType] | None = None
+    share: SharedRead | None = None
 
 
 class Source(Protocol):

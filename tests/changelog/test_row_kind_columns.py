@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind_columns import columns_decoder, columns_to_read
-from changelog.rows import BAD, KIND, TIE, RowKind
+from changelog.rows import BAD, KIND, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 from tests.changelog.messages import spec
 
@@ -78,11 +78,3 @@ def test_fields_of_other_names_and_metadata(spark: SparkSession) -> None:
     (row,) = columns_decoder(table)(records(spark, table, [("INSERT", 1, "a", 1)])).collect()
     assert (row["id"], row["v"]) == (1, "a")
     assert (row["_op"], row["_source"], row["_offset"]) == ("INSERT", "file:/changes/1.parquet", None)
-
-
-def test_ties_are_broken_by_content(spark: SparkSession) -> None:
-    """Also of maps, which Spark doesn't hash."""
-    table = spec({"id": "bigint", "m": "map<string,bigint>"}, order_by=SEQ, source_order=False)
-    rows = [("+I", 1, {"a": 1}, 1), ("+I", 1, {"a": 2}, 1), ("+I", 1, {"a": 1}, 1)]
-    frame = columns_decoder(table)(records(spark, table, rows))
-    assert frame.select(TIE).distinct().count() == 2

@@ -1,0 +1,69 @@
+"""Hash of a row's content, of any column types: decides between changes that nothing else tells apart, the same way in every replay."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltawriters.keyindex import low_hash
+
+Hashes = npt.NDArray[np.uint64]
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio, odd: its powers tell the places of columns and list elements apart."""
+
+
+def row_hash(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+    """Hash n rows, vectorised. Stored nowhere, so it may change from release to release.
+
+    :param columns: at least one, of equal length n; nulls and nested types are fine.
+    """
+    return _rows(columns).view(np.int64)
+
+
+def _rows(columns: Sequence[pa.Array]) -> Hashes:
+    result = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        result = _mixed(result * _FACTOR + _column(column))
+    return result
+
+
+def _column(column: pa.Array) -> Hashes:
+    """0 for null, and else the hash of the value."""
+    column = column.storage if isinstance(column, pa.ExtensionArray) else column
+    result = np.zeros(len(column), np.uint64)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if valid.any():
+        result[valid] = _mixed(_values(column.drop_null()) + _FACTOR)
+    return result
+
+
+def _values(column: pa.Array) -> Hashes:
+    dtype = column.type
+    if pa.types.is_struct(dtype):
+        return _rows(column.flatten()) if dtype.num_fields else np.zeros(len(column), np.uint64)
+    if pa.types.is_map(dtype):
+        column = column.cast(pa.list_(pa.struct([("key", dtype.key_type), ("value", dtype.item_type)])))
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        lengths = pc.list_value_length(column).to_numpy().astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        parents = np.repeat(np.arange(len(lengths)), lengths)
+        places = (np.arange(len(parents)) - starts[parents]).astype(np.uint64)
+        result: Hashes = lengths.astype(np.uint64)
+        np.add.at(result, parents, _column(column.flatten()) * np.power(_FACTOR, places))
+        return result
+    if pa.types.is_floating(dtype):
+        column = column.view(pa.int32() if dtype.bit_width == 32 else pa.int64())
+    elif pa.types.is_fixed_size_binary(dtype):
+        column = column.cast(pa.binary())
+    return low_hash([column])
+
+
+def _mixed(hashes: Hashes) -> Hashes:
+    """Spread every bit over all others (the finalizer of splitmix64)."""
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Hashes = hashes ^ (hashes >> np.uint64(31))
+    return mixed
