@@ -32,7 +32,7 @@ class Trigger:
 def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") -> SparkSession:
     """Start a local Spark with an Iceberg hadoop catalog named CATALOG in the folder `warehouse`."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    return (
+    spark = (
         SparkSession.builder.appName("rowdelta benchmarks")
         .master(f"local[{cores}]")
         .config("spark.driver.memory", driver_memory)
@@ -51,6 +51,9 @@ def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") ->
         .config("spark.driver.host", "127.0.0.1")
         .getOrCreate()
     )
+    # for the sink and what it is compared with alike
+    session.leave_checksum_files_out(spark)
+    return spark
 
 
 def read_changes(spark: SparkSession, source: Path, files_per_batch: int = 2) -> DataFrame:

@@ -36,6 +36,10 @@ def settings(config: Config) -> dict[str, str]:
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.python.worker.reuse": "true",
     }
+    if config.source.type == "kafka":
+        # Spark keeps a connected consumer for each partition of a topic that it has read, by default 64: with more, each micro-batch
+        # connects anew, which takes longer than all else that it does for a table
+        defaults["spark.kafka.consumer.cache.capacity"] = "1000"
     needed = {
         "spark.sql.session.timeZone": "UTC",
         "spark.jars.packages": ",".join(packages(config)),
@@ -77,7 +81,16 @@ def start(config: Config) -> SparkSession:
             "Spark was started without Iceberg. Start it with\n"
             f"  spark-submit --packages {','.join(packages(config))} …"
         )
+    leave_checksum_files_out(spark)
     return spark
+
+
+def leave_checksum_files_out(spark: SparkSession) -> None:
+    """On local disks Hadoop adds a `.crc` file to each that it creates, and forks a `chmod` for either: most of the time of a commit."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    local = jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark.sparkContext._jsc.hadoopConfiguration())
+    local.setWriteChecksum(False)
 
 
 def activate(spark: SparkSession) -> None:

@@ -22,7 +22,9 @@ COUNT = 2000
 def texts(random: Random) -> Iterator[str]:
     yield from ("", "a", "é", "日本語テキスト", "\0", "x" * 31, "x" * 32, "x" * 33, "x" * 64, "x" * 1000)
     while True:
-        yield "".join(chr(random.choice([random.randrange(128), random.randrange(0xD000)])) for _ in range(random.randrange(70)))
+        yield "".join(
+            chr(random.choice([random.randrange(128), random.randrange(0xD000)])) for _ in range(random.randrange(70))
+        )
 
 
 def whole(random: Random, bits: int) -> Iterator[int]:

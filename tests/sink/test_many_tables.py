@@ -17,13 +17,16 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from sink import inspection, roster
+from sink import inspection, microbatch, roster, task
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
 from sink.iceberg import IcebergTable
+from sink.joint import JointWriter
 from sink.microbatch import TableSink
 from sink.pipeline import Pipeline
 from tests.services.kafka import Kafka, running_kafka
@@ -448,8 +451,8 @@ def _jobs_of(scheduler: Any, work: Callable[[], object]) -> int:
     return int(scheduler.numTotalJobs()) - before
 
 
-def test_a_micro_batch_runs_one_job_for_each_active_table(shop: Shop) -> None:
-    """Available-now, so that nothing else runs: the jobs of a run depend on the tables that have something, not on all of them."""
+def test_a_micro_batch_runs_one_job_for_all_small_tables(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Available-now, so that nothing else runs: the jobs of a run don't depend on the number of tables, but for large ones."""
     scheduler = shop.spark._jsc.sc().dagScheduler()
     names = [f"t{number}" for number in range(10)]
     shop.create(*names)
@@ -464,15 +467,162 @@ def test_a_micro_batch_runs_one_job_for_each_active_table(shop: Shop) -> None:
     shop.change("t2", 3)
     shop.change("t3", 3)
     assert one >= 1
-    assert _jobs_of(scheduler, shop.run) == 3 * one
+    assert _jobs_of(scheduler, shop.run) == one
     assert shop.is_exact()
+    monkeypatch.setattr(microbatch, "SMALL_BATCH", 100)
+    shop.change("t2", 300)
+    large = _jobs_of(scheduler, shop.run)
+    shop.change("t1", 3)
+    shop.change("t2", 300)
+    shop.change("t3", 300)
+    shop.change("t4", 3)
+    assert _jobs_of(scheduler, shop.run) == one + 2 * large
+    assert shop.is_exact()
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[set[str], set[str]]]:
+    """Of each job for several tables: which it was to write, and which it wrote."""
+    found: list[tuple[set[str], set[str]]] = []
+    write = JointWriter.write
+
+    def recorded_write(self: JointWriter, spark: SparkSession, sinks: Any, shares: Any) -> Any:
+        done = write(self, spark, sinks, shares)
+        found.append(({name.split(".")[-1] for name in shares}, {name.split(".")[-1] for name in done}))
+        return done
+
+    monkeypatch.setattr(JointWriter, "write", recorded_write)
+    return found
+
+
+Jobs = list[tuple[set[str], set[str]]]
+
+
+def no_file_is_left_over(shop: Shop, *tables: str) -> bool:
+    """Neither of the tables nor of their key indexes."""
+    for table in tables or shop.content:
+        rows = shop.spark.sql(f"SELECT file_path FROM {shop.target(table)}.all_files").collect()
+        named = {row["file_path"].rsplit("/", 1)[-1] for row in rows}
+        present = {path.name for path in _files(shop, table) if path.suffix in (".parquet", ".puffin")}
+        if not present <= named:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("partition_by", [[], ["bucket(8, id)"], ["truncate(1, name)"]])
+@pytest.mark.parametrize("version", ["2", "3"])
+def test_shared_jobs_and_own_jobs_keep_one_index(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, jobs: Jobs, partition_by: list[str], version: str
+) -> None:
+    """What a table's own job wrote is found by a shared one, and the other way round: both hash keys alike."""
+    shop.entries[0] |= {"partition_by": partition_by, "properties": {"format-version": version}}
+    shop.create("a", "b", "c", partitions=2)
+    for small in (10_000, 0, 10_000, 0, 10_000):
+        monkeypatch.setattr(microbatch, "SMALL_BATCH", small)
+        for name in shop.content:
+            shop.change(name, 60)
+        shop.run()
+        assert shop.is_exact()
+        assert no_file_is_left_over(shop)
+    assert jobs == [({"a", "b", "c"}, {"a", "b", "c"})] * 3
+
+
+def test_a_damaged_index_in_a_shared_job(shop: Shop, jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    """The table is written again by itself, with an index that was built anew."""
+    shop.create("a", "b", "c")
+    for name in shop.content:
+        shop.change(name, 40)
+    shop.run()
+    runs = [path for path in (shop.folder / "state").rglob("*") if path.is_file() and "runs" in path.parts]
+    damaged = [path for path in runs if shop.target("b") in str(path)]
+    assert damaged
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:-5] + b"wrong")
+    for name in shop.content:
+        shop.change(name, 40)
+    caplog.set_level("INFO", "rowdelta")
+    shop.run()
+    assert shop.is_exact()
+    assert jobs[-1] == ({"a", "b", "c"}, {"a", "c"})
+    assert f"{shop.target('b')}: to be written by itself: CorruptIndex" in caplog.text
+    assert no_file_is_left_over(shop)
+
+
+@pytest.mark.parametrize("failing", [None, 1])
+def test_a_shared_job_that_fails_is_made_good_table_by_table(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, jobs: Jobs, failing: int | None
+) -> None:
+    """Also when one of its two tasks was done: nothing that was written stays."""
+    run_shares = task.run_shares
+
+    def failing_task(*args: Any) -> Iterator[Any]:
+        context = TaskContext.get()
+        if context is not None and context.partitionId() != failing:
+            return iter(list(run_shares(*args)))
+        time.sleep(3)  # the other one is done by then
+        raise RuntimeError("no luck")
+
+    names = [f"t{number}" for number in range(6)]
+    shop.create(*names)
+    for name in names:
+        shop.change(name, 20)
+    with monkeypatch.context() as patch:
+        if failing is None:
+            patch.setattr(task, "run_shares", lambda *args: iter([1 / 0]))
+        else:
+            patch.setattr(task, "run_shares", failing_task)
+        shop.run()
+    assert jobs == [(set(names), set())]
+    assert shop.is_exact()
+    assert no_file_is_left_over(shop)
+
+
+def test_bad_records_and_new_columns_in_a_shared_job(shop: Shop, jobs: Jobs) -> None:
+    """Each table gets its own dead letters, and evolves by itself."""
+    shop.columns = None
+    shop.entries[0]["schema_changes"] = "evolve"
+    shop.create("a", "b", "c")
+    for name in shop.content:
+        shop.change(name, 10)
+    shop.run()
+    shop.send_raw("a", b"nonsense")
+    shop.send_raw("c", b"[]")
+    shop.send_raw("b", json.dumps({"row_kind": "+I", "id": 100, "name": "x", "more": 7}).encode())
+    for name in shop.content:
+        shop.change(name, 5)
+    shop.content["b"][100] = "x"
+    shop.run()
+    assert shop.is_exact()
+    assert shop.spark.table(shop.target("b")).where("more = 7").count() == 1
+    assert "more" not in shop.spark.table(shop.target("a")).columns
+    letters = shop.spark.table(shop.config().dead_letter_table).where(F.col("source").startswith(shop.name))
+    assert {(row["table"], bytes(row["value"])) for row in letters.collect()} == {
+        (shop.target("a"), b"nonsense"),
+        (shop.target("c"), b"[]"),
+    }
+    assert jobs[-1] == ({"a", "b", "c"}, {"a", "b", "c"})
+
+
+def test_computed_columns_take_a_job_of_their_own(shop: Shop, jobs: Jobs) -> None:
+    columns = {"id": "bigint", "name": "string", "upper": {"type": "string", "expression": "upper(name)"}}
+    shop.entries = [
+        {"source": shop.topic("computed"), "target": shop.target("computed"), "columns": columns},
+        *shop.entries,
+    ]
+    shop.create("computed", "a", "b")
+    for name in shop.content:
+        shop.change(name, 10)
+    shop.run()
+    assert shop.is_exact()
+    assert shop.spark.table(shop.target("computed")).where("upper != upper(name)").count() == 0
+    assert jobs == [({"a", "b"}, {"a", "b"})]
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "") -> list[tuple[str, str]]:
     """("written" or "committed", table) in the order in which it happens. Writing table `slow` takes a second longer."""
     events: list[tuple[str, str]] = []
     lock = Lock()
-    write, commit = TableSink._write, IcebergCommitter.commit
+    finish, commit = TableSink._finish, IcebergCommitter.commit
 
     def writes(self: TableSink, *args: Any) -> Any:
         name = self.table.name.split(".")[-1]
@@ -480,7 +630,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
             raise TableError(f"{name} can't be written")
         if name == slow:
             time.sleep(1)
-        result = write(self, *args)
+        result = finish(self, *args)
         with lock:
             events.append(("written", name))
         return result
@@ -490,7 +640,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
         with lock:
             events.append(("committed", self._table.name.split(".")[-1]))
 
-    monkeypatch.setattr(TableSink, "_write", writes)
+    monkeypatch.setattr(TableSink, "_finish", writes)
     monkeypatch.setattr(IcebergCommitter, "commit", commits)
     return events
 
