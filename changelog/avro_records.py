@@ -15,7 +15,7 @@ from changelog.avro_body import Want, arrow_type, read_bodies
 from changelog.avro_schema import Node, SchemaError, Unsupported
 from changelog.changes import Rejected, Wire, WireType
 from changelog.rows import BadRecord
-from changelog.schema_registry import HEADER_BYTES, Schemas, by_schema, connect
+from changelog.schema_registry import HEADER_BYTES, Schemas, by_schema, client_settings, connect
 from changelog.spec import ChangelogSpec
 
 Path = tuple[str, ...]
@@ -141,7 +141,11 @@ class KeyReader:
 
 
 def registry(spec: ChangelogSpec) -> Callable[[], Schemas]:
-    """Connects to the registry that the table's options name. Not before there are messages: the driver has none."""
+    """Connects to the registry that the table's options name. Not before there are messages: the driver has none.
+
+    :raises BadOption: an option is malformed.
+    """
+    client_settings(spec.options)
     return lambda: connect(spec.options)
 
 

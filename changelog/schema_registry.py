@@ -75,6 +75,18 @@ class Schemas(Protocol):
         """The schema. :raises SchemaError: there is none, or it isn't Avro. :raises RegistryError: nobody knows."""
 
 
+def client_settings(options: Mapping[str, str | tuple[str, ...]]) -> dict[str, str | float]:
+    """Settings of the client in `format_options`. :raises BadOption: one is missing or malformed."""
+    settings: dict[str, str | float] = dict(_DEFAULTS)
+    for name, value in options.items():
+        setting = name.removeprefix(PREFIX)
+        if name in OPTIONS:
+            settings[setting] = _number(name, str(value)) if setting in _NUMBERS else str(value)
+    if "url" not in settings:
+        raise BadOption(f"format_options lacks {PREFIX}url, such as https://registry:8081")
+    return settings
+
+
 class Registry:
     """A registry, and the schemas that it has told of.
 
@@ -82,13 +94,7 @@ class Registry:
     """
 
     def __init__(self, options: Mapping[str, str | tuple[str, ...]]) -> None:
-        settings: dict[str, str | float] = dict(_DEFAULTS)
-        for name, value in options.items():
-            setting = name.removeprefix(PREFIX)
-            if name in OPTIONS:
-                settings[setting] = _number(name, str(value)) if setting in _NUMBERS else str(value)
-        if "url" not in settings:
-            raise BadOption(f"format_options lacks {PREFIX}url, such as https://registry:8081")
+        settings = client_settings(options)
         # for messages: a password may be in it
         self.url = re.sub(r"//[^/@]*@", "//", str(settings["url"]))
         self._client = SchemaRegistryClient(settings)

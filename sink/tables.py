@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from changelog import formats
+from changelog.changes import BadOption
 from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
@@ -242,6 +243,10 @@ def _plan(
     kept = tuple(name for name in sources if name not in derived)
     spec = _changelog(config, section, path, tuple(decoded), kept)
     spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
+    try:
+        formats.find(config.source.format)(spec)
+    except BadOption as error:
+        raise ConfigError(f"source.{error}") from None
     return TablePlan(section, spec, exists, columns, tuple(computed), len(kept) < len(sources))
 
 

@@ -60,3 +60,15 @@ def test_columns_are_not_interchangeable() -> None:
 def test_no_rows() -> None:
     for dtype, _ in TYPES.values():
         assert row_hash([pa.array([], dtype)]).tolist() == []
+
+
+def test_text_of_every_length() -> None:
+    """Words of eight bytes, and what is left: also where only zeros or the last byte differ."""
+    for values in (
+        [b"\0" * n for n in range(40)],
+        [b"x" * n for n in range(40)],
+        [b"x" * n + b"\xff" for n in range(40)],
+    ):
+        hashes = row_hash([pa.array(values)])
+        assert len(set(hashes.tolist())) == len(values)
+        assert [row_hash([pa.array([value])])[0] for value in values] == hashes.tolist()

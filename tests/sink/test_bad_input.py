@@ -9,7 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink import task
-from sink.errors import DataError, TemporaryError
+from sink.config import Config
+from sink.errors import ConfigError, DataError, TemporaryError
+from sink.mapping import map_tables
+from sink.tables import plan_table
 from tests.sink.harness import Job, crashing, fill_disk_in_task
 
 pytestmark = pytest.mark.spark
@@ -287,3 +290,39 @@ def test_a_file_that_vanished_is_no_silent_loss(job: Job) -> None:
     pq.write_table(content, path)
     job.run()
     assert ids(job) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "debezium-json",
+            {"unavailable.value.placeholder": "hex:x"},
+            r"source\.format_options: unavailable\.value\.placeholder: expected hexadecimal digits after hex:",
+        ),
+        (
+            "debezium-avro",
+            {"schema.registry.url": "http://127.0.0.1:1", "schema.registry.timeout": "soon"},
+            r"source\.format_options: schema\.registry\.timeout is 'soon', expected a number",
+        ),
+    ],
+)
+def test_malformed_format_options_are_refused_before_anything_runs(
+    spark: SparkSession, name: str, options: dict[str, str], message: str
+) -> None:
+    config = Config.model_validate(
+        {
+            "sink": {"id": "s", "checkpoint": "unused"},
+            "source": {
+                "type": "kafka",
+                "format": name,
+                "format_options": options,
+                "options": {"kafka.bootstrap.servers": "127.0.0.1:1"},
+            },
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": "unused"}},
+            "tables": [{"source": "t", "target": "lake.db.t", "key": ["id"], "columns": {"id": "bigint"}}],
+        }
+    )
+    (mapped,) = map_tables(config, ())
+    with pytest.raises(ConfigError, match=message):
+        plan_table(spark, config, mapped, None)
