@@ -4,7 +4,7 @@ Every step works on whole columns. Keys become dense integers in the order of th
 one integer rank; the rest is numpy scatter and compare. 1M rows take about 50 ms on one core.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,20 @@ def tied_rows(collapsed: Collapsed) -> Ints:
     ties = collapsed.rank == collapsed.rank[winner]
     ties &= winner != np.arange(len(winner))
     return np.flatnonzero(ties)
+
+
+def settle(
+    collapsed: Collapsed, keys: Sequence[pa.Array], ties: Ints, content: Callable[[Ints], Ints]
+) -> tuple[Collapsed, Ints]:
+    """Let content decide where the order doesn't. Also returns content hashes by row: those of tied rows and their winners, else 0.
+
+    :param ties: of `tied_rows`. :param content: hashes of the rows with these numbers.
+    """
+    candidates = np.union1d(ties, collapsed.last[collapsed.ids[ties]])
+    hashes = np.zeros(len(collapsed.rank), np.int64)
+    hashes[candidates] = content(candidates)
+    order = [pa.array(collapsed.rank), pa.array(hashes)]
+    return collapse(keys, order, np.zeros(len(hashes), np.int8)), hashes
 
 
 def dense_ids(columns: Sequence[pa.Array]) -> tuple[Ints, int]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import HASH, KIND, ORDER, RowKind
-from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, tied_rows
+from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, settle, tied_rows
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.equality import EqualityDeletes
 from deltawriters.files import DataFiles, FileFactory
@@ -204,16 +204,13 @@ class DeltaWriter:
         ties = tied_rows(outcome)
         if not len(ties):
             return outcome
-        winners = outcome.last[outcome.ids[ties]]
-        candidates = np.union1d(ties, winners)
-        content = np.zeros(len(kinds), np.int64)
-        content[candidates] = self._content(changes, candidates)
+        settled, content = settle(outcome, key_columns, ties, lambda rows: self._content(changes, rows))
         if self._options.mode == "changelog":
+            winners = outcome.last[outcome.ids[ties]]
             contradicting = ties[(content[ties] != content[winners]) & sets_row(kinds[ties])]
             if len(contradicting):
                 raise self._cardinality_error(keys, orders, contradicting)
-        order = [pa.array(outcome.rank), pa.array(content)]
-        return collapse(key_columns, order, np.zeros(len(kinds), np.int8))
+        return settled
 
     def _content(self, changes: pa.Table, rows: Ints) -> Ints:
         """Content hashes of `rows`: numbers in the map's rows, and then in `changes`."""

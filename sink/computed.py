@@ -25,8 +25,7 @@ def compute(rows: DataFrame, plan: "TablePlan") -> DataFrame:
 
     :raises ConfigError: an expression can't be understood.
     """
-    stored = {column.name for column in plan.columns}
-    if not plan.computed and all(column.name in stored for column in plan.changelog.columns):
+    if plan.is_decoded_whole:
         return rows
     inner = [name for name in rows.columns if name.startswith(PREFIX)]
     values = {name: F.expr(expression) for name, expression in plan.computed}

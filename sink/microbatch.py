@@ -142,7 +142,7 @@ class TableSink:
         self._source = source
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
-        self._decode: Callable[[DataFrame], DataFrame] | None = None
+        self._decode: Decode | None = None
         self._routing: tuple[int, list[Column]] | None = None
         self._committer = IcebergCommitter(table)
         self._spec = table.spec
@@ -152,6 +152,7 @@ class TableSink:
         self._key_index = self._open_key_index()
         self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
         self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
+        self._left_out = table.spark.sparkContext.accumulator(dict[str, int](), task.Counts())
         self._adopt()
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
@@ -221,10 +222,8 @@ class TableSink:
 
         What became of it must go to `prepare_share`, or its files to `discard`.
         """
-        columns = {column.name for column in self.plan.columns}
-        decodes_all = not self.plan.computed and all(c.name in columns for c in self.plan.changelog.columns)
         is_small = batch.estimated_rows is not None and batch.estimated_rows <= SMALL_BATCH
-        if batch.share is None or not is_small or not decodes_all or self._has_kept_letters():
+        if batch.share is None or not is_small or not self.plan.is_decoded_whole or self._has_kept_letters():
             return None
         self._take_bearings()
         try:
@@ -404,8 +403,8 @@ class TableSink:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         # or a cast that fails in a computed column would be a null
         spark.conf.set("spark.sql.ansi.enabled", "true")
-        changes = self._changes(frame) if batch.changes is None else frame
-        self._observed.value = {}
+        changes = self._changes(frame, self._combine()) if batch.changes is None else frame
+        self._observed.value, self._left_out.value = {}, {}
         try:
             changes = self._without_kept(changes, spark)
         except (PySparkException, Py4JJavaError) as error:
@@ -422,9 +421,18 @@ class TableSink:
                 raise IndexLost(damage.group(1)) from error
             raise job_error(section.target, error) from error
         observed = dict(self._observed.value)
-        written = replace(_sum_up([json.loads(row.result) for row in rows]), tasks=tasks, observed=observed)
+        written = _sum_up([json.loads(row.result) for row in rows])
+        counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
+        written = replace(written, tasks=tasks, observed=observed, rows=counts)
         self._written_paths.value += _runs(begun, written.index)
         return written
+
+    def _combine(self) -> task.Combine | None:
+        """In mode changelog a key's first change counts too."""
+        if self.plan.section.mode != "upsert" or not self.plan.is_decoded_whole:
+            return None
+        columns = tuple(column.name for column in self.plan.columns)
+        return task.Combine(tuple(self.plan.section.key), columns, self._left_out)
 
     def _task_plan(self, begun: Begun, tasks: int) -> task.TaskPlan:
         section, index = self.plan.section, None
@@ -468,10 +476,10 @@ class TableSink:
         bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), spark)
         return changes.where(F.col(BAD).isNull()).unionByName(bad)
 
-    def _changes(self, records: DataFrame) -> DataFrame:
+    def _changes(self, records: DataFrame, combine: task.Combine | None = None) -> DataFrame:
         if self._decode is None:
             self._decode = decoder(self._config, self.plan, self._observed.add)
-        return self._decode(records)
+        return self._decode(records, combine)
 
     def decoded(
         self, records: DataFrame, keep: Callable[[DataFrame], DataFrame] = lambda changes: changes
@@ -634,19 +642,21 @@ def _sum_of(results: list[dict[str, Any]], names: Sequence[str]) -> int:
     return sum(result["keys"][name] for result in results for name in names)
 
 
-def decoder(
-    config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None] | None = None
-) -> Callable[[DataFrame], DataFrame]:
+Decode = Callable[[DataFrame, task.Combine | None], DataFrame]
+
+
+def decoder(config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None] | None = None) -> Decode:
     """Raw records to changelog rows of the table's columns, by the configured format."""
     spec = plan.changelog
     if config.source.type == "files" and config.source.file_format == "parquet":
         decode = columns_decoder(spec)
-        return lambda records: compute(decode(completed(records, spec)), plan)
+        return lambda records, _: compute(decode(completed(records, spec)), plan)
     in_tasks = ChangelogDecoder(config.source.format, spec, observe)
     schema = spark_schema(spec)
 
-    def decode_in_tasks(records: DataFrame) -> DataFrame:
-        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: task.decode(in_tasks, batches), schema)
+    def decode_in_tasks(records: DataFrame, combine: task.Combine | None) -> DataFrame:
+        function = functools.partial(task.decode, in_tasks, combine)
+        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: function(batches), schema)
         return compute(rows, plan)
 
     return decode_in_tasks

@@ -39,6 +39,12 @@ class TablePlan:
     computed: tuple[tuple[str, str], ...] = ()
     derived_partition: bool = False
 
+    @property
+    def is_decoded_whole(self) -> bool:
+        """Changes have the table's columns once they are decoded: none is computed, and none is needed only to compute others."""
+        columns = {column.name for column in self.columns}
+        return not self.computed and all(column.name in columns for column in self.changelog.columns)
+
 
 def plan_table(
     spark: SparkSession,

@@ -23,6 +23,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from changelog.decoding import ChangelogDecoder, merged_types
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
+from deltawriters.combine import combined
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run, xxhash64
 from deltawriters.partitioning import PartitionedWriter
@@ -109,6 +110,28 @@ class ListParam(AccumulatorParam[list[T]]):
 
     def addInPlace(self, value1: list[T], value2: list[T]) -> list[T]:  # noqa: N802 - Spark's name
         return value1 + value2
+
+
+class Counts(AccumulatorParam[dict[str, int]]):
+    """Numbers by name."""
+
+    def zero(self, value: dict[str, int]) -> dict[str, int]:
+        return {}
+
+    def addInPlace(self, value1: dict[str, int], value2: dict[str, int]) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return dict(Counter(value1) + Counter(value2))
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Decoded changes of the same key are combined; `left_out` counts those that aren't sent on, by kind.
+
+    :param columns: all of the table's, in its order.
+    """
+
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    left_out: Accumulator[dict[str, int]]
 
 
 class ObservedTypes(AccumulatorParam[dict[str, str]]):
@@ -243,9 +266,12 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     return summary, writer.created_paths + (dead.created_paths if dead else [])
 
 
-def decode(decoder: ChangelogDecoder, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def decode(
+    decoder: ChangelogDecoder, combine: Combine | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Decode a task's raw records."""
-    yield from decoder(batches)
+    changes = decoder(batches)
+    yield from changes if combine is None else combined(changes, combine.key, combine.columns, combine.left_out.add)
     _forget_archives()
 
 

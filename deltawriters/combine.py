@@ -1,0 +1,81 @@
+"""Changes that a later one of the same key makes superfluous, left out before the shuffle: MapReduce's combiner.
+
+Only where the last change of a key is all that counts: in `mode: upsert`. A stream that repeats its keys, as one that catches up does,
+then sends a fraction of its rows through the shuffle.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.rows import BAD, KIND, ORDER, RowKind
+from deltawriters.collapse import Ints, collapse, settle, tied_rows
+from deltawriters.partitioning import storage
+from deltawriters.rowhash import row_hash
+
+BUFFER_BYTES = 128 * 1024 * 1024
+"""Arrow bytes among which keys are looked for."""
+_WORTHWHILE = 0.8
+"""A buffer of which more than this is left doesn't pay: the rest of the task isn't looked at."""
+_BATCH = 32_768
+
+
+def combined(
+    changes: Iterable[pa.RecordBatch],
+    key: Sequence[str],
+    columns: Sequence[str],
+    left_out: Callable[[dict[str, int]], None],
+    buffer_bytes: int = BUFFER_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """The last change of each key in a buffer of changes, and all bad records.
+
+    :param changes: changelog rows (`changelog.rows`) of one schema. :param columns: the table's, in its order: ties are settled by their
+        content, as the delta writer does it. :param left_out: told how many changes were left out, by `RowKind.short`.
+    """
+    batches, size = list[pa.RecordBatch](), 0
+    remaining = iter(changes)
+    for batch in remaining:
+        batches.append(batch)
+        size += batch.nbytes
+        if size < buffer_bytes:
+            continue
+        rows = pa.Table.from_batches(batches)
+        last = _last_changes(rows, key, columns, left_out)
+        yield from last.to_batches(_BATCH)
+        batches, size = [], 0
+        if last.num_rows > _WORTHWHILE * rows.num_rows:
+            yield from remaining
+    if batches:
+        yield from _last_changes(pa.Table.from_batches(batches), key, columns, left_out).to_batches(_BATCH)
+
+
+def _last_changes(
+    rows: pa.Table, key: Sequence[str], columns: Sequence[str], left_out: Callable[[dict[str, int]], None]
+) -> pa.Table:
+    rows = rows.combine_chunks()
+    good = rows
+    bad = rows.column(BAD).null_count < rows.num_rows
+    if bad:
+        good = rows.filter(rows.column(BAD).is_null())
+    if not good.num_rows:
+        return rows
+    keys = [storage(good.column(name)) for name in key]
+    kinds = storage(good.column(KIND)).to_numpy(zero_copy_only=False)
+    outcome = collapse(keys, [storage(good.column(n)) for n in good.column_names if n.startswith(ORDER)], kinds)
+    if len(outcome.last) > _WORTHWHILE * good.num_rows:
+        return rows
+    ties = tied_rows(outcome)
+    if len(ties):
+
+        def hashed(numbers: Ints) -> Ints:
+            return row_hash([storage(column) for column in good.select(columns).take(pa.array(numbers)).columns])
+
+        outcome, _ = settle(outcome, keys, ties, hashed)
+    stays = np.zeros(good.num_rows, np.bool_)
+    stays[outcome.last] = True
+    counts = np.bincount(kinds[~stays], minlength=len(RowKind))
+    left_out({kind.short: int(counts[kind]) for kind in RowKind if counts[kind]})
+    last = good.filter(pa.array(stays))
+    return pa.concat_tables([last, rows.filter(pc.is_valid(rows.column(BAD)))]) if bad else last
