@@ -123,3 +123,17 @@ def test_our_own_mistakes_are_no_reason_to_run_again(
     with pytest.raises(RowdeltaError, match="an unexpected error: KeyError: 'no such thing'") as caught:
         Pipeline(spark, config).run()
     assert caught.value.exit_code == 1
+
+
+def test_the_log_line_counts_all_changes(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also those that never reach the delta writer, because a later one of their key made them superfluous."""
+    source = Path(write_one(tmp_path / "a"))
+    changes = [{"row_kind": "+U" if seq % 3 else "-U", "id": seq % 7, "seq": seq} for seq in range(2, 902)]
+    (source / "1.json").write_text("".join(json.dumps(change) + "\n" for change in changes))
+    caplog.set_level("INFO", "rowdelta")
+    Pipeline(spark, files_config(tmp_path, "pipeline_counts", a=str(source))).run()
+    assert "batch 0: -U 300 +U 600 |" in caplog.text
+    left = {change["id"]: change["row_kind"] for change in changes}
+    assert sorted(row.id for row in spark.table("lake.pipeline_counts.a").collect()) == sorted(
+        number for number, kind in left.items() if kind == "+U"
+    )
