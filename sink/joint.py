@@ -35,13 +35,13 @@ class JointWriter:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         tasks = min(len(shares), int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
         reads = [share.batch.share for share in shares.values() if share.batch.share is not None]
-        records = reads[0].read([read.range for read in reads]).coalesce(tasks)
-        if tasks > 1:
-            records = records.repartition(tasks, "source")
         plans = {source: share.share for source, share in shares.items()}
         function = functools.partial(task.run_shares, plans, self._paths)
         self._paths.value = []
         try:
+            records = reads[0].read([read.range for read in reads]).coalesce(tasks)
+            if tasks > 1:
+                records = records.repartition(tasks, "source")
             written = records.sortWithinPartitions("source").mapInArrow(
                 lambda batches: function(batches), task.RESULT_SCHEMA
             )
