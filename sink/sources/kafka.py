@@ -22,6 +22,9 @@ from sink.sources.source import Position, Range, SharedRead, Stream, TableBatch
 _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 _STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
+_READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10"}
+"""After each poll Spark asks for the partition's ends, and the broker answers only when the next fetch is through: at the end of a topic,
+where a stream nearly always is, half a second later by Kafka's own default. Once for each partition that has anything."""
 _EARLIEST = -2
 
 Offsets = dict[str, int]
@@ -73,7 +76,7 @@ class KafkaSource:
         self._generation = self._folder.new_generation()
         self._read = None
         self._starts = {table.source: self._starts[table.source] for table in tables}
-        options = {name: value for name, value in self._options.items() if name.lower() not in _OWN_OPTIONS}
+        options = _READ_OPTIONS | {n: value for n, value in self._options.items() if n.lower() not in _OWN_OPTIONS}
         frame = (
             self._spark.readStream.format("kafka")
             .options(**options)
@@ -151,7 +154,7 @@ class KafkaSource:
 
     def _frame(self, spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
         """Messages of some topics. To filter them out of a stream's frame would read all topics for each table."""
-        options = {
+        options = _READ_OPTIONS | {
             name: value
             for name, value in self._options.items()
             if name.lower() not in _OWN_OPTIONS and name.lower() not in _STREAM_OPTIONS
