@@ -5,9 +5,8 @@ import json
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -49,6 +48,7 @@ from sink.tables import (
     plan_table,
     shown_changes,
 )
+from sink.written import Written, sum_up
 
 log = logging.getLogger("rowdelta")
 
@@ -57,29 +57,6 @@ _MOST_SCHEMAS = 10
 
 SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """What the tasks of a micro-batch wrote, summed up. `peak_memory` is the largest Python worker's, in bytes."""
-
-    files: list[str]
-    dead_letters: list[str]
-    rows: dict[str, int]
-    records: dict[str, int]
-    bytes: int
-    bad_by_class: dict[str, int]
-    samples: list[str]
-    snapshot_partitions: set[int]
-    streamed_partitions: set[int]
-    peak_memory: int
-    index: list[dict[str, Any]]
-    tasks: int = 0
-    observed: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def bad(self) -> int:
-        return sum(self.bad_by_class.values())
 
 
 class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an error for people
@@ -243,7 +220,7 @@ class TableSink:
         """The same as `prepare_batch`, of what a job for several tables wrote and `take_over` has taken."""
         batch = share.batch
         try:
-            written = replace(_sum_up([result]), tasks=1, observed=result["observed"])
+            written = replace(sum_up([result]), tasks=1, observed=result["observed"])
             return Pending(batch_id, batch, self._finish(share.begun, written))
         except SchemaEvolved:
             self._follow_schema()
@@ -421,7 +398,7 @@ class TableSink:
                 raise IndexLost(damage.group(1)) from error
             raise job_error(section.target, error) from error
         observed = dict(self._observed.value)
-        written = _sum_up([json.loads(row.result) for row in rows])
+        written = sum_up([json.loads(row.result) for row in rows])
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
         written = replace(written, tasks=tasks, observed=observed, rows=counts)
         self._written_paths.value += _runs(begun, written.index)
@@ -611,35 +588,17 @@ class TableSink:
             except OSError:
                 log.warning("%s: could not delete %s; Iceberg's remove_orphan_files will", self.table.name, path)
 
-    def _united_deletes(self, written: Written) -> int:
-        """Rows of earlier snapshots that vectors delete: in v3 those are written by the driver, not by the tasks."""
-        if self._spec.format_version < 3:
-            return 0
-        return _sum_of(written.index, ["updated", "deleted", "duplicates"])
-
     def _log(self, batch_id: int, end: Position, written: Written, write: float, commit: float) -> None:
-        rows = " ".join(f"{kind} {count:,}" for kind, count in written.rows.items() if count) or "no changes"
         log.info(
-            "%s batch %d: %s | %d files, %.1f MB: %s rows, %s equality deletes, %s position deletes%s%s | write %d ms, commit %d ms, peak %d MB | %s",
+            "%s batch %d: %s | write %d ms, commit %d ms, peak %d MB | %s",
             self.table.name,
             batch_id,
-            rows,
-            len(written.files),
-            written.bytes / 1e6,
-            f"{written.records['DATA']:,}",
-            f"{written.records['EQUALITY_DELETES']:,}",
-            f"{written.records['POSITION_DELETES'] + self._united_deletes(written):,}",
-            _keys(written.index),
-            f", {written.bad:,} dead letters" if written.bad else "",
+            written.shown(self._spec.format_version),
             write * 1000,
             commit * 1000,
             written.peak_memory / 1e6,
             json.dumps(end),
         )
-
-
-def _sum_of(results: list[dict[str, Any]], names: Sequence[str]) -> int:
-    return sum(result["keys"][name] for result in results for name in names)
 
 
 Decode = Callable[[DataFrame, task.Combine | None], DataFrame]
@@ -706,44 +665,9 @@ def _first_lines(text: str) -> str:
     return " ".join(lines[:3])[:800]
 
 
-def _keys(results: list[dict[str, Any]]) -> str:
-    """What the key index knew of the micro-batch's keys."""
-    if not results:
-        return ""
-    names = {"inserted": "new", "updated": "updated", "deleted": "deleted", "absent": "deleted but absent"}
-    sums = {name: _sum_of(results, [name]) for name in (*names, "duplicates")}
-    text = "; keys: " + ", ".join(f"{sums[name]:,} {shown}" for name, shown in names.items() if sums[name])
-    return text + (f", {sums['duplicates']:,} duplicate rows removed" if sums["duplicates"] else "")
-
-
 def _runs(begun: Begun, results: Iterable[Mapping[str, Any]]) -> list[str]:
     """Paths of the index runs that the tasks wrote."""
     if begun.index is None:
         return []
     names = [run["name"] for result in results for run in (*result["runs"], *result["merged"])]
     return [f"{begun.index.location}/{name}" for name in names]
-
-
-def _sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
-    rows: dict[str, int] = {}
-    bad = Counter[str]()
-    records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
-    for result in results:
-        for kind, count in result["rows"].items():
-            rows[kind] = rows.get(kind, 0) + count
-        for content, count in result["records"].items():
-            records[content] += count
-        bad.update(result["bad"])
-    return Written(
-        files=[json.dumps(file) for result in results for file in result["files"]],
-        dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
-        rows=rows,
-        records=records,
-        bytes=sum(result["bytes"] for result in results),
-        bad_by_class=dict(bad),
-        samples=[sample for result in results for sample in result["samples"]][:3],
-        snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
-        streamed_partitions={p for result in results for p in result["streamed_partitions"]},
-        index=[result["index"] for result in results if "index" in result],
-        peak_memory=max((result["peak_memory"] for result in results), default=0),
-    )

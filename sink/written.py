@@ -1,0 +1,87 @@
+"""What the tasks of a micro-batch wrote, summed up: for the commit, and for people."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Written:
+    """Results of tasks (`sink.task.run`).
+
+    :param files: data and delete files, as `ContentFileParser` JSON; `dead_letters` those of the dead-letter table.
+    :param rows: changes by kind. :param records: rows in files by their content.
+    :param index: each task's part of the key index. :param tasks: how many there were.
+    :param observed: what messages have and the table can't take (`changelog.decoding.Observed`).
+    :param peak_memory: of the largest Python worker, in bytes.
+    """
+
+    files: list[str]
+    dead_letters: list[str]
+    rows: dict[str, int]
+    records: dict[str, int]
+    bytes: int
+    bad_by_class: dict[str, int]
+    samples: list[str]
+    snapshot_partitions: set[int]
+    streamed_partitions: set[int]
+    peak_memory: int
+    index: list[dict[str, Any]]
+    tasks: int = 0
+    observed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bad(self) -> int:
+        return sum(self.bad_by_class.values())
+
+    def shown(self, format_version: int) -> str:
+        """For the log: changes, files, deletes, what the key index knew, bad records."""
+        rows = " ".join(f"{kind} {count:,}" for kind, count in self.rows.items() if count) or "no changes"
+        # in v3 rows of earlier snapshots are deleted by the driver, not by the tasks
+        united = 0 if format_version < 3 else sum(map(self._keys, ("updated", "deleted", "duplicates")))
+        bad = f", {self.bad:,} dead letters" if self.bad else ""
+        return (
+            f"{rows} | {len(self.files)} files, {self.bytes / 1e6:.1f} MB: {self.records['DATA']:,} rows, "
+            f"{self.records['EQUALITY_DELETES']:,} equality deletes, {self.records['POSITION_DELETES'] + united:,} position deletes"
+            f"{self._shown_keys()}{bad}"
+        )
+
+    def _shown_keys(self) -> str:
+        """What the key index knew of the micro-batch's keys."""
+        if not self.index:
+            return ""
+        names = {"inserted": "new", "updated": "updated", "deleted": "deleted", "absent": "deleted but absent"}
+        found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self._keys(name)))
+        duplicates = self._keys("duplicates")
+        return f"; keys: {found}" + (f", {duplicates:,} duplicate rows removed" if duplicates else "")
+
+    def _keys(self, name: str) -> int:
+        return sum(result["keys"][name] for result in self.index)
+
+
+def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
+    """All tasks' results as one."""
+    rows: dict[str, int] = {}
+    bad = Counter[str]()
+    records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
+    for result in results:
+        for kind, count in result["rows"].items():
+            rows[kind] = rows.get(kind, 0) + count
+        for content, count in result["records"].items():
+            records[content] += count
+        bad.update(result["bad"])
+    return Written(
+        files=[json.dumps(file) for result in results for file in result["files"]],
+        dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
+        rows=rows,
+        records=records,
+        bytes=sum(result["bytes"] for result in results),
+        bad_by_class=dict(bad),
+        samples=[sample for result in results for sample in result["samples"]][:3],
+        snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
+        streamed_partitions={p for result in results for p in result["streamed_partitions"]},
+        index=[result["index"] for result in results if "index" in result],
+        peak_memory=max((result["peak_memory"] for result in results), default=0),
+    )
