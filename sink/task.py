@@ -23,7 +23,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from changelog.decoding import ChangelogDecoder, merged_types
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
-from deltawriters.combine import combined
+from deltawriters.combine import BUFFER_BYTES, combined
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run, xxhash64
 from deltawriters.partitioning import PartitionedWriter
@@ -132,6 +132,10 @@ class Combine:
     key: tuple[str, ...]
     columns: tuple[str, ...]
     left_out: Accumulator[dict[str, int]]
+    buffer_bytes: int = BUFFER_BYTES
+
+    def combined(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return combined(changes, self.key, self.columns, self.left_out.add, self.buffer_bytes)
 
 
 class ObservedTypes(AccumulatorParam[dict[str, str]]):
@@ -271,7 +275,7 @@ def decode(
 ) -> Iterator[pa.RecordBatch]:
     """Decode a task's raw records."""
     changes = decoder(batches)
-    yield from changes if combine is None else combined(changes, combine.key, combine.columns, combine.left_out.add)
+    yield from changes if combine is None else combine.combined(changes)
     _forget_archives()
 
 
