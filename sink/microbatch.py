@@ -20,6 +20,7 @@ from changelog.decoding import ChangelogDecoder, spark_schema
 from changelog.row_kind_columns import columns_decoder, completed
 from changelog.rows import BAD, HASH, order_column
 from deltawriters import DeltaOptions
+from deltawriters.combine import BUFFER_BYTES
 from deltawriters.keyindex import IndexSlice
 from sink import task
 from sink.commit import (
@@ -409,7 +410,7 @@ class TableSink:
         if self.plan.section.mode != "upsert" or not self.plan.is_decoded_whole:
             return None
         columns = tuple(column.name for column in self.plan.columns)
-        return task.Combine(tuple(self.plan.section.key), columns, self._left_out)
+        return task.Combine(tuple(self.plan.section.key), columns, self._left_out, BUFFER_BYTES)
 
     def _task_plan(self, begun: Begun, tasks: int) -> task.TaskPlan:
         section, index = self.plan.section, None

@@ -23,7 +23,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from changelog.decoding import ChangelogDecoder, merged_types
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
-from deltawriters.combine import BUFFER_BYTES, combined
+from deltawriters.combine import combined
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run, xxhash64
 from deltawriters.partitioning import PartitionedWriter
@@ -126,13 +126,13 @@ class Counts(AccumulatorParam[dict[str, int]]):
 class Combine:
     """Decoded changes of the same key are combined; `left_out` counts those that aren't sent on, by kind.
 
-    :param columns: all of the table's, in its order.
+    :param columns: all of the table's, in its order. :param buffer_bytes: Arrow bytes among which keys are looked for.
     """
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
     left_out: Accumulator[dict[str, int]]
-    buffer_bytes: int = BUFFER_BYTES
+    buffer_bytes: int
 
     def combined(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return combined(changes, self.key, self.columns, self.left_out.add, self.buffer_bytes)

@@ -10,7 +10,6 @@ Nothing here reads a table with the project's code: a mistake shared by writer a
 
 import base64
 import datetime as dt
-import functools
 import itertools
 import json
 import math
@@ -509,7 +508,7 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession) -> I
     before = spark.conf.get(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(microbatch, "DeltaOptions", options)
-        patch.setattr(task, "Combine", functools.partial(task.Combine, buffer_bytes=flush_bytes))
+        patch.setattr(microbatch, "BUFFER_BYTES", flush_bytes)
         patch.setattr(microbatch, "SMALL_BATCH", -1)  # or one task would do it all
         spark.conf.set(name, str(batch_rows))
         try:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from deltawriters import DeltaOptions
-from sink import inspection, microbatch, task
+from sink import inspection, microbatch
 from sink.config import Config
 from sink.errors import TemporaryError
 from sink.pipeline import Pipeline
@@ -119,7 +119,7 @@ def test_table_equals_source(
     )
     # every batch of two rows is written at once, so that the commit meets its own rows again
     monkeypatch.setattr(microbatch, "DeltaOptions", functools.partial(DeltaOptions, flush_bytes=1))
-    monkeypatch.setattr(task, "Combine", functools.partial(task.Combine, buffer_bytes=1))
+    monkeypatch.setattr(microbatch, "BUFFER_BYTES", 1)
     before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")
     try:
