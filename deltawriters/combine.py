@@ -15,7 +15,7 @@ from deltawriters.collapse import Ints, collapse, settle, tied_rows
 from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
 
-BUFFER_BYTES = 128 * 1024 * 1024
+BUFFER_BYTES = 64 * 1024 * 1024
 """Arrow bytes among which keys are looked for."""
 _WORTHWHILE = 0.8
 """A buffer of which more than this is left doesn't pay: the rest of the task isn't looked at."""
@@ -41,20 +41,25 @@ def combined(
         size += batch.nbytes
         if size < buffer_bytes:
             continue
-        rows = pa.Table.from_batches(batches)
-        last = _last_changes(rows, key, columns, left_out)
+        count = sum(batch.num_rows for batch in batches)
+        last = _last_changes(batches, key, columns, left_out)
         yield from last.to_batches(_BATCH)
-        batches, size = [], 0
-        if last.num_rows > _WORTHWHILE * rows.num_rows:
+        size = 0
+        if last.num_rows > _WORTHWHILE * count:
             yield from remaining
     if batches:
-        yield from _last_changes(pa.Table.from_batches(batches), key, columns, left_out).to_batches(_BATCH)
+        yield from _last_changes(batches, key, columns, left_out).to_batches(_BATCH)
 
 
 def _last_changes(
-    rows: pa.Table, key: Sequence[str], columns: Sequence[str], left_out: Callable[[dict[str, int]], None]
+    batches: list[pa.RecordBatch],
+    key: Sequence[str],
+    columns: Sequence[str],
+    left_out: Callable[[dict[str, int]], None],
 ) -> pa.Table:
-    rows = rows.combine_chunks()
+    """Empties `batches`, so that they don't stay in memory beside the result."""
+    rows = pa.Table.from_batches(batches).combine_chunks()
+    batches.clear()
     good = rows
     bad = rows.column(BAD).null_count < rows.num_rows
     if bad:

@@ -46,6 +46,7 @@ class DeltaOptions:
     :param table_is_empty: nothing to delete from earlier snapshots; the commit must then refuse concurrent appends.
     :param global_deletes: the table has data under other specs than the current one; delete under the unpartitioned spec.
     :param deletes_carry_row: a -D row has the old values of the partition source columns, as a -U row always has.
+    :param content: columns by whose content ties are settled; all, if none is named.
     :param flush_bytes: Arrow bytes buffered before rows are written.
     :param position_delete_threshold: positions held before a v2 position delete file is written.
     """
@@ -55,6 +56,7 @@ class DeltaOptions:
     table_is_empty: bool = False
     global_deletes: bool = False
     deletes_carry_row: bool = True
+    content: tuple[str, ...] = ()
     flush_bytes: int = 128 * 1024 * 1024
     position_delete_threshold: int = FLUSH_THRESHOLD
 
@@ -220,7 +222,8 @@ class DeltaWriter:
         if self._map.content is not None:
             hashes[known] = self._map.content[rows[known]]
         if not known.all():
-            new = _take(changes.select(self._table.arrow_schema.names), rows[~known] - m)
+            columns = self._options.content or self._table.arrow_schema.names
+            new = _take(changes.select(columns), rows[~known] - m)
             hashes[~known] = row_hash([storage(column) for column in new.columns])
         return hashes
 

@@ -1,8 +1,9 @@
 """What a writer needs to know of its table: schema, partition specs, properties, where and how to store files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
@@ -49,6 +50,10 @@ class TableSpec:
     current_spec_id: int
     properties: tuple[tuple[str, str], ...] = ()
     io_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is cached: it would double the size."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @cached_property
     def iceberg_schema(self) -> Schema:

@@ -1,19 +1,25 @@
-"""One Spark job for all tables that have little in a micro-batch: a job for each would take longer to plan than to run."""
+"""Spark jobs for all tables that have little in a micro-batch: a job for each would take longer to plan than to run."""
 
 import functools
 import json
 import logging
-from collections.abc import Mapping
+import pickle
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sink import task
-from sink.microbatch import TableShare, TableSink
+from sink.microbatch import SMALL_BATCH, TableShare, TableSink
 
 log = logging.getLogger("rowdelta")
+
+MOST_BYTES = 500_000
+"""What the tasks must know of their tables, pickled: a job of more than 1 MB leaves a file in the driver's temporary folder
+(`spark.broadcast.UDFCompressionThreshold`)."""
+PAUSE = 60.0
+"""Seconds in which no job is tried after one that failed."""
 
 
 class JointWriter:
@@ -21,24 +27,35 @@ class JointWriter:
 
     def __init__(self, spark: SparkSession) -> None:
         self._paths = spark.sparkContext.accumulator(list[tuple[str, str]](), task.ListParam[tuple[str, str]]())
+        self._paused_until = 0.0
 
     def write(
         self, spark: SparkSession, sinks: Mapping[str, TableSink], shares: Mapping[str, TableShare]
     ) -> dict[str, Mapping[str, Any]]:
         """Write what it can, and have each table's sink take its files over.
 
-        :param shares: by source; at least one.
+        :param shares: by source.
         :return: results of `task.run_shares` by source. A table that isn't there has to be written by itself, whatever the reason: that
             shows the reason too.
         """
         # as for a table's own job
         spark.conf.set("spark.sql.adaptive.enabled", "false")
-        tasks = min(len(shares), int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-        reads = [share.batch.share for share in shares.values() if share.batch.share is not None]
-        plans = {source: share.share for source, share in shares.items()}
-        function = functools.partial(task.run_shares, plans, self._paths)
+        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        done: dict[str, Mapping[str, Any]] = {}
+        for part in _jobs(shares, tasks * SMALL_BATCH):
+            if len(part) > 1 and time.monotonic() >= self._paused_until:
+                done |= self._write(spark, sinks, part, min(len(part), tasks))
+        return done
+
+    def _write(
+        self, spark: SparkSession, sinks: Mapping[str, TableSink], shares: Mapping[str, TableShare], tasks: int
+    ) -> dict[str, Mapping[str, Any]]:
+        function = functools.partial(task.run_shares, {source: s.share for source, s in shares.items()}, self._paths)
         self._paths.value = []
+        results: list[Mapping[str, Any]] = []
+        failure: Exception | None = None
         try:
+            reads = [share.batch.share for share in shares.values() if share.batch.share is not None]
             records = reads[0].read([read.range for read in reads]).coalesce(tasks)
             if tasks > 1:
                 records = records.repartition(tasks, "source")
@@ -46,32 +63,40 @@ class JointWriter:
                 lambda batches: function(batches), task.RESULT_SCHEMA
             )
             results = [json.loads(row.result) for row in written.collect()]
-        except (PySparkException, Py4JJavaError) as error:
-            # what a task has done is undone if another fails
-            log.info(
-                "%d tables could not be written in one job, each gets its own: %s", len(shares), _first_line(error)
-            )
-            for source, paths in self._written().items():
-                sinks[source].take_over(shares[source], {}, paths)
-                sinks[source].discard()
-            return {}
-        written_paths = self._written()
-        done: dict[str, Mapping[str, Any]] = {}
-        for result in results:
-            source = result["source"]
-            if "failed" in result:
-                log.info("%s: to be written by itself: %s", sinks[source].table.name, result["failed"])
-                continue
-            sinks[source].take_over(shares[source], result, written_paths.get(source, []))
-            done[source] = result
-        return done
-
-    def _written(self) -> dict[str, list[str]]:
+        except Exception as error:  # noqa: BLE001 - none of the tables need be at fault; if one is, its own job says so
+            failure = error
+            self._paused_until = time.monotonic() + PAUSE
         by_source: dict[str, list[str]] = {}
         for source, path in self._paths.value:
             by_source.setdefault(source, []).append(path)
-        return by_source
+        for source, paths in by_source.items():
+            sinks[source].take_over(paths)
+            if failure is not None:
+                # what one task has done is undone if another fails
+                sinks[source].discard()
+        if failure is not None:
+            log.warning(
+                "%d tables could not be written in one job; for a minute each gets its own: %s",
+                len(shares),
+                str(failure).strip().split("\n", 1)[0][:300],
+            )
+        for result in results:
+            if "failed" in result:
+                name = sinks[result["source"]].table.name
+                log.warning("%s: to be written by itself: %s", name, result["failed"])
+        return {result["source"]: result for result in results if "failed" not in result}
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:300]
+def _jobs(shares: Mapping[str, TableShare], most_records: int) -> Iterator[dict[str, TableShare]]:
+    """Shares that may be one job: not too many records, and not too much to tell its tasks."""
+    part: dict[str, TableShare] = {}
+    records = size = 0
+    for source, share in shares.items():
+        more_records, more_size = share.batch.estimated_rows or 0, len(pickle.dumps(share.share))
+        if part and (records + more_records > most_records or size + more_size > MOST_BYTES):
+            yield part
+            part, records, size = {}, 0, 0
+        part[source] = share
+        records, size = records + more_records, size + more_size
+    if part:
+        yield part

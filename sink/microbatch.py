@@ -64,6 +64,10 @@ class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an 
     """The table has got new or wider columns."""
 
 
+SMALL_MERGE = 1_000_000
+"""A table that has to merge more entries of its key index than this doesn't have others wait for it."""
+
+
 @dataclass(frozen=True)
 class Begun:
     """What an attempt to write a micro-batch starts from: a table that is `empty`, or has the rows in `index`."""
@@ -209,13 +213,15 @@ class TableSink:
         except IndexLost as error:
             self._forget_index(error)
             return None
+        if begun.index is not None and begun.index.merged_entries > SMALL_MERGE:
+            return None
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
         bucket = self._key_index.bucket(self._spec) if self._key_index is not None else None
         return TableShare(batch, begun, task.Share(decoder, self._task_plan(begun, 1), bucket))
 
-    def take_over(self, share: TableShare, result: Mapping[str, Any], paths: Sequence[str]) -> None:
-        """Be responsible for the files that a job for several tables wrote. :param result: of `sink.task.run_shares`."""
-        self._written_paths.value = [*paths, *_runs(share.begun, [result["index"]] if "index" in result else [])]
+    def take_over(self, paths: Sequence[str]) -> None:
+        """Be responsible for the files that a job for several tables wrote."""
+        self._written_paths.value = list(paths)
 
     def prepare_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Pending:
         """The same as `prepare_batch`, of what a job for several tables wrote and `take_over` has taken."""
@@ -381,7 +387,7 @@ class TableSink:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         # or a cast that fails in a computed column would be a null
         spark.conf.set("spark.sql.ansi.enabled", "true")
-        changes = self._changes(frame, self._combine()) if batch.changes is None else frame
+        changes = self._changes(frame, self._combine(batch)) if batch.changes is None else frame
         self._observed.value, self._left_out.value = {}, {}
         try:
             changes = self._without_kept(changes, spark)
@@ -401,13 +407,12 @@ class TableSink:
         observed = dict(self._observed.value)
         written = sum_up([json.loads(row.result) for row in rows])
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
-        written = replace(written, tasks=tasks, observed=observed, rows=counts)
-        self._written_paths.value += _runs(begun, written.index)
-        return written
+        return replace(written, tasks=tasks, observed=observed, rows=counts)
 
-    def _combine(self) -> task.Combine | None:
-        """In mode changelog a key's first change counts too."""
-        if self.plan.section.mode != "upsert" or not self.plan.is_decoded_whole:
+    def _combine(self, batch: TableBatch) -> task.Combine | None:
+        """Not where nothing is shuffled; and in mode changelog a key's first change counts too."""
+        is_small = batch.estimated_rows is not None and batch.estimated_rows <= SMALL_BATCH
+        if is_small or self.plan.section.mode != "upsert" or not self.plan.is_decoded_whole:
             return None
         columns = tuple(column.name for column in self.plan.columns)
         return task.Combine(tuple(self.plan.section.key), columns, self._left_out, BUFFER_BYTES)
@@ -416,12 +421,15 @@ class TableSink:
         section, index = self.plan.section, None
         if self._key_index is not None and begun.index is not None:
             index = task.IndexPlan(begun.index, self._key_index.next_sequence, tasks)
+        decoded, stored = ([column.name for column in spec.columns] for spec in (self.plan.changelog, self.plan))
         options = DeltaOptions(
             key=tuple(section.key),
             mode=section.mode,
             table_is_empty=begun.empty,
             global_deletes=self._global_deletes or self.plan.derived_partition,
             deletes_carry_row=deletes_carry_row(self._config),
+            # the same row in two files has another `_source`, and is no contradiction
+            content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),
         )
         return task.TaskPlan(
             self._spec,
@@ -664,11 +672,3 @@ def _first_lines(text: str) -> str:
         line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "File "))
     ]
     return " ".join(lines[:3])[:800]
-
-
-def _runs(begun: Begun, results: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Paths of the index runs that the tasks wrote."""
-    if begun.index is None:
-        return []
-    names = [run["name"] for result in results for run in (*result["runs"], *result["merged"])]
-    return [f"{begun.index.location}/{name}" for name in names]

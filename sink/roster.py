@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Lock
@@ -169,19 +169,26 @@ class Roster:
             member.failures = 0
 
         submit = self._submitter()
+        results: dict[str, Mapping[str, Any]] = {}
         _finish(submit(self._attempt, begin, member) for member in members)
         members = [member for member in members if member.source in batches and member.works]
-        sinks = {member.source: _sink(member) for member in members if member.source in shares}
-        results = {}
-        if len(sinks) > 1 and not self._is_ending():
-            results = self._joint.write(frame.sparkSession, sinks, {source: shares[source] for source in sinks})
         units = list(_together(members))
-        _finish(
-            submit(self._attempt, apply if len(unit) == 1 else prepare, member) for unit in units for member in unit
-        )
-        _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
-        for source in results:  # the job is ending
-            sinks[source].discard()
+        alone = {unit[0].source for unit in units if len(unit) == 1}
+
+        def work(some: Iterable[Member]) -> list[Future[None]]:
+            return [submit(self._attempt, apply if m.source in alone else prepare, m) for m in some]
+
+        sinks = {member.source: _sink(member) for member in members if member.source in shares}
+        try:
+            # these don't wait for the others' job
+            futures = work(member for member in members if member.source not in sinks)
+            if len(sinks) > 1 and not self._is_ending():
+                results |= self._joint.write(frame.sparkSession, sinks, {source: shares[source] for source in sinks})
+            _finish(futures + work(member for member in members if member.source in sinks))
+            _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
+        finally:
+            for source in results:  # the job is ending
+                sinks[source].discard()
 
     def _apply_alone(self, stream: Stream, batch_id: int, frame: DataFrame, member: Member) -> None:
         _sink(member).apply(stream, batch_id, frame)
@@ -215,7 +222,16 @@ class Roster:
             work(*args)
 
         def submit(work: Callable[..., None], *args: Any) -> Future[None]:
-            return self._pool.submit(inheriting, work, *args)
+            try:
+                return self._pool.submit(inheriting, work, *args)
+            except RuntimeError:
+                if not self._closed:
+                    raise
+                # what is begun is still to be discarded
+                work(*args)
+                done = Future[None]()
+                done.set_result(None)
+                return done
 
         return submit
 

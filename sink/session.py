@@ -39,7 +39,7 @@ def settings(config: Config) -> dict[str, str]:
     if config.source.type == "kafka":
         # Spark keeps a connected consumer for each partition of a topic that it has read, by default 64: with more, each micro-batch
         # connects anew, which takes longer than all else that it does for a table
-        defaults["spark.kafka.consumer.cache.capacity"] = "1000"
+        defaults["spark.kafka.consumer.cache.capacity"] = "500"
     needed = {
         "spark.sql.session.timeZone": "UTC",
         "spark.jars.packages": ",".join(packages(config)),
@@ -89,8 +89,10 @@ def leave_checksum_files_out(spark: SparkSession) -> None:
     """On local disks Hadoop adds a `.crc` file to each that it creates, and forks a `chmod` for either: most of the time of a commit."""
     jvm = spark.sparkContext._jvm
     assert jvm is not None
-    local = jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark.sparkContext._jsc.hadoopConfiguration())
-    local.setWriteChecksum(False)
+    hadoop = jvm.org.apache.hadoop.fs
+    local = hadoop.FileSystem.get(jvm.java.net.URI("file:///"), spark.sparkContext._jsc.hadoopConfiguration())
+    if jvm.java.lang.Class.forName("org.apache.hadoop.fs.ChecksumFileSystem").isInstance(local):
+        local.setWriteChecksum(False)
 
 
 def activate(spark: SparkSession) -> None:

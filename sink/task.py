@@ -158,7 +158,7 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.Re
     summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), batches)
     _forget_archives()
     written.add(paths)
-    yield pa.RecordBatch.from_pydict({"result": [json.dumps(summary)]})
+    yield _results([summary])
 
 
 def run_shares(
@@ -188,7 +188,12 @@ def run_shares(
             written.add([(source, path) for path in paths])
             results.append(summary | {"source": source, "observed": observed})
     _forget_archives()
-    yield pa.RecordBatch.from_pydict({"result": [json.dumps(result) for result in results]})
+    yield _results(results)
+
+
+def _results(results: Sequence[Any]) -> pa.RecordBatch:
+    """Of `RESULT_SCHEMA`, also if there are none."""
+    return pa.RecordBatch.from_arrays([pa.array([json.dumps(result) for result in results], pa.string())], ["result"])
 
 
 def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
@@ -267,7 +272,10 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         summary["index"] = _index_summary(result, plan.table)
     if plan.dead_letters:
         summary["dead_letters"] = [file.to_json(plan.dead_letters.iceberg_schema) for file in dead_files]
-    return summary, writer.created_paths + (dead.created_paths if dead else [])
+    paths = writer.created_paths + (dead.created_paths if dead else [])
+    if plan.index and result.index:
+        paths += [f"{plan.index.slice.location}/{run.name}" for run in (*result.index.runs, *result.index.merged)]
+    return summary, paths
 
 
 def decode(
@@ -334,7 +342,7 @@ def build_index(
         for run in runs:
             table.io.delete(f"{location}/{run.name}")
         runs = merged
-    yield pa.RecordBatch.from_pydict({"result": [json.dumps([run.to_json() for run in runs])]})
+    yield _results([[run.to_json() for run in runs]])
 
 
 def encode_positions(positions: BitMap64) -> str:

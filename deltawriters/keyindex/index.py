@@ -67,6 +67,11 @@ class IndexSlice:
     def io(self) -> FileIO:
         return PyArrowFileIO(dict(self.io_properties))
 
+    @property
+    def merged_entries(self) -> int:
+        """How many entries `merge` reads."""
+        return sum(run.entries for run in self.runs if run.name in self.merge)
+
     def probe(self, high: Hashes, low: Hashes, first: int, last: int) -> Located:
         """Find the live rows of the keys (high[i], low[i]).
 

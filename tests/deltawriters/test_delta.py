@@ -1,7 +1,9 @@
 """The delta writer against a model: whatever the changes, flushes and splits, the table equals last-write-wins."""
 
 import itertools
+import pickle
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,26 @@ def test_contradicting_ties_are_refused_in_changelog_mode(tmp_path: Path) -> Non
     same: list[tuple[RowKind, int, dict[str, Any]]] = [(RowKind.INSERT, 7, {"id": 1, "region": "a"})] * 2
     write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(same))
     write(table_at(tmp_path), options, *(batch([change]) for change in same))
+
+
+def test_only_content_columns_contradict(tmp_path: Path) -> None:
+    """What else differs, such as the file that a row came in, doesn't make it another row."""
+    changes: list[tuple[RowKind, int, dict[str, Any]]] = [
+        (RowKind.INSERT, 7, {"id": 1, "region": "a", "amount": amount}) for amount in (Decimal(1), Decimal(2))
+    ]
+    with pytest.raises(CardinalityError):
+        write(table_at(tmp_path), DeltaOptions(KEY, mode="changelog"), batch(changes))
+    options = DeltaOptions(KEY, mode="changelog", content=("id", "shop", "region"))
+    assert contents(write(table_at(tmp_path), options, batch(changes))) == {FileContent.DATA: 1}
+
+
+def test_a_table_pickles_without_what_it_has_cached(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    size = len(pickle.dumps(table))
+    assert table.iceberg_schema.fields
+    assert table.arrow_schema.names
+    assert len(pickle.dumps(table)) == size
+    assert pickle.loads(pickle.dumps(table)) == table
 
 
 class Source:

@@ -21,14 +21,15 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from sink import inspection, microbatch, roster, task
+from sink import inspection, joint, microbatch, roster, task
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
 from sink.iceberg import IcebergTable
 from sink.joint import JointWriter
-from sink.microbatch import TableSink
+from sink.microbatch import TableShare, TableSink
 from sink.pipeline import Pipeline
+from sink.sources.source import TableBatch
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
 from tests.sink.test_kafka import Running
@@ -499,7 +500,7 @@ Jobs = list[tuple[set[str], set[str]]]
 
 
 def no_file_is_left_over(shop: Shop, *tables: str) -> bool:
-    """Neither of the tables nor of their key indexes."""
+    """Of what was written for nothing."""
     for table in tables or shop.content:
         rows = shop.spark.sql(f"SELECT file_path FROM {shop.target(table)}.all_files").collect()
         named = {row["file_path"].rsplit("/", 1)[-1] for row in rows}
@@ -575,6 +576,20 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
     assert jobs == [(set(names), set())]
     assert shop.is_exact()
     assert no_file_is_left_over(shop)
+
+
+def test_shares_are_dealt_out_to_jobs_by_records_and_size() -> None:
+    def share(records: int, size: int) -> TableShare:
+        batch = TableBatch(lambda: pytest.fail("is not to be read"), {}, records)
+        return TableShare(batch, None, "x" * size)  # type: ignore[arg-type]
+
+    def jobs(*shares: TableShare) -> list[list[str]]:
+        return [list(part) for part in joint._jobs({str(i): share for i, share in enumerate(shares)}, 100)]
+
+    assert jobs() == []
+    assert jobs(share(50, 1), share(50, 1), share(1, 1)) == [["0", "1"], ["2"]]
+    assert jobs(share(1000, 1), share(1, 1), share(1, 1)) == [["0"], ["1", "2"]]
+    assert jobs(share(1, joint.MOST_BYTES), share(1, 1), share(1, 1)) == [["0"], ["1", "2"]]
 
 
 def test_bad_records_and_new_columns_in_a_shared_job(shop: Shop, jobs: Jobs) -> None:
