@@ -61,9 +61,14 @@ def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     fields += [pa.field(order_column(i), dtype) for i, dtype in enumerate(order)]
     fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.trust_before else []
     fields += [pa.field(BAD, _BAD)]
-    fields += [pa.field(column.name, to_arrow_type(column.type)) for column in spec.columns]
+    fields += [pa.field(column.name, _target(column)) for column in spec.columns]
     fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
     return pa.schema(fields)
+
+
+def _target(column: ColumnSpec) -> pa.DataType:
+    # Spark calls Iceberg's uuid a string, but these are the bytes
+    return pa.binary() if column.is_uuid else to_arrow_type(column.type)
 
 
 def spark_schema(spec: ChangelogSpec) -> T.StructType:
@@ -112,7 +117,7 @@ class _TaskDecoder:
         self._format_name = format_name
         self._format = formats.find(format_name)(spec)
         self._schema = decoded_schema(spec)
-        self._targets = {column.name: to_arrow_type(column.type) for column in spec.columns}
+        self._targets = {column.name: _target(column) for column in spec.columns}
         self._evolves = spec.schema_changes != "ignore"
         self.observed: Observed = {}
 

@@ -93,7 +93,7 @@ def sql(text: str) -> T.DataType:
 def spec(columns: Mapping[str, str], key: Sequence[str] = ("id",), **options: Any) -> ChangelogSpec:
     """What a format knows of a table with `columns` (name -> Spark SQL type, or `uuid`)."""
     specs = [
-        ColumnSpec(name, sql("binary" if sql_type == "uuid" else sql_type), is_uuid=sql_type == "uuid")
+        ColumnSpec(name, sql("string" if sql_type == "uuid" else sql_type), is_uuid=sql_type == "uuid")
         for name, sql_type in columns.items()
     ]
     return ChangelogSpec(tuple(specs), tuple(key), **options)

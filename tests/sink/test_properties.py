@@ -263,6 +263,14 @@ def _in_utc(value: Any) -> Any:
         ),
     )
 )
+# UUIDs whose bytes are no text, in change files of JSON
+@example(
+    Story(
+        key=("uuid",),
+        runs=(Run(((Operation("set", 0), Operation("set", 2), Operation("set", 4)),)),),
+        file_format="json",
+    )
+)
 def test_the_table_equals_the_source(spark: SparkSession, story: Story) -> None:
     folder = Path(tempfile.mkdtemp(prefix="rowdelta-story-"))
     try:
