@@ -560,7 +560,7 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
         context = TaskContext.get()
         if context is not None and context.partitionId() != failing:
             return iter(list(run_shares(*args)))
-        time.sleep(3)  # the other one is done by then
+        time.sleep(6)  # the other one is done by then
         raise RuntimeError("no luck")
 
     names = [f"t{number}" for number in range(6)]
