@@ -184,16 +184,17 @@ class _EventReader:
             return None
         if not pc.all(pc.starts_with(texts, _BEFORE)).as_py():
             return None
-        parts = []
-        for cut in _CUTS:
-            pieces = pc.split_pattern(texts, cut, max_splits=1).flatten()
-            if len(pieces) < 2 * len(texts):
-                return None
-            first, texts = (pieces.take(pa.array(np.arange(piece, len(pieces), 2))) for piece in (0, 1))
-            parts.append(first)
+        pieces = pc.split_pattern(texts, _CUTS[0], max_splits=1).flatten()
+        # what stands before the first cut has no second one, and is left in one piece
+        cut_again = pc.split_pattern(pieces, _CUTS[1], max_splits=1)
+        counts = pc.list_value_length(cut_again).to_numpy()
+        if len(pieces) < 2 * len(texts) or (counts[::2] != 1).any() or (counts[1::2] != 2).any():
+            return None
+        pieces = cut_again.flatten()
+        parts = [pieces.take(pa.array(np.arange(piece, len(pieces), 3))) for piece in range(3)]
         read: dict[str, pa.Array] = {}
         unknown: Fields = {}
-        for number, (reader, part) in enumerate(zip(self._parts, [*parts, texts], strict=True)):
+        for number, (reader, part) in enumerate(zip(self._parts, parts, strict=True)):
             found = list(reader.read(part))
             if len(found) != 1 or isinstance(found[0], Rejected) or len(found[0].record) < len(texts):
                 return None
