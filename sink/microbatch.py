@@ -204,8 +204,12 @@ class TableSink:
 
         What became of it must go to `prepare_share`, or its files to `discard`.
         """
-        is_small = batch.estimated_rows is not None and batch.estimated_rows <= SMALL_BATCH
-        if batch.share is None or not is_small or not self.plan.is_decoded_whole or self._has_kept_letters():
+        if (
+            batch.share is None
+            or not _is_small(batch.estimated_rows)
+            or not self.plan.is_decoded_whole
+            or self._has_kept_letters()
+        ):
             return None
         self._take_bearings()
         try:
@@ -411,8 +415,7 @@ class TableSink:
 
     def _combine(self, batch: TableBatch) -> task.Combine | None:
         """Not where nothing is shuffled; and in mode changelog a key's first change counts too."""
-        is_small = batch.estimated_rows is not None and batch.estimated_rows <= SMALL_BATCH
-        if is_small or self.plan.section.mode != "upsert" or not self.plan.is_decoded_whole:
+        if _is_small(batch.estimated_rows) or self.plan.section.mode != "upsert" or not self.plan.is_decoded_whole:
             return None
         columns = tuple(column.name for column in self.plan.columns)
         return task.Combine(tuple(self.plan.section.key), columns, self._left_out, BUFFER_BYTES)
@@ -498,7 +501,7 @@ class TableSink:
         if self._key_index is not None:
             tasks = min(tasks, task.RANGES)
             changes = changes.withColumn(HASH, self._key_index.high_hash(self._spec))
-        if tasks == 1 or (estimated_rows is not None and estimated_rows <= SMALL_BATCH):
+        if tasks == 1 or _is_small(estimated_rows):
             return changes.coalesce(1), 1
         if self._routing is None or self._routing[0] != tasks:
             columns = (
@@ -608,6 +611,10 @@ class TableSink:
             written.peak_memory / 1e6,
             json.dumps(end),
         )
+
+
+def _is_small(estimated_rows: int | None) -> bool:
+    return estimated_rows is not None and estimated_rows <= SMALL_BATCH
 
 
 Decode = Callable[[DataFrame, task.Combine | None], DataFrame]
