@@ -29,11 +29,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
 from pyroaring import BitMap64
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import binary_uuid, quoted
-from changelog.rows import HASH
 from deltawriters import TableSpec, TaskId
 from deltawriters.content import StoredPartition
 from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge
@@ -41,8 +40,9 @@ from deltawriters.positions import bitmap, read_deletion_vectors, write_deletion
 from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
 from sink.errors import TableError
+from sink.exchange import PACKED_SCHEMA, exchanged, in_arrow
 from sink.iceberg import IcebergTable, StoredPosition
-from sink.routing import bucket_number, bucket_of_key, to_task
+from sink.routing import RANGES, Bucket, KeyHash, bucket_of_key
 from sink.tables import TablePlan
 
 log = logging.getLogger("rowdelta")
@@ -142,24 +142,12 @@ class KeyIndex:
         """The snapshot that the index belongs to."""
         return self._base
 
-    def high_hash(self, spec: TableSpec) -> Column:
-        """The first half of the key's hash, as a bigint: what rows are routed by. Its top bits name the task that owns the key.
-
-        If the table has buckets of a key column, the bucket comes first, so that each bucket is written by one task only.
-        """
-        by_key = F.xxhash64(*(F.col(quoted(name)) for name in self._plan.section.key))
-        bucket = self.bucket(spec)
-        if bucket is None:
-            return by_key
-        column, count = bucket
-        number = bucket_number(self._plan, column, count)
-        top = F.shiftleft((F.coalesce(number, F.lit(0)) * (task.RANGES // count)).cast("bigint"), 54)
-        return top.bitwiseOR(F.shiftrightunsigned(by_key, 10))
-
-    def bucket(self, spec: TableSpec) -> tuple[str, int] | None:
-        """The key column and its number of buckets that hashes begin with, if the table has a fit number of them."""
-        bucket = bucket_of_key(self._plan, spec)
-        return bucket if bucket is not None and _FEWEST_BUCKETS <= bucket[1] <= task.RANGES else None
+    def key_hash(self, spec: TableSpec) -> KeyHash:
+        """How keys are hashed. If the table has a fit number of buckets of a key column, they come first."""
+        key = tuple(self._plan.section.key)
+        bucket = bucket_of_key(key, spec)
+        is_fit = bucket is not None and _FEWEST_BUCKETS <= bucket.count <= RANGES
+        return KeyHash(key, bucket if is_fit else None)
 
     def forget(self) -> None:
         """Build the index again before the next micro-batch: it is damaged."""
@@ -171,7 +159,7 @@ class KeyIndex:
 
         :param stored: the table's position, which names the version. :raises TemporaryError: the table can't be read.
         """
-        encoding = _encoding(self._plan, self._table.spec, self.bucket(self._table.spec))
+        encoding = _encoding(self._plan, self._table.spec, self.key_hash(self._table.spec).bucket)
         if self._version is not None and self._version.encoding != encoding:
             self._version = None
         elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
@@ -488,14 +476,17 @@ class KeyIndex:
                 F.col("_file").alias(task.INDEX_FILE),
                 F.col("_pos").alias(task.INDEX_POS),
             ).dropna(subset=list(key))
-            tasks = min(task.RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-            hashed = rows.withColumn(HASH, self.high_hash(table))
-            routed = hashed.repartition(tasks, to_task(owner(tasks), tasks, spark)) if tasks > 1 else hashed.coalesce(1)
-            function = functools.partial(
-                task.build_index, table, tuple(file.file for file in files), f"{self._location}/runs", sequence, name
-            )
+            tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+            hash_keys, indexed = self.key_hash(table), tuple(file.file for file in files)
+            build = functools.partial(task.build_index, table, indexed, f"{self._location}/runs", sequence, name)
+            if tasks > 1:
+                route = functools.partial(task.route_entries, table, indexed, hash_keys, tasks)
+                rows = exchanged(in_arrow(rows, route, PACKED_SCHEMA), tasks)
+            else:
+                rows = rows.coalesce(1)
+            write = functools.partial(build, None if tasks > 1 else hash_keys)
             with _progress(spark, f"{self._table.name}: reading the keys of {len(files):,} files"):
-                results = routed.mapInArrow(lambda batches: function(batches), task.RESULT_SCHEMA).collect()
+                results = in_arrow(rows, write, task.RESULT_SCHEMA).collect()
         finally:
             manager.removeTasks(self._table.java, name)
         return [RunInfo.from_json(run) for row in results for run in json.loads(row.result)]
@@ -543,23 +534,18 @@ class _LiveFile:
         return self.file.path
 
 
-def owner(tasks: int) -> Column:
-    """The number of the task that owns the range of the high hash `_rowdelta_hash`: the counterpart of `task.range_of`."""
-    return F.shiftright(F.shiftrightunsigned(F.col(HASH), 54) * tasks, 10).cast("int")
-
-
 def _same_scheme(location: str) -> str:
     """One form of the schemes that name the same storage."""
     return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
 
 
-def _encoding(plan: TablePlan, spec: TableSpec, bucket: tuple[str, int] | None) -> str:
+def _encoding(plan: TablePlan, spec: TableSpec, bucket: Bucket | None) -> str:
     """Names everything that the hashes depend on, and the format version, on which the manifest's vectors depend."""
     keys = ", ".join(
         f"{spec.iceberg_schema.find_field(name).field_id} {spec.iceberg_schema.find_type(name)}"
         for name in plan.section.key
     )
-    buckets = "" if bucket is None else f"; {bucket[1]} buckets by {spec.current_spec}"
+    buckets = "" if bucket is None else f"; {bucket.count} buckets by {spec.current_spec}"
     return f"1: {keys}{buckets}; v{spec.format_version}"
 
 

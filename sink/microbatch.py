@@ -12,13 +12,13 @@ from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, spark_schema
 from changelog.row_kind_columns import columns_decoder, completed
-from changelog.rows import BAD, HASH, order_column
+from changelog.rows import BAD, order_column
 from deltawriters import DeltaOptions
 from deltawriters.combine import BUFFER_BYTES
 from deltawriters.keyindex import IndexSlice
@@ -35,10 +35,11 @@ from sink.computed import compute
 from sink.config import Config
 from sink.dead_letters import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
+from sink.exchange import PACKED_SCHEMA, exchanged, in_arrow
 from sink.iceberg import IcebergTable, StoredPosition
-from sink.keyindex import IndexLost, KeyIndex, owner
+from sink.keyindex import IndexLost, KeyIndex
 from sink.mapping import MappedTable
-from sink.routing import routing_columns, to_task
+from sink.routing import RANGES, KeyHash, bucket_of_key
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.tables import (
     TablePlan,
@@ -58,6 +59,12 @@ _MOST_SCHEMAS = 10
 
 SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
+
+
+Then = tuple[task.Step, str]
+"""What comes after decoding, in the same task where possible, and the schema of its result (DDL)."""
+
+Decode = Callable[[DataFrame, Then | None], DataFrame]
 
 
 class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an error for people
@@ -125,7 +132,6 @@ class TableSink:
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
         self._decode: Decode | None = None
-        self._routing: tuple[int, list[Column]] | None = None
         self._committer = IcebergCommitter(table)
         self._spec = table.spec
         self._stored: StoredPosition | None = None
@@ -220,8 +226,7 @@ class TableSink:
         if begun.index is not None and begun.index.merged_entries > SMALL_MERGE:
             return None
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
-        bucket = self._key_index.bucket(self._spec) if self._key_index is not None else None
-        return TableShare(batch, begun, task.Share(decoder, self._task_plan(begun, 1), bucket))
+        return TableShare(batch, begun, task.Share(decoder, self._task_plan(begun, 1), self._key_hash(1)))
 
     def take_over(self, paths: Sequence[str]) -> None:
         """Be responsible for the files that a job for several tables wrote."""
@@ -325,7 +330,6 @@ class TableSink:
         if self.plan.section.deletes == "equality" and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
         self._decode = None
-        self._routing = None
         self._spec = self.table.spec
         self._key_index = self._open_key_index()
 
@@ -391,17 +395,25 @@ class TableSink:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         # or a cast that fails in a computed column would be a null
         spark.conf.set("spark.sql.ansi.enabled", "true")
-        changes = self._changes(frame, self._combine(batch)) if batch.changes is None else frame
-        self._observed.value, self._left_out.value = {}, {}
+        tasks = self._tasks(batch, spark)
+        self._observed.value, self._left_out.value, self._written_paths.value = {}, {}, []
+        plan = self._task_plan(begun, tasks)
+        if tasks == 1:
+            frame = frame.coalesce(1)
+            step: task.Step = functools.partial(task.run, plan, self._key_hash(1), self._written_paths)
+        else:
+            step = functools.partial(task.route, self._combine(), self._key_hash(tasks), tasks, plan.index is not None)
+        schema = task.RESULT_SCHEMA if tasks == 1 else PACKED_SCHEMA
         try:
-            changes = self._without_kept(changes, spark)
-        except (PySparkException, Py4JJavaError) as error:
-            raise job_error(section.target, error) from error
-        routed, tasks = self._route(changes, batch.estimated_rows, spark)
-        self._written_paths.value = []
-        function = functools.partial(task.run, self._task_plan(begun, tasks), self._written_paths)
-        try:
-            rows = routed.mapInArrow(lambda batches: function(batches), task.RESULT_SCHEMA).collect()
+            if batch.changes is None and not self._has_kept_letters():
+                rows = self._changes(frame, (step, schema))
+            else:
+                changes = self._changes(frame) if batch.changes is None else frame
+                rows = in_arrow(self._without_kept(changes, spark), step, schema)
+            if tasks > 1:
+                write = functools.partial(task.run_routed, plan, self._written_paths)
+                rows = in_arrow(exchanged(rows, tasks), write, task.RESULT_SCHEMA)
+            results = rows.collect()
         except (PySparkException, Py4JJavaError) as error:
             self._delete_written()
             damage = re.search(r"CorruptIndex: (.*)", str(error))
@@ -409,13 +421,24 @@ class TableSink:
                 raise IndexLost(damage.group(1)) from error
             raise job_error(section.target, error) from error
         observed = dict(self._observed.value)
-        written = sum_up([json.loads(row.result) for row in rows])
+        written = sum_up([json.loads(row.result) for row in results])
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
         return replace(written, tasks=tasks, observed=observed, rows=counts)
 
-    def _combine(self, batch: TableBatch) -> task.Combine | None:
-        """Not where nothing is shuffled; and in mode changelog a key's first change counts too."""
-        if _is_small(batch.estimated_rows) or self.plan.section.mode != "upsert" or not self.plan.is_decoded_whole:
+    def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
+        """How many tasks write it."""
+        return 1 if _is_small(batch.estimated_rows) else min(_shuffle_partitions(spark), RANGES)
+
+    def _key_hash(self, tasks: int) -> KeyHash:
+        """What changes are dealt out by."""
+        if self._key_index is not None:
+            return self._key_index.key_hash(self._spec)
+        bucket = bucket_of_key(self.plan.section.key, self._spec)
+        return KeyHash(tuple(self.plan.section.key), bucket if bucket is not None and bucket.count >= tasks else None)
+
+    def _combine(self) -> task.Combine | None:
+        """Not in mode changelog: a key's first change counts too."""
+        if self.plan.section.mode != "upsert":
             return None
         columns = tuple(column.name for column in self.plan.columns)
         return task.Combine(tuple(self.plan.section.key), columns, self._left_out, BUFFER_BYTES)
@@ -465,10 +488,10 @@ class TableSink:
         bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), spark)
         return changes.where(F.col(BAD).isNull()).unionByName(bad)
 
-    def _changes(self, records: DataFrame, combine: task.Combine | None = None) -> DataFrame:
+    def _changes(self, records: DataFrame, then: Then | None = None) -> DataFrame:
         if self._decode is None:
             self._decode = decoder(self._config, self.plan, self._observed.add)
-        return self._decode(records, combine)
+        return self._decode(records, then)
 
     def decoded(
         self, records: DataFrame, keep: Callable[[DataFrame], DataFrame] = lambda changes: changes
@@ -494,23 +517,6 @@ class TableSink:
                 self._replan_if_altered()
             else:
                 return changes
-
-    def _route(self, changes: DataFrame, estimated_rows: int | None, spark: SparkSession) -> tuple[DataFrame, int]:
-        """All changes of a key to one task. Also how many tasks there are."""
-        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        if self._key_index is not None:
-            tasks = min(tasks, task.RANGES)
-            changes = changes.withColumn(HASH, self._key_index.high_hash(self._spec))
-        if tasks == 1 or _is_small(estimated_rows):
-            return changes.coalesce(1), 1
-        if self._routing is None or self._routing[0] != tasks:
-            columns = (
-                [to_task(owner(tasks), tasks, spark)]
-                if self._key_index is not None
-                else routing_columns(self.plan, self._spec, tasks, spark)
-            )
-            self._routing = tasks, columns
-        return changes.repartition(tasks, *self._routing[1]), tasks
 
     def _refuse(self, written: Written) -> None:
         if written.bad and self._dead_letters is None:
@@ -617,24 +623,31 @@ def _is_small(estimated_rows: int | None) -> bool:
     return estimated_rows is not None and estimated_rows <= SMALL_BATCH
 
 
-Decode = Callable[[DataFrame, task.Combine | None], DataFrame]
+def _shuffle_partitions(spark: SparkSession) -> int:
+    return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
 
 
 def decoder(config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None] | None = None) -> Decode:
     """Raw records to changelog rows of the table's columns, by the configured format."""
     spec = plan.changelog
     if config.source.type == "files" and config.source.file_format == "parquet":
-        decode = columns_decoder(spec)
-        return lambda records, _: compute(decode(completed(records, spec)), plan)
+        decode_columns = columns_decoder(spec)
+        return lambda records, then: _then(compute(decode_columns(completed(records, spec)), plan), then)
     in_tasks = ChangelogDecoder(config.source.format, spec, observe)
-    schema = spark_schema(spec)
+    whole, schema = plan.is_decoded_whole, spark_schema(spec)
 
-    def decode_in_tasks(records: DataFrame, combine: task.Combine | None) -> DataFrame:
-        function = functools.partial(task.decode, in_tasks, combine)
-        rows = records.select(*RAW_SCHEMA.names).mapInArrow(lambda batches: function(batches), schema)
-        return compute(rows, plan)
+    def decode(records: DataFrame, then: Then | None) -> DataFrame:
+        raw = records.select(*RAW_SCHEMA.names)
+        if then is not None and whole:
+            step, result = then
+            return in_arrow(raw, functools.partial(task.decode, in_tasks, step), result)
+        return _then(compute(in_arrow(raw, functools.partial(task.decode, in_tasks, None), schema), plan), then)
 
-    return decode_in_tasks
+    return decode
+
+
+def _then(changes: DataFrame, then: Then | None) -> DataFrame:
+    return changes if then is None else in_arrow(changes, *then)
 
 
 def property_prefix(config: Config) -> str:

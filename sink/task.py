@@ -5,17 +5,15 @@ import resource
 import sys
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from zipimport import zipimporter
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.transforms import BucketTransform
 from pyroaring import BitMap64
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
@@ -25,18 +23,21 @@ from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.combine import combined
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run, xxhash64
+from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.positions import bitmap
 from deltawriters.resolve import IndexTask, key_columns
+from sink.exchange import packed, unpacked
+from sink.routing import KeyHash, range_of
 
 T = TypeVar("T")
+Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""A part of a task's work: batches in, batches out."""
 
 RESULT_SCHEMA = "result string"
 INDEX_FILE = "_rowdelta_file"
 INDEX_POS = "_rowdelta_pos"
-RANGES = 1024
-"""The hash space is dealt out to tasks by its top 10 bits, so more tasks than this would have nothing to do."""
+_LOW = "_rowdelta_low"
 RUN_ENTRIES = 4_000_000
 """Entries sorted in memory at a time when the index is built (24 bytes each)."""
 _SAMPLES = 3
@@ -78,28 +79,11 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Share:
-    """A table's part in a job that writes several tables. Its one task owns all hashes.
-
-    :param bucket: the key column and the number of buckets that the first half of a key's hash begins with
-        (`sink.keyindex.KeyIndex.high_hash`), if it does.
-    """
+    """A table's part in a job that writes several tables. Its one task owns all hashes."""
 
     decoder: ChangelogDecoder
     plan: TaskPlan
-    bucket: tuple[str, int] | None = None
-
-    def hash_keys(self, keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-        """What `KeyIndex.high_hash` computes in Spark. :param keys: the key columns, in its types."""
-        by_key = xxhash64(keys.columns)
-        if self.bucket is None:
-            return by_key
-        name, count = self.bucket
-        dtype = self.plan.table.iceberg_schema.find_type(name)
-        number = BucketTransform(count).pyarrow_transform(dtype)(keys.column(name)).to_numpy()
-        hashes: npt.NDArray[np.uint64] = (number.astype(np.uint64) * np.uint64(RANGES // count) << np.uint64(54)) | (
-            by_key >> np.uint64(10)
-        )
-        return hashes
+    hash: KeyHash
 
 
 class ListParam(AccumulatorParam[list[T]]):
@@ -148,14 +132,45 @@ class ObservedTypes(AccumulatorParam[dict[str, str]]):
         return merged_types(value1, value2)
 
 
-def run(plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write a task's changes. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
+def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decode a task's raw records, and do with the changes what comes next."""
+    changes = decoder(batches)
+    yield from changes if then is None else then(changes)
+    _forget_archives()
+
+
+def route(
+    combine: Combine | None, hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Deal changes out to tasks, for `run_routed`."""
+    kept = changes if combine is None else combine.combined(changes)
+    yield from packed(hash_keys.added(kept), tasks, keep_hash=indexed)
+    _forget_archives()
+
+
+def run_routed(
+    plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write what `route` dealt out to this task. See `run`."""
+    yield from _run(plan, written, unpacked(batches))
+
+
+def run(
+    plan: TaskPlan, hash_keys: KeyHash, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write all changes, in the only task. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
 
     :raises CardinalityError: two changes contradict each other. Whatever is raised, the task's files are deleted first.
     """
+    yield from _run(plan, written, hash_keys.added(changes) if plan.index else changes)
+
+
+def _run(
+    plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
-    summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), batches)
+    summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), changes)
     _forget_archives()
     written.add(paths)
     yield _results([summary])
@@ -180,8 +195,8 @@ def run_shares(
         decoder = replace(share.decoder, observe=observed.update)
         task = TaskId(0, context.taskAttemptId(), share.plan.operation)
         try:
-            changes = (_with_hash(share, batch) for batch in decoder(records))
-            summary, paths = _written(share.plan, task, changes)
+            changes = decoder(records)
+            summary, paths = _written(share.plan, task, share.hash.added(changes) if share.plan.index else changes)
         except Exception as error:  # noqa: BLE001 - the others go on; the table is written again by itself, which shows what it is
             results.append({"source": source, "failed": f"{type(error).__name__}: {error}"})
         else:
@@ -211,17 +226,6 @@ def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[pa
             start = end
     if waiting:
         yield current, waiting
-
-
-def _with_hash(share: "Share", changes: pa.RecordBatch) -> pa.RecordBatch:
-    """With the first half of the keys' hashes, as the table's own job gets it from Spark; of bad records any number."""
-    if share.plan.index is None:
-        return changes
-    good = changes.column(BAD).is_null()
-    keys = changes.select(list(share.plan.options.key)).filter(good)
-    hashes = np.zeros(changes.num_rows, np.uint64)
-    hashes[good.to_numpy(zero_copy_only=False)] = share.hash_keys(keys)
-    return changes.append_column(HASH, pa.array(hashes.view(np.int64)))
 
 
 def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) -> tuple[dict[str, Any], list[str]]:
@@ -278,12 +282,30 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     return summary, paths
 
 
-def decode(
-    decoder: ChangelogDecoder, combine: Combine | None, batches: Iterable[pa.RecordBatch]
+def index_entries(
+    table: TableSpec, files: Sequence[IndexedFile], hash_keys: KeyHash, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Decode a task's raw records."""
-    changes = decoder(batches)
-    yield from changes if combine is None else combine.combined(changes)
+    """Entries of the key index for live rows: `_rowdelta_hash` (int64) and `_LOW` (uint64), `INDEX_FILE` and `INDEX_POS` (uint32).
+
+    :param files: the data files that the rows come from. :param batches: the key columns, `INDEX_FILE` (path) and `INDEX_POS`.
+    """
+    paths = pa.array([file.path for file in files])
+    for batch in batches:
+        keys = batch.select(list(hash_keys.key))
+        columns = {
+            HASH: pa.array(hash_keys(keys).view(np.int64)),
+            _LOW: pa.array(low_hash(key_columns(table, pa.Table.from_batches([keys])))),
+            INDEX_FILE: pc.index_in(batch.column(INDEX_FILE), value_set=paths).cast(pa.uint32()),
+            INDEX_POS: batch.column(INDEX_POS).cast(pa.uint32()),
+        }
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def route_entries(
+    table: TableSpec, files: Sequence[IndexedFile], hash_keys: KeyHash, tasks: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Deal `index_entries` out to tasks."""
+    yield from packed(index_entries(table, files, hash_keys, batches), tasks, keep_hash=True)
     _forget_archives()
 
 
@@ -293,17 +315,15 @@ def build_index(
     location: str,
     sequence: int,
     name: str,
+    hash_keys: KeyHash | None,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Write runs of live rows. Yields one row: a JSON list of `RunInfo`.
 
-    :param files: the data files that the rows come from.
-    :param batches: the key columns, `INDEX_FILE` (path), `INDEX_POS` and `_rowdelta_hash`.
+    :param batches: what `route_entries` dealt out to this task; or with `hash_keys` the rows that it takes, in the only task.
     """
     context = TaskContext.get()
     assert context is not None
-    paths = pa.array([file.path for file in files])
-    used = len((HASH, INDEX_FILE, INDEX_POS))
     pending: list[Entries] = []
     runs: list[RunInfo] = []
 
@@ -319,18 +339,10 @@ def build_index(
         runs.append(write_run(table.io, location, run_name, sequence, entries))
         pending.clear()
 
-    for batch in batches:
-        rows = pa.Table.from_batches([batch])
-        keys = rows.select(rows.column_names[:-used])
-        pending.append(
-            Entries(
-                high=batch.column(HASH).to_numpy().view(np.uint64),
-                low=low_hash(key_columns(table, keys)),
-                file=pc.index_in(batch.column(INDEX_FILE), value_set=paths).to_numpy().astype(np.uint32),
-                pos=batch.column(INDEX_POS).to_numpy().astype(np.uint32),
-                files=(),
-            )
-        )
+    entries = unpacked(batches) if hash_keys is None else index_entries(table, files, hash_keys, batches)
+    for batch in entries:
+        high, low, file, pos = (batch.column(part).to_numpy() for part in (HASH, _LOW, INDEX_FILE, INDEX_POS))
+        pending.append(Entries(high=high.view(np.uint64), low=low, file=file, pos=pos, files=()))
         if sum(len(part.high) for part in pending) >= RUN_ENTRIES:
             flush()
     if pending:
@@ -354,11 +366,6 @@ def encode_positions(positions: BitMap64) -> str:
 def decode_positions(text: str) -> BitMap64:
     """What `encode_positions` encoded."""
     return BitMap64.deserialize(b64decode(text))
-
-
-def range_of(number: int, tasks: int) -> tuple[int, int]:
-    """The high hashes, unsigned and half-open, that task `number` of `tasks` owns: dealt out by their top 10 bits."""
-    return -(-number * RANGES // tasks) << 54, -(-(number + 1) * RANGES // tasks) << 54
 
 
 class DeadLetterWriter:
