@@ -1,23 +1,28 @@
-"""Rows on their way between tasks: whole Arrow batches through Spark's shuffle.
+"""Rows on their way between tasks.
 
-Left to itself, Spark takes a batch apart into rows, sorts and compresses them one by one, and makes batches of them again: 3 us a row,
-more than the delta writer takes. So what the shuffle sees is one row for each batch and task, with a part of the batch in Arrow's IPC
-format.
+Rows that Spark has made go through its shuffle as they are. Of batches that Python has made, Spark would make rows, and batches again of
+those: 3 us a row, more than the delta writer takes. So of these the shuffle sees one row for each batch and task, with a part of the
+batch in Arrow's IPC format.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark import SparkContext
+from pyspark import RDD, SparkContext
+from pyspark.serializers import NoOpSerializer
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.rows import HASH
-from sink.routing import owner
+from sink.routing import KeyHash, owner, owner_column
+
+Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""A part of a task's work."""
 
 PACKED_SCHEMA = "task int, rows binary"
 
@@ -40,39 +45,43 @@ def packed(changes: Iterable[pa.RecordBatch], tasks: int, keep_hash: bool) -> It
         yield from _parts(rows, np.concatenate([[0], ends]).tolist())
 
 
-def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What `packed` was given, as far as it is this task's."""
-    for batch in batches:
-        for part in batch.column("rows"):
-            yield from pa.ipc.open_stream(part.as_buffer())
-
-
-def in_arrow(
-    rows: DataFrame,
-    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    schema: str | T.StructType,
-) -> DataFrame:
+def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFrame:
     """`mapInArrow` of any callable: Spark wants a function."""
-    return rows.mapInArrow(lambda batches: function(batches), schema)
+    return rows.mapInArrow(lambda batches: step(batches), schema)
 
 
-def exchanged(packed_rows: DataFrame, tasks: int) -> DataFrame:
-    """What `packed` made, each row in the task that it is for. Arrow batches of the result have one row each.
+def by_key(changes: DataFrame, hash_keys: KeyHash, catalog: str, tasks: int, keep_hash: bool) -> DataFrame:
+    """Rows of Spark's, each in the task that it is for; with `_rowdelta_hash` if `keep_hash`."""
+    hashed = changes.withColumn(HASH, hash_keys.column(catalog))
+    rows = hashed.repartition(tasks, _to_task(owner_column(tasks), tasks, changes.sparkSession))
+    return rows if keep_hash else rows.drop(HASH)
 
-    Spark counts rows to end a batch, not bytes, and by a setting of the session; so the result is another session's.
+
+def exchanged(packed_rows: DataFrame, tasks: int, then: Step, schema: str) -> DataFrame:
+    """What `then` makes, in the task that it is for, of each task's part of what `packed` made.
+
+    A task gets the parts one by one, as bytes: as rows of Arrow batches, which Spark ends by a number of rows, they could be more than
+    fits into memory.
+
+    :param schema: of the result (DDL), which is small.
     """
     spark = packed_rows.sparkSession
-    routed = packed_rows.repartition(tasks, _to_task(F.col("task"), tasks, spark))
-    receiving = _row_by_row(spark.sparkContext)
-    rows = routed._jdf.toJavaRDD()
-    return DataFrame(receiving._jsparkSession.createDataFrame(rows, routed._jdf.schema()), receiving)
+    context = spark.sparkContext
+    assert context._jvm is not None
+    rows = packed_rows.repartition(tasks, _to_task(F.col("task"), tasks, spark)).select("rows")
+    parts = getattr(rows._jdf, "as")(context._jvm.org.apache.spark.sql.Encoders.BINARY()).toJavaRDD()
+    results = RDD(parts, context, NoOpSerializer()).mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
+    return spark.createDataFrame(results, schema)
 
 
-@functools.lru_cache(maxsize=1)
-def _row_by_row(context: SparkContext) -> SparkSession:
-    spark = SparkSession(context).newSession()
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
-    return spark
+def _unpacked(parts: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        yield from pa.ipc.open_stream(part)
+
+
+def _as_tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _to_task(number: Column, tasks: int, spark: SparkSession) -> Column:

@@ -481,12 +481,12 @@ class KeyIndex:
             build = functools.partial(task.build_index, table, indexed, f"{self._location}/runs", sequence, name)
             if tasks > 1:
                 route = functools.partial(task.route_entries, table, indexed, hash_keys, tasks)
-                rows = exchanged(in_arrow(rows, route, PACKED_SCHEMA), tasks)
+                routed = in_arrow(rows, route, PACKED_SCHEMA)
+                built = exchanged(routed, tasks, functools.partial(build, None), task.RESULT_SCHEMA)
             else:
-                rows = rows.coalesce(1)
-            write = functools.partial(build, None if tasks > 1 else hash_keys)
+                built = in_arrow(rows.coalesce(1), functools.partial(build, hash_keys), task.RESULT_SCHEMA)
             with _progress(spark, f"{self._table.name}: reading the keys of {len(files):,} files"):
-                results = in_arrow(rows, write, task.RESULT_SCHEMA).collect()
+                results = built.collect()
         finally:
             manager.removeTasks(self._table.java, name)
         return [RunInfo.from_json(run) for row in results for run in json.loads(row.result)]

@@ -15,9 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder, spark_schema
-from changelog.row_kind_columns import columns_decoder, completed
+from changelog.decoding import ChangelogDecoder
 from changelog.rows import BAD, order_column
 from deltawriters import DeltaOptions
 from deltawriters.combine import BUFFER_BYTES
@@ -31,11 +29,11 @@ from sink.commit import (
     TableNoLongerEmpty,
     retries_used_up,
 )
-from sink.computed import compute
 from sink.config import Config
 from sink.dead_letters import DeadLetters
+from sink.decoding import RecordDecoder
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
-from sink.exchange import PACKED_SCHEMA, exchanged, in_arrow
+from sink.exchange import PACKED_SCHEMA, by_key, exchanged, in_arrow
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLost, KeyIndex
 from sink.mapping import MappedTable
@@ -59,12 +57,6 @@ _MOST_SCHEMAS = 10
 
 SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
-
-
-Then = tuple[task.Step, str]
-"""What comes after decoding, in the same task where possible, and the schema of its result (DDL)."""
-
-Decode = Callable[[DataFrame, Then | None], DataFrame]
 
 
 class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an error for people
@@ -131,7 +123,6 @@ class TableSink:
         self._source = source
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
-        self._decode: Decode | None = None
         self._committer = IcebergCommitter(table)
         self._spec = table.spec
         self._stored: StoredPosition | None = None
@@ -140,6 +131,7 @@ class TableSink:
         self._key_index = self._open_key_index()
         self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
         self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
+        self._decoder = self._open_decoder()
         self._left_out = table.spark.sparkContext.accumulator(dict[str, int](), task.Counts())
         self._adopt()
         if dead_letters is not None:
@@ -154,6 +146,9 @@ class TableSink:
         if self.plan.section.deletes != "position":
             return None
         return KeyIndex(self.table, self.plan, f"{self._config.index_location}/{self.plan.section.target}")
+
+    def _open_decoder(self) -> RecordDecoder:
+        return RecordDecoder(self._config, self.plan, self._observed.add)
 
     def remember_start(self, position: Position | None) -> None:
         """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a restart.
@@ -329,7 +324,7 @@ class TableSink:
         self._global_deletes = self.table.has_data_under_other_specs()
         if self.plan.section.deletes == "equality" and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
-        self._decode = None
+        self._decoder = self._open_decoder()
         self._spec = self.table.spec
         self._key_index = self._open_key_index()
 
@@ -397,23 +392,8 @@ class TableSink:
         spark.conf.set("spark.sql.ansi.enabled", "true")
         tasks = self._tasks(batch, spark)
         self._observed.value, self._left_out.value, self._written_paths.value = {}, {}, []
-        plan = self._task_plan(begun, tasks)
-        if tasks == 1:
-            frame = frame.coalesce(1)
-            step: task.Step = functools.partial(task.run, plan, self._key_hash(1), self._written_paths)
-        else:
-            step = functools.partial(task.route, self._combine(), self._key_hash(tasks), tasks, plan.index is not None)
-        schema = task.RESULT_SCHEMA if tasks == 1 else PACKED_SCHEMA
         try:
-            if batch.changes is None and not self._has_kept_letters():
-                rows = self._changes(frame, (step, schema))
-            else:
-                changes = self._changes(frame) if batch.changes is None else frame
-                rows = in_arrow(self._without_kept(changes, spark), step, schema)
-            if tasks > 1:
-                write = functools.partial(task.run_routed, plan, self._written_paths)
-                rows = in_arrow(exchanged(rows, tasks), write, task.RESULT_SCHEMA)
-            results = rows.collect()
+            results = self._writing(batch, frame, self._task_plan(begun, tasks), tasks).collect()
         except (PySparkException, Py4JJavaError) as error:
             self._delete_written()
             damage = re.search(r"CorruptIndex: (.*)", str(error))
@@ -424,6 +404,28 @@ class TableSink:
         written = sum_up([json.loads(row.result) for row in results])
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
         return replace(written, tasks=tasks, observed=observed, rows=counts)
+
+    def _writing(self, batch: TableBatch, frame: DataFrame, plan: task.TaskPlan, tasks: int) -> DataFrame:
+        """A frame that writes the files when it is collected, and has the tasks' results.
+
+        :param frame: the batch's records or changes.
+        """
+        hash_keys, indexed, result = self._key_hash(tasks), plan.index is not None, task.RESULT_SCHEMA
+        run = functools.partial(task.run, plan, self._written_paths)
+        alone = functools.partial(run, hash_keys if indexed else None)
+        if tasks == 1:
+            frame = frame.coalesce(1)
+        if batch.changes is None and self._decoder.ends_in_python and not self._has_kept_letters():
+            if tasks == 1:
+                return self._decoder.changes_into(alone, result, frame)
+            route = functools.partial(task.route, self._combine(), hash_keys, tasks, indexed)
+            routed = self._decoder.changes_into(route, PACKED_SCHEMA, frame)
+            return exchanged(routed, tasks, functools.partial(run, None), result)
+        changes = self._without_kept(frame if batch.changes is not None else self._decoder.changes(frame))
+        if tasks == 1:
+            return in_arrow(changes, alone, result)
+        rows = by_key(changes, hash_keys, self.plan.section.catalog, tasks, keep_hash=indexed)
+        return in_arrow(rows, functools.partial(run, None), result)
 
     def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
         """How many tasks write it."""
@@ -475,7 +477,7 @@ class TableSink:
         kept = self._dead_letters.position(self.plan.section.target) if self._dead_letters else None
         return kept is not None and (self.position is None or self._source.is_ahead(kept, self.position))
 
-    def _without_kept(self, changes: DataFrame, spark: SparkSession) -> DataFrame:
+    def _without_kept(self, changes: DataFrame) -> DataFrame:
         """Without the bad records that the dead-letter table has.
 
         By their places and not by its position alone: the topic may be a new one, and the configuration may refuse other records now.
@@ -485,13 +487,8 @@ class TableSink:
             return changes
         # computed once, and a barrier: Catalyst would push the filter below the decoder and repeat its expressions there
         changes = changes.localCheckpoint()
-        bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), spark)
+        bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), changes.sparkSession)
         return changes.where(F.col(BAD).isNull()).unionByName(bad)
-
-    def _changes(self, records: DataFrame, then: Then | None = None) -> DataFrame:
-        if self._decode is None:
-            self._decode = decoder(self._config, self.plan, self._observed.add)
-        return self._decode(records, then)
 
     def decoded(
         self, records: DataFrame, keep: Callable[[DataFrame], DataFrame] = lambda changes: changes
@@ -505,7 +502,7 @@ class TableSink:
         while True:
             self._observed.value = {}
             try:
-                changes = keep(self._changes(records)).localCheckpoint()
+                changes = keep(self._decoder.changes(records)).localCheckpoint()
             except (PySparkException, Py4JJavaError) as error:
                 raise job_error(self.plan.section.target, error) from error
             if not self._observed.value:
@@ -625,29 +622,6 @@ def _is_small(estimated_rows: int | None) -> bool:
 
 def _shuffle_partitions(spark: SparkSession) -> int:
     return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-
-
-def decoder(config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None] | None = None) -> Decode:
-    """Raw records to changelog rows of the table's columns, by the configured format."""
-    spec = plan.changelog
-    if config.source.type == "files" and config.source.file_format == "parquet":
-        decode_columns = columns_decoder(spec)
-        return lambda records, then: _then(compute(decode_columns(completed(records, spec)), plan), then)
-    in_tasks = ChangelogDecoder(config.source.format, spec, observe)
-    whole, schema = plan.is_decoded_whole, spark_schema(spec)
-
-    def decode(records: DataFrame, then: Then | None) -> DataFrame:
-        raw = records.select(*RAW_SCHEMA.names)
-        if then is not None and whole:
-            step, result = then
-            return in_arrow(raw, functools.partial(task.decode, in_tasks, step), result)
-        return _then(compute(in_arrow(raw, functools.partial(task.decode, in_tasks, None), schema), plan), then)
-
-    return decode
-
-
-def _then(changes: DataFrame, then: Then | None) -> DataFrame:
-    return changes if then is None else in_arrow(changes, *then)
 
 
 def property_prefix(config: Config) -> str:

@@ -5,7 +5,7 @@ import resource
 import sys
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -27,12 +27,10 @@ from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.positions import bitmap
 from deltawriters.resolve import IndexTask, key_columns
-from sink.exchange import packed, unpacked
+from sink.exchange import Step, packed
 from sink.routing import KeyHash, range_of
 
 T = TypeVar("T")
-Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""A part of a task's work: batches in, batches out."""
 
 RESULT_SCHEMA = "result string"
 INDEX_FILE = "_rowdelta_file"
@@ -142,35 +140,24 @@ def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.Re
 def route(
     combine: Combine | None, hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Deal changes out to tasks, for `run_routed`."""
+    """Deal changes out to tasks, for `run`."""
     kept = changes if combine is None else combine.combined(changes)
     yield from packed(hash_keys.added(kept), tasks, keep_hash=indexed)
     _forget_archives()
 
 
-def run_routed(
-    plan: TaskPlan, written: Accumulator[list[str]], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Write what `route` dealt out to this task. See `run`."""
-    yield from _run(plan, written, unpacked(batches))
-
-
 def run(
-    plan: TaskPlan, hash_keys: KeyHash, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]
+    plan: TaskPlan, written: Accumulator[list[str]], hash_keys: KeyHash | None, changes: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write all changes, in the only task. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
+    """Write a task's changes. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
 
+    :param hash_keys: if the table has a key index, and the changes have no hash yet.
     :raises CardinalityError: two changes contradict each other. Whatever is raised, the task's files are deleted first.
     """
-    yield from _run(plan, written, hash_keys.added(changes) if plan.index else changes)
-
-
-def _run(
-    plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
-    summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), changes)
+    hashed = changes if hash_keys is None else hash_keys.added(changes)
+    summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), hashed)
     _forget_archives()
     written.add(paths)
     yield _results([summary])
@@ -339,7 +326,7 @@ def build_index(
         runs.append(write_run(table.io, location, run_name, sequence, entries))
         pending.clear()
 
-    entries = unpacked(batches) if hash_keys is None else index_entries(table, files, hash_keys, batches)
+    entries = batches if hash_keys is None else index_entries(table, files, hash_keys, batches)
     for batch in entries:
         high, low, file, pos = (batch.column(part).to_numpy() for part in (HASH, _LOW, INDEX_FILE, INDEX_POS))
         pending.append(Entries(high=high.view(np.uint64), low=low, file=file, pos=pos, files=()))

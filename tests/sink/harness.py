@@ -452,11 +452,11 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
             if fault == "after the commit" and number > after_commits:
                 raise Crash(f"crash {fault}")
             if fault == "in a task" and number >= after_commits:
-                tasks_do(patch, die_in_task, die_in_routed_task)
+                patch.setattr(task, "run", die_in_task)
 
         patch.setattr(IcebergCommitter, "commit", commit)
         if fault == "in a task" and after_commits == 0:
-            tasks_do(patch, die_in_task, die_in_routed_task)
+            patch.setattr(task, "run", die_in_task)
         yield
 
 
@@ -476,30 +476,14 @@ def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[Non
         yield
 
 
-def tasks_do(patch: pytest.MonkeyPatch, alone: Callable[..., Any], routed: Callable[..., Any]) -> None:
-    """Have tasks run these in place of `sink.task.run` and `run_routed`."""
-    patch.setattr(task, "run", alone)
-    patch.setattr(task, "run_routed", routed)
-
-
-def die_in_task(plan: Any, hash_keys: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+def die_in_task(plan: Any, written: Any, hash_keys: Any, batches: Any) -> Iterator[pa.RecordBatch]:
     """`sink.task.run`, but the first task fails with some of its rows written."""
-    yield from task.run(plan, hash_keys, written, _first_then(Crash("crash in a task"), batches))
+    yield from task.run(plan, written, hash_keys, _first_then(Crash("crash in a task"), batches))
 
 
-def die_in_routed_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
-    """`sink.task.run_routed`, but the first task fails with some of its rows written."""
-    yield from task.run_routed(plan, written, _first_then(Crash("crash in a task"), batches))
-
-
-def fill_disk_in_task(plan: Any, hash_keys: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+def fill_disk_in_task(plan: Any, written: Any, hash_keys: Any, batches: Any) -> Iterator[pa.RecordBatch]:
     """`sink.task.run`, but the first task finds the disk full."""
-    yield from task.run(plan, hash_keys, written, _first_then(OSError(28, "No space left on device"), batches))
-
-
-def fill_disk_in_routed_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
-    """`sink.task.run_routed`, but the first task finds the disk full."""
-    yield from task.run_routed(plan, written, _first_then(OSError(28, "No space left on device"), batches))
+    yield from task.run(plan, written, hash_keys, _first_then(OSError(28, "No space left on device"), batches))
 
 
 def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:

@@ -8,11 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from sink import task
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
 from sink.mapping import map_tables
 from sink.tables import plan_table
-from tests.sink.harness import Job, crashing, fill_disk_in_routed_task, fill_disk_in_task, tasks_do
+from tests.sink.harness import Job, crashing, fill_disk_in_task
 
 pytestmark = pytest.mark.spark
 
@@ -242,7 +243,7 @@ def test_a_full_disk_is_temporary_and_leaves_nothing(job: Job, monkeypatch: pyte
     job.run()
     job.write([good(n, "+U", "us") for n in range(20)])
     with monkeypatch.context() as patch:
-        tasks_do(patch, fill_disk_in_task, fill_disk_in_routed_task)
+        patch.setattr(task, "run", fill_disk_in_task)
         with pytest.raises(
             TemporaryError, match=r"no space left on device while writing\. Free space and run again"
         ) as caught:

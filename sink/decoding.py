@@ -1,0 +1,57 @@
+"""Raw records of the source to changelog rows of a table's columns, by the configured format."""
+
+import functools
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+from changelog.changes import RAW_SCHEMA
+from changelog.decoding import ChangelogDecoder, spark_schema
+from changelog.row_kind_columns import columns_decoder, completed
+from sink import task
+from sink.computed import compute
+from sink.config import Config
+from sink.exchange import Step, in_arrow
+from sink.tables import TablePlan
+
+
+class RecordDecoder:
+    """Decodes one table's records: Parquet by Spark's expressions, everything else in Python.
+
+    :param observe: told what the table can't take (`changelog.decoding.Observed`).
+    """
+
+    def __init__(
+        self, config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None] | None = None
+    ) -> None:
+        self._plan = plan
+        self._by_spark = self._in_python = None
+        if config.source.type == "files" and config.source.file_format == "parquet":
+            self._by_spark = columns_decoder(plan.changelog)
+        else:
+            self._in_python = ChangelogDecoder(config.source.format, plan.changelog, observe)
+
+    @property
+    def ends_in_python(self) -> bool:
+        """Whether nothing is left for Spark to do, so that `changes_into` goes."""
+        return self._in_python is not None and self._plan.is_decoded_whole
+
+    def changes(self, records: DataFrame) -> DataFrame:
+        """The changes as rows of Spark's."""
+        spec = self._plan.changelog
+        if self._by_spark is not None:
+            decoded = self._by_spark(completed(records, spec))
+        else:
+            decoded = self._in_tasks(records, None, spark_schema(spec))
+        return compute(decoded, self._plan)
+
+    def changes_into(self, step: Step, schema: str, records: DataFrame) -> DataFrame:
+        """What `step` makes of the changes, in the tasks that decode them. :param schema: of the result (DDL)."""
+        return self._in_tasks(records, step, schema)
+
+    def _in_tasks(self, records: DataFrame, step: Step | None, schema: str | T.StructType) -> DataFrame:
+        assert self._in_python is not None
+        return in_arrow(
+            records.select(*RAW_SCHEMA.names), functools.partial(task.decode, self._in_python, step), schema
+        )
