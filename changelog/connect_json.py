@@ -24,6 +24,9 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]
 
     Kafka Connect spells a schema alike each time, and puts it first: only distinct beginnings are parsed.
     """
+    if _have_no_envelope(values):
+        yield b"", None, values
+        return
     enveloped = pc.match_substring_regex(values, r'^\s*\{\s*"(?:schema|payload)"\s*:').to_numpy(zero_copy_only=False)
     if not enveloped.any():
         yield b"", None, values
@@ -58,6 +61,12 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]
         yield schema, np.array([row for row, _ in pairs]), pa.array([text for _, text in pairs], pa.binary())
     if len(plain):
         yield b"", plain, values.take(pa.array(plain))
+
+
+def _have_no_envelope(values: pa.Array) -> bool:
+    """A quick look: no value begins with a field that may be one of the envelope's."""
+    objects = pc.all(pc.starts_with(values, '{"')).as_py()
+    return objects and not any(pc.any(pc.starts_with(values, f'{{"{letter}')).as_py() for letter in "sp")
 
 
 class MalformedSchema(ValueError):  # noqa: N818 - says what became of the messages

@@ -184,14 +184,9 @@ class _EventReader:
             return None
         if not pc.all(pc.starts_with(texts, _BEFORE)).as_py():
             return None
-        pieces = pc.split_pattern(texts, _CUTS[0], max_splits=1).flatten()
-        # what stands before the first cut has no second one, and is left in one piece
-        cut_again = pc.split_pattern(pieces, _CUTS[1], max_splits=1)
-        counts = pc.list_value_length(cut_again).to_numpy()
-        if len(pieces) < 2 * len(texts) or (counts[::2] != 1).any() or (counts[1::2] != 2).any():
+        parts = _cut(texts)
+        if parts is None:
             return None
-        pieces = cut_again.flatten()
-        parts = [pieces.take(pa.array(np.arange(piece, len(pieces), 3))) for piece in range(3)]
         read: dict[str, pa.Array] = {}
         unknown: Fields = {}
         for number, (reader, part) in enumerate(zip(self._parts, parts, strict=True)):
@@ -314,6 +309,18 @@ class _RowReader:
             before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
             for change in debezium.changes(self._spec, debezium.Events(record, op, before, images, order, metadata)):
                 yield replace(change, unknown=unknown) if isinstance(change, Changes) else change
+
+
+def _cut(texts: pa.Array) -> list[pa.Array] | None:
+    """The three parts of each text, without `_CUTS`; None if one can't be cut."""
+    parts, rest = [], texts
+    for cut in _CUTS:
+        pieces = pc.split_pattern(rest, cut, max_splits=1).flatten()
+        if len(pieces) < 2 * len(texts):
+            return None
+        part, rest = (pieces.take(pa.array(np.arange(number, len(pieces), 2))) for number in range(2))
+        parts.append(part)
+    return [*parts, rest]
 
 
 def _leaf(column: ColumnSpec, types: Fields, followed: ChangelogSpec | None = None) -> Leaf:

@@ -206,7 +206,7 @@ class JsonReader:
         whole = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
         lines = pc.binary_join(whole, f"{after}\n{before}")[0].as_buffer()
         if before or after:
-            lines = pa.py_buffer(before.encode() + lines.to_pybytes() + after.encode())
+            lines = pa.py_buffer(b"".join((before.encode(), memoryview(lines), after.encode())))
         return pj.read_json(
             pa.BufferReader(lines),
             read_options=pj.ReadOptions(use_threads=False, block_size=lines.size + 1),

@@ -52,6 +52,5 @@ class RecordDecoder:
 
     def _in_tasks(self, records: DataFrame, step: Step | None, schema: str | T.StructType) -> DataFrame:
         assert self._in_python is not None
-        return in_arrow(
-            records.select(*RAW_SCHEMA.names), functools.partial(task.decode, self._in_python, step), schema
-        )
+        names = [name for name in RAW_SCHEMA.names if name in records.columns]
+        return in_arrow(records.select(*names), functools.partial(task.decode, self._in_python, step), schema)

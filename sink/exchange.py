@@ -26,18 +26,20 @@ Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 PACKED_SCHEMA = "task int, rows binary"
 
-_ROWS = 4096
+PART_ROWS = 4096
 """Rows for each task that are waited for, or the parts would be smaller than what is said about them."""
 _BYTES = 16 * 1024 * 1024
 """Arrow bytes that a part has at most: the JVM holds several copies of it."""
 
 
-def packed(changes: Iterable[pa.RecordBatch], tasks: int, keep_hash: bool) -> Iterator[pa.RecordBatch]:
+def packed(
+    changes: Iterable[pa.RecordBatch], tasks: int, keep_hash: bool, part_rows: int = PART_ROWS
+) -> Iterator[pa.RecordBatch]:
     """Changes dealt out to tasks: batches of `PACKED_SCHEMA`.
 
     :param changes: rows of one schema, with `_rowdelta_hash` (int64), which the receiver gets if `keep_hash`.
     """
-    for batch in _gathered(changes, tasks * _ROWS):
+    for batch in _gathered(changes, tasks * part_rows):
         owners = owner(batch.column(HASH).to_numpy().view(np.uint64), tasks)
         order = np.argsort(owners.astype(np.uint16), kind="stable")  # by radix sort
         rows = (batch if keep_hash else batch.drop_columns([HASH])).take(pa.array(order))

@@ -33,7 +33,7 @@ from sink.config import Config
 from sink.dead_letters import DeadLetters
 from sink.decoding import RecordDecoder
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
-from sink.exchange import PACKED_SCHEMA, by_key, exchanged, in_arrow
+from sink.exchange import PACKED_SCHEMA, PART_ROWS, by_key, exchanged, in_arrow
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLost, KeyIndex
 from sink.mapping import MappedTable
@@ -418,7 +418,7 @@ class TableSink:
         if batch.changes is None and self._decoder.ends_in_python and not self._has_kept_letters():
             if tasks == 1:
                 return self._decoder.changes_into(alone, result, frame)
-            route = functools.partial(task.route, self._combine(), hash_keys, tasks, indexed)
+            route = functools.partial(task.route, self._combine(), hash_keys, tasks, indexed, PART_ROWS)
             routed = self._decoder.changes_into(route, PACKED_SCHEMA, frame)
             return exchanged(routed, tasks, functools.partial(run, None), result)
         changes = self._without_kept(frame if batch.changes is not None else self._decoder.changes(frame))

@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
+from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, merged_types
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
@@ -131,18 +132,35 @@ class ObservedTypes(AccumulatorParam[dict[str, str]]):
 
 
 def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Decode a task's raw records, and do with the changes what comes next."""
-    changes = decoder(batches)
+    """Decode a task's raw records, and do with the changes what comes next.
+
+    :param batches: columns of `RAW_SCHEMA`; those that the source hasn't got may be left out, and a value may be text.
+    """
+    changes = decoder(map(_completed, batches))
     yield from changes if then is None else then(changes)
     _forget_archives()
 
 
+def _completed(records: pa.RecordBatch) -> pa.RecordBatch:
+    have = dict(zip(records.schema.names, records.columns, strict=True))
+    columns = [
+        have[field.name].cast(field.type) if field.name in have else pa.nulls(records.num_rows, field.type)
+        for field in RAW_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
 def route(
-    combine: Combine | None, hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.RecordBatch]
+    combine: Combine | None,
+    hash_keys: KeyHash,
+    tasks: int,
+    indexed: bool,
+    part_rows: int,
+    changes: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Deal changes out to tasks, for `run`."""
     kept = changes if combine is None else combine.combined(changes)
-    yield from packed(hash_keys.added(kept), tasks, keep_hash=indexed)
+    yield from packed(hash_keys.added(kept), tasks, indexed, part_rows)
     _forget_archives()
 
 

@@ -117,9 +117,7 @@ class FilesSource:
         if self._config.source.file_format == "parquet":
             schema = columns_to_read(self._specs[table.target])
             return reader.schema(schema).parquet(table.source).select("*", path, *_file_order())
-        value = F.col("value").cast("binary").alias("value")
-        absent = [F.lit(None).cast(dtype).alias(name) for name, dtype in _ABSENT.items()]
-        return reader.format("text").load(table.source).select(path, *absent, value, *_file_order())
+        return reader.format("text").load(table.source).select(path, "value", *_file_order())
 
     def batch(
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
@@ -257,9 +255,6 @@ def _translated(directory: str) -> Iterator[None]:
         raise TemporaryError(
             f"directory {directory} can't be listed: {java_class(error)}: {java_message(error)}. If the path is right, run again."
         ) from None
-
-
-_ABSENT = {"partition": "int", "offset": "bigint", "timestamp": "timestamp", "key": "binary"}
 
 
 def _continues(folder: CheckpointFolder, position: Position) -> bool:

@@ -509,6 +509,7 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(microbatch, "DeltaOptions", options)
         patch.setattr(microbatch, "BUFFER_BYTES", flush_bytes)
+        patch.setattr(microbatch, "PART_ROWS", 1)
         patch.setattr(microbatch, "SMALL_BATCH", -1)  # or one task would do it all
         spark.conf.set(name, str(batch_rows))
         try:

@@ -90,6 +90,15 @@ def test_each_bad_record_goes_to_the_dead_letters_with_its_reason(json_job: Job)
     assert path.name.endswith(" ä.json")
 
 
+def test_a_line_that_is_no_text_is_kept_byte_by_byte(json_job: Job) -> None:
+    path = json_job.write_text(GOOD + "\n")
+    line = b'{"row_kind": "+I", "seq": 2, "id": 2, "region": "\xff\xc3"}'
+    (path.parent / "bytes.json").write_bytes(line + b"\n")
+    json_job.run()
+    assert ids(json_job) == [1]
+    assert [letter["value"] for letter in dead_letters(json_job)] == [line]
+
+
 def test_only_key_and_partition_of_a_delete_must_fit(json_job: Job) -> None:
     """The other columns of a -D are not needed, and many sources don't send them."""
     json_job.write_text(GOOD + '\n{"row_kind": "-D", "seq": 2, "id": 1, "amount": "not a number"}\n')

@@ -120,6 +120,7 @@ def test_table_equals_source(
     # every batch of two rows is written at once, so that the commit meets its own rows again
     monkeypatch.setattr(microbatch, "DeltaOptions", functools.partial(DeltaOptions, flush_bytes=1))
     monkeypatch.setattr(microbatch, "BUFFER_BYTES", 1)
+    monkeypatch.setattr(microbatch, "PART_ROWS", 1)
     before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")
     try:

@@ -8,6 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestamptzType,
+)
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -15,6 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.rows import HASH
 from deltawriters.keyindex import xxhash64
+from sink.routing import Bucket, KeyHash, owner, owner_column
 
 COUNT = 2000
 
@@ -96,6 +107,34 @@ def test_several_columns_hash_as_in_spark(spark: SparkSession) -> None:
     assert xxhash64(arrays).view("i8").tolist() == expected
     expected, arrays = in_spark(spark, ["string", "bigint"], [column("string", 3), column("bigint", 4)])
     assert xxhash64(arrays).view("i8").tolist() == expected
+
+
+@pytest.mark.parametrize("count", [8, 10, 1024, 3000])
+@pytest.mark.parametrize(
+    ("name", "iceberg"),
+    [
+        ("int", IntegerType()),
+        ("bigint", LongType()),
+        ("string", StringType()),
+        ("binary", BinaryType()),
+        ("date", DateType()),
+        ("timestamp", TimestamptzType()),
+        ("decimal(19,2)", DecimalType(19, 2)),
+    ],
+)
+def test_hashes_that_begin_with_a_bucket_are_the_same(
+    spark: SparkSession, name: str, iceberg: IcebergType, count: int
+) -> None:
+    """Iceberg's own function in Spark, PyIceberg's in tasks."""
+    hash_keys = KeyHash(("c0",), Bucket("c0", iceberg, count))
+    schema = T.StructType([T.StructField("c0", T.DataType.fromDDL(name))])
+    rows = spark.createDataFrame([(value,) for value in column(name, 5)], schema)
+    hashed = rows.withColumn(HASH, hash_keys.column("lake")).toArrow()
+    keys = hashed.column("c0").combine_chunks().cast(to_arrow_type(schema.fields[0].dataType))
+    hashes = hash_keys(pa.record_batch({"c0": keys}))
+    assert hashes.view("i8").tolist() == hashed.column(HASH).to_pylist()
+    owners = rows.withColumn(HASH, hash_keys.column("lake")).select(owner_column(7).alias("task")).collect()
+    assert owner(hashes, 7).tolist() == [row.task for row in owners]
 
 
 def test_what_is_no_key_is_refused() -> None:

@@ -1,0 +1,79 @@
+"""Changes dealt out to tasks: each arrives once, at the task that owns its key, however they came."""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from changelog.rows import BAD, HASH
+from deltawriters.keyindex import xxhash64
+from sink import exchange
+from sink.exchange import PACKED_SCHEMA, exchanged, in_arrow, packed
+from sink.routing import RANGES, KeyHash, owner, range_of
+
+ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8) | st.none()), max_size=40)
+
+
+def batches(rows: list[tuple[int, str | None]], cuts: list[int]) -> list[pa.RecordBatch]:
+    columns = {"id": pa.array([i for i, _ in rows], pa.int64()), "text": pa.array([t for _, t in rows], pa.string())}
+    whole = pa.record_batch(columns | {BAD: pa.nulls(len(rows), pa.struct([("reason", pa.string())]))})
+    borders = [0, *sorted(cut % (len(rows) + 1) for cut in cuts), len(rows)]
+    return [whole.slice(start, end - start) for start, end in pairwise(borders)]
+
+
+@given(
+    rows=ROWS,
+    cuts=st.lists(st.integers(0, 100), max_size=3),
+    tasks=st.sampled_from([1, 2, 3, 200, 1024]),
+    keep=st.booleans(),
+)
+@settings(max_examples=200)
+def test_each_row_arrives_once_at_its_owner(
+    rows: list[tuple[int, str | None]], cuts: list[int], tasks: int, keep: bool
+) -> None:
+    hash_keys = KeyHash(("id",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "_BYTES", 200)  # so that parts are cut
+        parts = [row for part in packed(hash_keys.added(batches(rows, cuts)), tasks, keep) for row in part.to_pylist()]
+    arrived: list[tuple[int, str | None]] = []
+    for part in parts:
+        for batch in exchange._unpacked([part["rows"]]):
+            assert (HASH in batch.schema.names) == keep
+            hashes = hash_keys(batch.select(["id"]))
+            first, last = range_of(part["task"], tasks)
+            assert all(first <= int(value) < last for value in hashes)
+            arrived += zip(batch.column("id").to_pylist(), batch.column("text").to_pylist(), strict=True)
+    assert sorted(arrived, key=repr) == sorted(rows, key=repr)
+
+
+@given(hashes=st.lists(st.integers(0, 2**64 - 1), min_size=1), tasks=st.integers(1, RANGES))
+def test_an_owner_is_the_task_whose_range_has_the_hash(hashes: list[int], tasks: int) -> None:
+    for value, number in zip(hashes, owner(np.array(hashes, np.uint64), tasks).tolist(), strict=True):
+        first, last = range_of(number, tasks)
+        assert first <= value < last
+
+
+def test_rows_go_through_spark_to_their_task_in_bounded_pieces(spark: SparkSession) -> None:
+    def deal(ids: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        bad = pa.struct([("reason", pa.string())])
+        yield from packed(KeyHash(("id",)).added(b.append_column(BAD, pa.nulls(len(b), bad)) for b in ids), 3, False)
+
+    def look(arrived: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        for batch in arrived:
+            task = pa.repeat(context.partitionId(), len(batch))
+            yield pa.record_batch({"task": task, "id": batch.column("id")})
+
+    dealt = in_arrow(spark.range(0, 10_000, 1, 4), deal, PACKED_SCHEMA)
+    rows = exchanged(dealt, 3, look, "task int, id bigint").collect()
+    assert sorted(row.id for row in rows) == list(range(10_000))
+    owners = owner(xxhash64([pa.array([row.id for row in rows], pa.int64())]), 3).tolist()
+    assert [row.task for row in rows] == owners
