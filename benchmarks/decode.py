@@ -51,13 +51,13 @@ Encoder = Callable[[Row, Row | None, int], Any]
 _EPOCH = 1_767_323_045_000_000
 
 
-def rows(count: int, seed: int) -> list[tuple[Row, Row | None]]:
-    """After and before images: seven updates to three inserts, over a tenth as many keys."""
+def rows(count: int, seed: int, keys: float = 0.1) -> list[tuple[Row, Row | None]]:
+    """After and before images: seven updates to three inserts. :param keys: how many there are to a change."""
     random = np.random.default_rng(seed)
-    keys = random.integers(count // 10 + 1, size=count).tolist()
+    numbers = random.integers(int(count * keys) + 1, size=count).tolist()
     updates = (random.random(count) < 0.7).tolist()
     pairs: list[tuple[Row, Row | None]] = []
-    for number, (key, update) in enumerate(zip(keys, updates, strict=True)):
+    for number, (key, update) in enumerate(zip(numbers, updates, strict=True)):
         after = _row(key, number)
         pairs.append((after, _row(key, number - 1) if update else None))
     return pairs
@@ -328,6 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=200_000, help="records of each format")
     parser.add_argument("--messages", type=int, default=1_000_000, help="messages of a micro-batch, end to end")
+    parser.add_argument("--keys", type=float, default=0.1, help="keys to a message, end to end; 10: they hardly repeat")
     parser.add_argument("--batches", type=int, default=8, help=f"micro-batches, of which {WARM_UP} warm up")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=["formats", "end-to-end"])
@@ -343,7 +344,7 @@ def main() -> None:
             for name in ("avro", "debezium-avro"):
                 _report(name, name, avro_values(pairs, name != "avro"), {"schema.registry.url": url})
     if arguments.only != "formats":
-        messages = rows(arguments.messages, arguments.seed)
+        messages = rows(arguments.messages, arguments.seed, arguments.keys)
         values = [text(debezium(after, before, number)) for number, (after, before) in enumerate(messages)]
         print(f"Debezium JSON into a table, {sum(map(len, values)) // len(values)} bytes a message:")
         with tempfile.TemporaryDirectory() as folder:

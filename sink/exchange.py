@@ -54,8 +54,8 @@ def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFra
 
 def by_key(changes: DataFrame, hash_keys: KeyHash, catalog: str, tasks: int, keep_hash: bool) -> DataFrame:
     """Rows of Spark's, each in the task that it is for; with `_rowdelta_hash` if `keep_hash`."""
-    hashed = changes.withColumn(HASH, hash_keys.column(catalog))
-    rows = hashed.repartition(tasks, _to_task(owner_column(tasks), tasks, changes.sparkSession))
+    hashed, target = _by_hash(hash_keys, catalog, tasks, changes.sparkSession.sparkContext)
+    rows = changes.withColumn(HASH, hashed).repartition(tasks, target)
     return rows if keep_hash else rows.drop(HASH)
 
 
@@ -70,7 +70,7 @@ def exchanged(packed_rows: DataFrame, tasks: int, then: Step, schema: str) -> Da
     spark = packed_rows.sparkSession
     context = spark.sparkContext
     assert context._jvm is not None
-    rows = packed_rows.repartition(tasks, _to_task(F.col("task"), tasks, spark)).select("rows")
+    rows = packed_rows.repartition(tasks, _by_number(tasks, context)).select("rows")
     parts = getattr(rows._jdf, "as")(context._jvm.org.apache.spark.sql.Encoders.BINARY()).toJavaRDD()
     results = RDD(parts, context, NoOpSerializer()).mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
     return spark.createDataFrame(results, schema)
@@ -86,12 +86,26 @@ def _as_tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _to_task(number: Column, tasks: int, spark: SparkSession) -> Column:
+# Each part of an expression is a call to the JVM, which every micro-batch would pay again.
+
+
+@functools.lru_cache(maxsize=64)
+def _by_hash(hash_keys: KeyHash, catalog: str, tasks: int, context: SparkContext) -> tuple[Column, Column]:
+    """The hash, and what to repartition by once it is there."""
+    return hash_keys.column(catalog), _to_task(owner_column(tasks), tasks, context)
+
+
+@functools.lru_cache(maxsize=8)
+def _by_number(tasks: int, context: SparkContext) -> Column:
+    return _to_task(F.col("task"), tasks, context)
+
+
+def _to_task(number: Column, tasks: int, context: SparkContext) -> Column:
     """What to repartition by, so that a row goes to task `number` of `tasks`.
 
     Spark hashes what it is given once more, so each task is named by an integer that hashes to its number.
     """
-    return F.array(*(F.lit(name) for name in _names(tasks, spark.sparkContext)))[number]
+    return F.array(*(F.lit(name) for name in _names(tasks, context)))[number]
 
 
 @functools.lru_cache(maxsize=8)
@@ -113,10 +127,14 @@ def _gathered(changes: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Recor
         count += batch.num_rows
         size += batch.nbytes
         if count >= rows or size >= _BYTES:
-            yield pa.concat_batches(waiting)
+            yield _one(waiting)
             waiting, count, size = [], 0, 0
     if count:
-        yield pa.concat_batches(waiting)
+        yield _one(waiting)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _parts(rows: pa.RecordBatch, borders: list[int]) -> Iterator[pa.RecordBatch]:
