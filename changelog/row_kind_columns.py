@@ -16,6 +16,9 @@ from changelog.row_kind import Kinds
 from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec
 
+SOURCE = f"{PREFIX}source"
+"""The column with the file's path, beside those of the file."""
+
 _ERROR = f"{PREFIX}error"
 _OP = f"{PREFIX}op"
 _UUID_TEXT = f"{PREFIX}uuid_"
@@ -55,13 +58,13 @@ def completed(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
 
 
 def columns_decoder(spec: ChangelogSpec) -> "Decoder":
-    """Decodes typed records: the columns of `columns_to_read`, and `source` with the file's path."""
+    """Decodes typed records: the columns of `columns_to_read`, and `SOURCE`."""
     kinds = Kinds.of(spec.options)
     uuids = [c for c in spec.columns if c.is_uuid]
     op = F.col(quoted(kinds.column)).cast("string")
     images = Select(
         [
-            F.col("source").alias(f"{PREFIX}source"),
+            F.col(SOURCE),
             op.alias(_OP),
             _kind(op, kinds).alias(KIND),
             *(F.col(quoted(name)).cast(dtype).alias(_order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
@@ -143,7 +146,7 @@ def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Se
     :param errors: what was found wrong already; comes before these checks.
     :param value: the record as JSON, for the dead letters.
     """
-    kind, source = F.col(KIND), F.col(f"{PREFIX}source")
+    kind, source = F.col(KIND), F.col(SOURCE)
     checks = list(errors)
     checks += [
         F.when(F.col(quoted(name)).isNull(), _error(BadRecord.NULL_KEY, f"key column {name} is null"))

@@ -54,9 +54,8 @@ def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFra
 
 def by_key(changes: DataFrame, hash_keys: KeyHash, catalog: str, tasks: int, keep_hash: bool) -> DataFrame:
     """Rows of Spark's, each in the task that it is for; with `_rowdelta_hash` if `keep_hash`."""
-    hashed, target = _by_hash(hash_keys, catalog, tasks, changes.sparkSession.sparkContext)
-    rows = changes.withColumn(HASH, hashed).repartition(tasks, target)
-    return rows if keep_hash else rows.drop(HASH)
+    hashed, target = _by_hash(hash_keys, catalog, tasks, keep_hash, changes.sparkSession.sparkContext)
+    return (changes.withColumn(HASH, hashed) if keep_hash else changes).repartition(tasks, target)
 
 
 def exchanged(packed_rows: DataFrame, tasks: int, then: Step, schema: str) -> DataFrame:
@@ -86,13 +85,16 @@ def _as_tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-# Each part of an expression is a call to the JVM, which every micro-batch would pay again.
+# Each part of an expression is a call to the JVM, for which every micro-batch would pay again.
 
 
 @functools.lru_cache(maxsize=64)
-def _by_hash(hash_keys: KeyHash, catalog: str, tasks: int, context: SparkContext) -> tuple[Column, Column]:
-    """The hash, and what to repartition by once it is there."""
-    return hash_keys.column(catalog), _to_task(owner_column(tasks), tasks, context)
+def _by_hash(
+    hash_keys: KeyHash, catalog: str, tasks: int, is_there: bool, context: SparkContext
+) -> tuple[Column, Column]:
+    """The hash, and what to repartition by. :param is_there: the hash will be a column by then."""
+    hashed = hash_keys.column(catalog)
+    return hashed, _to_task(owner_column(F.col(HASH) if is_there else hashed, tasks), tasks, context)
 
 
 @functools.lru_cache(maxsize=8)

@@ -99,9 +99,9 @@ def owner(hashes: Hashes, tasks: int) -> npt.NDArray[np.int64]:
     return (hashes >> _BELOW).astype(np.int64) * tasks >> _RANGE_BITS
 
 
-def owner_column(tasks: int) -> Column:
-    """The same of `_rowdelta_hash`."""
-    return F.shiftright(F.shiftrightunsigned(F.col(HASH), 64 - _RANGE_BITS) * tasks, _RANGE_BITS).cast("int")
+def owner_column(hashes: Column, tasks: int) -> Column:
+    """The same of a column of bigints."""
+    return F.shiftright(F.shiftrightunsigned(hashes, 64 - _RANGE_BITS) * tasks, _RANGE_BITS).cast("int")
 
 
 def range_of(number: int, tasks: int) -> tuple[int, int]:

@@ -20,7 +20,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.decoding import is_wider
-from changelog.row_kind_columns import columns_to_read
+from changelog.row_kind_columns import SOURCE, columns_to_read
+from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
@@ -28,6 +29,8 @@ from sink.iceberg import JAVA_ERRORS, java_class, java_message
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import Position, Stream, TableBatch
 
+_MODIFIED = f"{PREFIX}modified"
+_NAME = f"{PREFIX}name"
 _OWN_OPTIONS = {"path_format"}
 _FILE_SCHEMAS = 100
 """Schemas of files that are remembered: nearly always there is one."""
@@ -113,11 +116,11 @@ class FilesSource:
     def _read(self, table: TableSection) -> DataFrame:
         options = {name: value for name, value in self._config.source.options.items() if name not in _OWN_OPTIONS}
         reader = self._spark.readStream.options(**options)
-        path = F.col("_metadata.file_path").alias("source")
+        path = F.col("_metadata.file_path")
         if self._config.source.file_format == "parquet":
             schema = columns_to_read(self._specs[table.target])
-            return reader.schema(schema).parquet(table.source).select("*", path, *_file_order())
-        return reader.format("text").load(table.source).select(path, "value", *_file_order())
+            return reader.schema(schema).parquet(table.source).select("*", path.alias(SOURCE), *_file_order())
+        return reader.format("text").load(table.source).select(path.alias("source"), "value", *_file_order())
 
     def batch(
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
@@ -136,19 +139,19 @@ class FilesSource:
         footers = {file.path: self._footer(table, file) for file in fresh} if is_parquet else {}
         declared = {path: schema for path, (schema, _) in footers.items()} if is_parquet else None
         rows = sum(count for _, count in footers.values()) if is_parquet else None
-        records = frame.drop("_modified", "_name")
+        records = frame
         schema = self._schema(table, declared.values()) if declared is not None else None
         if schema is not None:
             # other columns than the query knows of; these files are read on their own
             paths = [self._decoded(path) for path in footers]
             reader = frame.sparkSession.read.schema(schema).option("__globPaths__", "false")
-            records = reader.parquet(*paths).select("*", F.col("_metadata.file_path").alias("source"))
+            records = reader.parquet(*paths).select("*", F.col("_metadata.file_path").alias(SOURCE))
         elif len(fresh) < len(files):
             assert position is not None
-            applied = (F.col("_modified") < position["modified"]) | (
-                (F.col("_modified") == position["modified"]) & F.col("_name").isin(list(position["files"]))
+            applied = (F.col(_MODIFIED) < position["modified"]) | (
+                (F.col(_MODIFIED) == position["modified"]) & F.col(_NAME).isin(list(position["files"]))
             )
-            records = frame.where(~applied).drop("_modified", "_name")
+            records = frame.where(~applied)
         return TableBatch(lambda: records, _mark(fresh, position, generation, batch_id), rows, declared=declared)
 
     def is_ahead(self, other: Position, position: Position) -> bool:
@@ -267,8 +270,8 @@ def _continues(folder: CheckpointFolder, position: Position) -> bool:
 
 def _file_order() -> list[Column]:
     return [
-        F.expr("unix_millis(_metadata.file_modification_time)").alias("_modified"),
-        F.col("_metadata.file_name").alias("_name"),
+        F.expr("unix_millis(_metadata.file_modification_time)").alias(_MODIFIED),
+        F.col("_metadata.file_name").alias(_NAME),
     ]
 
 

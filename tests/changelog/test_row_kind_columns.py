@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.row_kind_columns import columns_decoder, columns_to_read
+from changelog.row_kind_columns import SOURCE, columns_decoder, columns_to_read
 from changelog.rows import BAD, KIND, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 from tests.changelog.messages import spec
@@ -21,7 +21,7 @@ SEQ = (("seq", T.LongType()),)
 def records(spark: SparkSession, table: ChangelogSpec, rows: list[tuple[Any, ...]]) -> DataFrame:
     """Rows as files would have them, in the order of `columns_to_read`."""
     frame = spark.createDataFrame(rows, columns_to_read(table))
-    return frame.withColumn("source", F.when(F.rand() >= 0, "file:/changes/1.parquet"))
+    return frame.withColumn(SOURCE, F.when(F.rand() >= 0, "file:/changes/1.parquet"))
 
 
 def test_rows_and_bad_rows(spark: SparkSession) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sink.microbatch import TableSink
 from sink.pipeline import Pipeline, find_tables, open_source
 from sink.roster import Roster
 from sink.sources.files import FilesSource
+from tests.sink.harness import Job
 
 pytestmark = pytest.mark.spark
 
@@ -137,3 +139,17 @@ def test_the_log_line_counts_all_changes(spark: SparkSession, tmp_path: Path, ca
     assert sorted(row.id for row in spark.table("lake.pipeline_counts.a").collect()) == sorted(
         number for number, kind in left.items() if kind == "+U"
     )
+
+
+def test_columns_may_be_named_like_what_is_known_of_their_file(spark: SparkSession, tmp_path: Path) -> None:
+    names = {"id": "bigint", "source": "string", "_name": "string", "_modified": "bigint"}
+    job = Job(spark, tmp_path, columns=names)
+    row = {"id": 1, "source": "a", "_name": "b", "_modified": 3}
+    job.write([("+I", row)])
+    job.run()
+    assert job.rows() == [row]
+    # a new checkpoint reads them again: what is before the mark is left out
+    shutil.rmtree(job.checkpoint)
+    job.write([("+U", {**row, "source": "c"}), ("+I", {**row, "id": 2})])
+    job.run()
+    assert job.rows() == [{**row, "source": "c"}, {**row, "id": 2}]
