@@ -662,7 +662,14 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
 
 
 def _first_lines(text: str) -> str:
+    """What Spark says first; of what failed in Python the exception, which comes after all the calls that led to it."""
+    raised: list[str] = _RAISED.findall(text)
+    if raised:
+        return raised[-1][:800]
     lines = [
         line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "File "))
     ]
     return " ".join(lines[:3])[:800]
+
+
+_RAISED = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)

@@ -14,7 +14,7 @@ from sink.microbatch import TableSink
 from sink.pipeline import Pipeline, find_tables, open_source
 from sink.roster import Roster
 from sink.sources.files import FilesSource
-from tests.sink.harness import Job
+from tests.sink.harness import Job, crashing
 
 pytestmark = pytest.mark.spark
 
@@ -153,3 +153,18 @@ def test_columns_may_be_named_like_what_is_known_of_their_file(spark: SparkSessi
     job.write([("+U", {**row, "source": "c"}), ("+I", {**row, "id": 2})])
     job.run()
     assert job.rows() == [{**row, "source": "c"}, {**row, "id": 2}]
+
+
+@pytest.mark.parametrize("tasks", ["1", "2"])
+def test_what_failed_in_a_task_is_said(spark: SparkSession, tmp_path: Path, tasks: str) -> None:
+    """One task, and two that exchange rows."""
+    config = files_config(tmp_path, f"pipeline_crash_{tasks}", a=write_one(tmp_path / "a"))
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    assert before is not None
+    spark.conf.set(name, tasks)
+    try:
+        with crashing("in a task"), pytest.raises(TemporaryError, match=r"nothing was applied\. .*crash in a task$"):
+            Pipeline(spark, config).run()
+    finally:
+        spark.conf.set(name, before)
