@@ -43,14 +43,11 @@ class RecordDecoder:
         if self._by_spark is not None:
             decoded = self._by_spark(completed(records, spec))
         else:
-            decoded = self._in_tasks(records, None, spark_schema(spec))
+            decoded = self.changes_into(None, spark_schema(spec), records)
         return compute(decoded, self._plan)
 
-    def changes_into(self, step: Step, schema: str, records: DataFrame) -> DataFrame:
-        """What `step` makes of the changes, in the tasks that decode them. :param schema: of the result (DDL)."""
-        return self._in_tasks(records, step, schema)
-
-    def _in_tasks(self, records: DataFrame, step: Step | None, schema: str | T.StructType) -> DataFrame:
+    def changes_into(self, step: Step | None, schema: str | T.StructType, records: DataFrame) -> DataFrame:
+        """What `step` makes of the changes, in the Python tasks that decode them. :param schema: of the result."""
         assert self._in_python is not None
         names = [name for name in RAW_SCHEMA.names if name in records.columns]
         return in_arrow(records.select(*names), functools.partial(task.decode, self._in_python, step), schema)

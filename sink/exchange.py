@@ -1,8 +1,7 @@
 """Rows on their way between tasks.
 
 Rows that Spark has made go through its shuffle as they are. Of batches that Python has made, Spark would make rows, and batches again of
-those. So of these the shuffle sees one row for each batch and task, with a part of the
-batch in Arrow's IPC format.
+those. So of these the shuffle sees one row for each batch and task, with a part of the batch in Arrow's IPC format.
 """
 
 import functools
