@@ -22,9 +22,7 @@ class RecordDecoder:
     :param observe: told what the table can't take (`changelog.decoding.Observed`).
     """
 
-    def __init__(
-        self, config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None] | None = None
-    ) -> None:
+    def __init__(self, config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None]) -> None:
         self._plan = plan
         self._by_spark = self._in_python = None
         if config.source.type == "files" and config.source.file_format == "parquet":
