@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import pytest
@@ -453,7 +453,7 @@ def test_unknown_topic(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> Non
 
 
 class Running:
-    """A pipeline in a thread, as a process that runs for long."""
+    """A pipeline in a thread, as a process that runs for long; stopped when a `with` ends, also if a test fails in it."""
 
     def __init__(self, job: KafkaJob) -> None:
         self.error: BaseException | None = None
@@ -466,6 +466,14 @@ class Running:
             self._pipeline.run()
         except RowdeltaError as error:
             self.error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, failure: BaseException | None, traceback: object) -> None:
+        if failure is not None:
+            failure.add_note(f"The job was {'running' if self.alive else 'not running'}; its error: {self.error!r}")
+        self.stop()
 
     @property
     def alive(self) -> bool:
@@ -483,14 +491,13 @@ def test_broker_gone_and_back(spark: SparkSession, tmp_path: Path, kafka: Kafka)
     kafka.create_topic(job.topic(), 2)
     shop = Shop(2, seed=3)
     shop.change(job, 40)
-    running = Running(job)
-    assert wait_until(lambda: not running.alive or job.rows() == shop.expected(), 60)
-    kafka.stop()
-    time.sleep(4)
-    kafka.start()
-    shop.change(job, 40)
-    wait_until(lambda: not running.alive or job.rows() == shop.expected(), 90)
-    running.stop()
+    with Running(job) as running:
+        assert wait_until(lambda: not running.alive or job.rows() == shop.expected(), 60)
+        kafka.stop()
+        time.sleep(4)
+        kafka.start()
+        shop.change(job, 40)
+        wait_until(lambda: not running.alive or job.rows() == shop.expected(), 90)
     assert running.error is None or isinstance(running.error, TemporaryError)
     shop.change(job, 20)
     job.sink = {}
@@ -509,9 +516,8 @@ def test_stop_finishes_the_micro_batch(spark: SparkSession, tmp_path: Path, kafk
     kafka.create_topic(job.topic())
     shop = Shop(1, seed=5)
     shop.change(job, 300)
-    running = Running(job)
-    assert wait_until(lambda: bool(job.rows()), 60)
-    running.stop()
+    with Running(job) as running:
+        assert wait_until(lambda: bool(job.rows()), 60)
     assert running.error is None
     assert job.rows() != shop.expected()
     job.sink = {}

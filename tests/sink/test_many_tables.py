@@ -195,21 +195,20 @@ def test_new_topics_are_picked_up_while_running(shop: Shop) -> None:
     shop.create("old")
     shop.change("old", 10)
     shop.content["old"] = {}
-    running = shop.start()
-    assert wait_until(lambda: shop.spark.catalog.tableExists(shop.target("old")), 60)
-    time.sleep(2)
-    for _ in range(5):
+    with shop.start() as running:
+        assert wait_until(lambda: shop.spark.catalog.tableExists(shop.target("old")), 60)
+        time.sleep(2)
+        for _ in range(5):
+            shop.change("old", 10)
+        shop.create("new", partitions=2)
+        shop.change("new", 30)
+        for _ in range(8):
+            shop.change("old", 10)
+            time.sleep(0.3)
+        assert wait_until(lambda: shop.rows("new") == shop.expected("new"), 60)
+        shop.change("new", 10)
         shop.change("old", 10)
-    shop.create("new", partitions=2)
-    shop.change("new", 30)
-    for _ in range(8):
-        shop.change("old", 10)
-        time.sleep(0.3)
-    assert wait_until(lambda: shop.rows("new") == shop.expected("new"), 60)
-    shop.change("new", 10)
-    shop.change("old", 10)
-    assert wait_until(lambda: shop.rows("new") == shop.expected("new"), 60)
-    running.stop()
+        assert wait_until(lambda: shop.rows("new") == shop.expected("new"), 60)
     assert running.error is None
     # a topic that came while the job was down is read from its first message too
     shop.create("third")
@@ -231,13 +230,12 @@ def test_a_new_topic_that_fails_at_first_is_read_from_its_start(shop: Shop, capl
     shop.options = {"startingOffsets": "latest"}
     shop.create("old")
     create_table("old")
-    running = shop.start()
-    shop.create("new")
-    assert wait_until(lambda: f"{shop.target('new')} set aside" in caplog.text, 60)
-    shop.change("new", 20)
-    create_table("new")
-    assert wait_until(lambda: shop.is_exact("new"), 60)
-    running.stop()
+    with shop.start() as running:
+        shop.create("new")
+        assert wait_until(lambda: f"{shop.target('new')} set aside" in caplog.text, 60)
+        shop.change("new", 20)
+        create_table("new")
+        assert wait_until(lambda: shop.is_exact("new"), 60)
     assert running.error is None
 
 
@@ -245,12 +243,11 @@ def test_no_topic_yet(shop: Shop) -> None:
     """A pattern that matches nothing isn't an error, and the first topic starts the stream."""
     shop.run()
     shop.source = {"discovery_interval": "500 milliseconds"}
-    running = shop.start()
-    time.sleep(1)
-    shop.create("a")
-    shop.change("a", 10)
-    assert wait_until(lambda: shop.is_exact(), 60)
-    running.stop()
+    with shop.start() as running:
+        time.sleep(1)
+        shop.create("a")
+        shop.change("a", 10)
+        assert wait_until(lambda: shop.is_exact(), 60)
     assert running.error is None
 
 
@@ -275,21 +272,20 @@ def test_one_bad_table_does_not_stop_the_others(shop: Shop) -> None:
 
 def test_a_table_altered_underneath_comes_back_by_itself(shop: Shop) -> None:
     shop.create("a", "b")
-    running = shop.start()
-    shop.change("a", 10)
-    shop.change("b", 10)
-    assert wait_until(lambda: shop.is_exact(), 60)
-    shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
-    before = shop.expected("b")
-    for _ in range(5):
+    with shop.start() as running:
         shop.change("a", 10)
         shop.change("b", 10)
-        assert wait_until(lambda: shop.is_exact("a"), 60)
-    assert shop.rows("b") == before
-    assert running.alive
-    shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
-    assert wait_until(lambda: shop.is_exact(), 60)
-    running.stop()
+        assert wait_until(lambda: shop.is_exact(), 60)
+        shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
+        before = shop.expected("b")
+        for _ in range(5):
+            shop.change("a", 10)
+            shop.change("b", 10)
+            assert wait_until(lambda: shop.is_exact("a"), 60)
+        assert shop.rows("b") == before
+        assert running.alive
+        shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
+        assert wait_until(lambda: shop.is_exact(), 60)
     assert running.error is None
 
 
@@ -298,41 +294,40 @@ def test_a_table_that_comes_back_gets_nothing_of_the_query_that_went_on(
 ) -> None:
     """That query has read past its position, in a new partition even without a trace of it in the position."""
     shop.create("a", "b")
-    running = shop.start()
-    shop.change("a", 10)
-    shop.change("b", 10)
-    assert wait_until(lambda: shop.is_exact(), 60)
+    with shop.start() as running:
+        shop.change("a", 10)
+        shop.change("b", 10)
+        assert wait_until(lambda: shop.is_exact(), 60)
 
-    def add_to_new_partition(first: int) -> None:
-        producer = Producer({"bootstrap.servers": shop.kafka.bootstrap_servers})  # one that knows the partition
-        for number in range(first, first + 10):
-            shop.content["b"][number] = "new"
-            value = json.dumps({"row_kind": "+I", "id": number, "name": "new"}).encode()
-            producer.produce(shop.topic("b"), value=value, partition=1)
-        assert producer.flush(60) == 0
+        def add_to_new_partition(first: int) -> None:
+            producer = Producer({"bootstrap.servers": shop.kafka.bootstrap_servers})  # one that knows the partition
+            for number in range(first, first + 10):
+                shop.content["b"][number] = "new"
+                value = json.dumps({"row_kind": "+I", "id": number, "name": "new"}).encode()
+                producer.produce(shop.topic("b"), value=value, partition=1)
+            assert producer.flush(60) == 0
 
-    shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
-    shop.change("b", 5)
-    assert wait_until(lambda: f"{shop.target('b')} set aside" in caplog.text, 60)
-    admin = AdminClient({"bootstrap.servers": shop.kafka.bootstrap_servers})
-    topic = shop.topic("b")
-    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(60)
-    add_to_new_partition(100)
-    time.sleep(2)
-    shop.change("a", 10)
-    assert wait_until(lambda: shop.is_exact("a"), 60)
-    end = Pipeline._end
+        shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
+        shop.change("b", 5)
+        assert wait_until(lambda: f"{shop.target('b')} set aside" in caplog.text, 60)
+        admin = AdminClient({"bootstrap.servers": shop.kafka.bootstrap_servers})
+        topic = shop.topic("b")
+        admin.create_partitions([NewPartitions(topic, 2)])[topic].result(60)
+        add_to_new_partition(100)
+        time.sleep(2)
+        shop.change("a", 10)
+        assert wait_until(lambda: shop.is_exact("a"), 60)
+        end = Pipeline._end
 
-    def slow_end(self: Pipeline, run: Any) -> None:
-        add_to_new_partition(200)
-        time.sleep(3)
-        monkeypatch.setattr(Pipeline, "_end", end)
-        end(self, run)
+        def slow_end(self: Pipeline, run: Any) -> None:
+            add_to_new_partition(200)
+            time.sleep(3)
+            monkeypatch.setattr(Pipeline, "_end", end)
+            end(self, run)
 
-    monkeypatch.setattr(Pipeline, "_end", slow_end)
-    shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
-    assert wait_until(lambda: len(shop.rows("b")) >= len(shop.content["b"]) > 20 or not running.alive, 60)
-    running.stop()
+        monkeypatch.setattr(Pipeline, "_end", slow_end)
+        shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
+        assert wait_until(lambda: len(shop.rows("b")) >= len(shop.content["b"]) > 20 or not running.alive, 60)
     assert running.error is None
     assert shop.is_exact()
     assert "was set back" not in caplog.text
@@ -340,31 +335,29 @@ def test_a_table_that_comes_back_gets_nothing_of_the_query_that_went_on(
 
 def test_a_table_dropped_underneath_is_made_again(shop: Shop) -> None:
     shop.create("a", "b")
-    running = shop.start()
-    shop.change("a", 10)
-    shop.change("b", 10)
-    assert wait_until(lambda: shop.is_exact(), 60)
-    shop.spark.sql(f"DROP TABLE {shop.target('b')} PURGE")
-    shop.change("a", 10)
-    shop.change("b", 10)
-    assert wait_until(lambda: shop.is_exact(), 60)
-    running.stop()
+    with shop.start() as running:
+        shop.change("a", 10)
+        shop.change("b", 10)
+        assert wait_until(lambda: shop.is_exact(), 60)
+        shop.spark.sql(f"DROP TABLE {shop.target('b')} PURGE")
+        shop.change("a", 10)
+        shop.change("b", 10)
+        assert wait_until(lambda: shop.is_exact(), 60)
     assert running.error is None
 
 
 def test_a_deleted_topic_does_not_stop_the_others(shop: Shop) -> None:
     shop.create("a", "b")
-    running = shop.start()
-    shop.change("a", 10)
-    shop.change("b", 10)
-    assert wait_until(lambda: shop.is_exact(), 60)
-    admin = AdminClient({"bootstrap.servers": shop.kafka.bootstrap_servers})
-    admin.delete_topics([shop.topic("b")])[shop.topic("b")].result(30)
-    for _ in range(3):
+    with shop.start() as running:
         shop.change("a", 10)
-        assert wait_until(lambda: shop.is_exact("a"), 60)
-    assert running.alive
-    running.stop()
+        shop.change("b", 10)
+        assert wait_until(lambda: shop.is_exact(), 60)
+        admin = AdminClient({"bootstrap.servers": shop.kafka.bootstrap_servers})
+        admin.delete_topics([shop.topic("b")])[shop.topic("b")].result(30)
+        for _ in range(3):
+            shop.change("a", 10)
+            assert wait_until(lambda: shop.is_exact("a"), 60)
+        assert running.alive
     assert running.error is None or isinstance(running.error, ConfigError)
 
 
@@ -432,16 +425,15 @@ def test_idle_tables_cost_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -
     shop.create(*names)
     for name in names:
         shop.change(name, 3)
-    running = shop.start()
-    assert wait_until(lambda: shop.is_exact(), 90)
-    time.sleep(1)
-    with counting(monkeypatch, IcebergTable, "refresh") as refreshed:
-        for _ in range(3):
-            snapshots = shop.snapshots("t05")
-            shop.change("t05", 5)
-            assert wait_until(lambda snapshots=snapshots: shop.snapshots("t05") > snapshots, 60)  # type: ignore[misc]
+    with shop.start():
+        assert wait_until(lambda: shop.is_exact(), 90)
         time.sleep(1)
-    running.stop()
+        with counting(monkeypatch, IcebergTable, "refresh") as refreshed:
+            for _ in range(3):
+                snapshots = shop.snapshots("t05")
+                shop.change("t05", 5)
+                assert wait_until(lambda snapshots=snapshots: shop.snapshots("t05") > snapshots, 60)  # type: ignore[misc]
+            time.sleep(1)
     assert set(refreshed) == {shop.target("t05")}
     assert shop.is_exact()
 
@@ -721,20 +713,21 @@ def test_a_group_waits_for_a_table_that_failed_alone(shop: Shop, caplog: pytest.
     assert shop.is_exact("other")
     assert shop.rows("order_items") == before["order_items"]
     shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
-    running = shop.start()
-    assert wait_until(lambda: shop.is_exact(), 60)
-    before = {name: shop.expected(name) for name in ("orders", "order_items")}
-    caplog.clear()
-    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} ADD COLUMN extra string")
-    shop.change("orders", 10)
-    assert wait_until(lambda: f"{shop.target('orders')} set aside, with the others of group orders" in caplog.text, 60)
-    shop.change("order_items", 10)
-    shop.change("other", 10)
-    assert wait_until(lambda: shop.is_exact("other"), 60)
-    assert {name: shop.rows(name) for name in before} == before
-    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
-    assert wait_until(lambda: shop.is_exact(), 60)
-    running.stop()
+    with shop.start() as running:
+        assert wait_until(lambda: shop.is_exact(), 60)
+        before = {name: shop.expected(name) for name in ("orders", "order_items")}
+        caplog.clear()
+        shop.spark.sql(f"ALTER TABLE {shop.target('orders')} ADD COLUMN extra string")
+        shop.change("orders", 10)
+        assert wait_until(
+            lambda: f"{shop.target('orders')} set aside, with the others of group orders" in caplog.text, 60
+        )
+        shop.change("order_items", 10)
+        shop.change("other", 10)
+        assert wait_until(lambda: shop.is_exact("other"), 60)
+        assert {name: shop.rows(name) for name in before} == before
+        shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
+        assert wait_until(lambda: shop.is_exact(), 60)
     assert running.error is None
 
 
@@ -808,12 +801,11 @@ def test_directories_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
         def pipeline(self) -> Pipeline:
             return Pipeline(spark, config("200 milliseconds"))
 
-    running = Running(Job())  # type: ignore[arg-type]
-    write("shop_new", {"row_kind": "+I", "id": 5, "seq": 1})
-    assert wait_until(lambda: ids("new") == [5], 60)
-    write("shop_a", {"row_kind": "+I", "id": 2, "seq": 2})
-    assert wait_until(lambda: ids("a") == [1, 2], 60)
-    assert running.alive
-    running.stop()
+    with Running(Job()) as running:  # type: ignore[arg-type]
+        write("shop_new", {"row_kind": "+I", "id": 5, "seq": 1})
+        assert wait_until(lambda: ids("new") == [5], 60)
+        write("shop_a", {"row_kind": "+I", "id": 2, "seq": 2})
+        assert wait_until(lambda: ids("a") == [1, 2], 60)
+        assert running.alive
     assert isinstance(running.error, DataError)
     assert not spark.catalog.tableExists(f"lake.{name}.other")
