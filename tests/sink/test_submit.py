@@ -211,7 +211,8 @@ def test_the_jvm_dies(spark: SparkSession, tmp_path: Path) -> None:
         job.wait_for_batches(2)
         job.kill_jvm()
         assert job.wait() == 75, job.log
-        assert "rowdelta: " in job.log.splitlines()[-1], job.log
+        # threads of PySpark's may print their own end after it
+        assert any(line.startswith("rowdelta: ") for line in job.log.splitlines()), job.log
     result = finish(command("run", path))
     assert result.returncode == 0, result.stderr
     assert table_content(spark, tmp_path) == expected
