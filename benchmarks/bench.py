@@ -34,6 +34,9 @@ from sink.config import Config
 from sink.pipeline import Pipeline
 
 FILES_PER_BATCH = 2
+COMPACT_EVERY = 8
+"""Commits, of the cases that compact their table: so that each scan finds another number of them since the last compaction. What a
+compaction takes is in the time of the micro-batch that it ends; that the index then reads the new files' keys, in the next one's."""
 
 
 class Triggers(StreamingQueryListener):
@@ -84,6 +87,10 @@ class Case:
         return statistics.median(trigger.seconds for trigger in self.triggers)
 
     @property
+    def mean(self) -> float:
+        return statistics.fmean(trigger.seconds for trigger in self.triggers)
+
+    @property
     def p95(self) -> float:
         seconds = sorted(trigger.seconds for trigger in self.triggers)
         return seconds[min(len(seconds) - 1, round(0.95 * (len(seconds) - 1)))]
@@ -93,11 +100,21 @@ class RowdeltaCase:
     """Our sink as a user would configure it; the table exists, so that both sinks start alike."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, warehouse: Path, buckets: int | None, deletes: str, version: int = 2
+        self,
+        spark: SparkSession,
+        folder: Path,
+        warehouse: Path,
+        buckets: int | None,
+        deletes: str,
+        version: int = 2,
+        compact_every: int | None = None,
     ) -> None:
-        suffix = f"{deletes}_v{version}_{f'bucket{buckets}' if buckets else 'plain'}"
+        compacted = "_compacted" if compact_every else ""
+        suffix = f"{deletes}_v{version}_{f'bucket{buckets}' if buckets else 'plain'}{compacted}"
         table = f"{CATALOG}.{folder.name}.rowdelta_{suffix}"
-        self.case = Case(f"rowdelta {deletes} v{version}, {_partitioning(buckets)}", table, buckets)
+        name = f"rowdelta {deletes} v{version}, {_partitioning(buckets)}{', compacted' if compact_every else ''}"
+        self.case = Case(name, table, buckets)
+        self._compact_every = compact_every
         self._deletes = deletes
         self._version = version
         self._spark = spark
@@ -139,6 +156,7 @@ class RowdeltaCase:
                     "order_by": ["seq"],
                     "partition_by": [f"bucket({self.case.buckets}, id)"] if self.case.buckets else [],
                     "deletes": self._deletes,
+                    "compact_every": self._compact_every,
                     "properties": {"format-version": str(self._version)},
                 }
             ],
@@ -183,7 +201,7 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
         sink.case.load_seconds = sink.load(dataset)
         _check(spark, sink.case, dataset, 0)
         print(
-            f"  load  {sink.case.name:34} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} rows/s",
+            f"  load  {sink.case.name:45} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} rows/s",
             flush=True,
         )
     first = 1
@@ -197,7 +215,7 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
             sink.case.scans[last] = perf_counter() - started
             median = statistics.median(trigger.seconds for trigger in triggers)
             print(
-                f"  {first:2}-{last:2} {sink.case.name:34} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} s",
+                f"  {first:2}-{last:2} {sink.case.name:45} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} s",
                 flush=True,
             )
         first = last + 1
@@ -223,7 +241,9 @@ def _sinks(spark: SparkSession, folder: Path, warehouse: Path, only: str) -> lis
     for buckets in (None, 8):
         sinks += [
             RowdeltaCase(spark, folder, warehouse, buckets, "position"),
-            RowdeltaCase(spark, folder, warehouse, buckets, "position", version=3),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 2, COMPACT_EVERY),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, COMPACT_EVERY),
             RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
             MergeCase(spark, folder, buckets),
         ]
@@ -255,15 +275,17 @@ def _compacted_scan(spark: SparkSession, case: Case, dataset: Dataset, batch: in
 
 
 def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
-    print(f"\n{'':36}{'load':>12}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after batch, compacted")
+    print(
+        f"\n{'':46}{'load':>12}{'batch s':>9}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after batch, compacted"
+    )
     marks = " ".join(f"{n:>6}" for n in cases[0].scans)
-    print(f"{'':36}{'rows/s':>12}{'median':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks} {'comp.':>6}")
+    print(f"{'':46}{'rows/s':>12}{'median':>9}{'mean':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks} {'comp.':>6}")
     for case in cases:
         files, size = _files_per_commit(spark, case.table, len(case.triggers))
         scans = " ".join(f"{seconds:>6.2f}" for seconds in case.scans.values())
         load = rows / case.load_seconds
         print(
-            f"{case.name:36}{load:>12,.0f}{case.median:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans} {case.compacted_scan:>6.2f}"
+            f"{case.name:46}{load:>12,.0f}{case.median:>9.2f}{case.mean:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans} {case.compacted_scan:>6.2f}"
         )
     print()
     for ours in cases:

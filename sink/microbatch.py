@@ -29,6 +29,7 @@ from sink.commit import (
     TableNoLongerEmpty,
     retries_used_up,
 )
+from sink.compaction import Compaction
 from sink.config import Config
 from sink.dead_letters import DeadLetters
 from sink.decoding import RecordDecoder
@@ -133,6 +134,8 @@ class TableSink:
         self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
         self._decoder = self._open_decoder()
         self._left_out = table.spark.sparkContext.accumulator(dict[str, int](), task.Counts())
+        every = plan.section.compact_every
+        self._compaction = Compaction(table, every) if every is not None else None
         self._adopt()
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
@@ -166,23 +169,14 @@ class TableSink:
             self.table.set_property(f"{self._prefix}.start", json.dumps(dict(position)))
             self.table.refresh()
 
-    def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
-        """Apply the table's part of a micro-batch, once.
-
-        :raises RowdeltaError: nothing was applied, or (`CommitUnknown`) it is unknown whether it was.
-        """
-        batch = self.batch(stream, batch_id, frame)
-        if batch is not None:
-            self.apply_batch(batch_id, batch)
-
     def batch(self, stream: Stream, batch_id: int, frame: DataFrame) -> TableBatch | None:
         """The table's part of a micro-batch, if it has one."""
         return self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
 
     def apply_batch(self, batch_id: int, batch: TableBatch) -> None:
-        """Apply changes that continue the table's position, and store the position `batch.end`.
+        """Apply changes that continue the table's position, and store the position `batch.end`; once.
 
-        :raises RowdeltaError: as `apply` does.
+        :raises RowdeltaError: nothing was applied, or (`CommitUnknown`) it is unknown whether it was.
         """
         self.commit(self.prepare_batch(batch_id, batch))
 
@@ -250,7 +244,7 @@ class TableSink:
     def commit(self, pending: Pending) -> None:
         """Commit what `prepare_batch` or `prepare_share` made; if others changed the table meanwhile, write it again.
 
-        :raises RowdeltaError: see `apply`.
+        :raises RowdeltaError: see `apply_batch`.
         """
         refused: Exception | None = None
         attempt = pending.attempt
@@ -288,6 +282,11 @@ class TableSink:
                 raise retries_used_up(self.table.name, refused)
             time.sleep(pause)
             self._adopt()
+
+    def compact(self) -> None:
+        """Compact the table if the configuration says so; to be called after each commit, when others needn't wait for it."""
+        if self._compaction is not None:
+            self._compaction.after_commit()
 
     def discard(self) -> None:
         """Delete what was written and isn't committed."""

@@ -189,10 +189,16 @@ class Roster:
         finally:
             for source in results:  # the job is ending
                 sinks[source].discard()
+        # last, so that no table waits for another's compaction to get its changes
+        _finish(submit(self._attempt, _compact, member) for member in members if member.works)
 
     def _apply_alone(self, stream: Stream, batch_id: int, frame: DataFrame, member: Member) -> None:
-        _sink(member).apply(stream, batch_id, frame)
-        member.failures = 0
+        sink = _sink(member)
+        batch = sink.batch(stream, batch_id, frame)
+        if batch is not None:
+            sink.apply_batch(batch_id, batch)
+            member.failures = 0
+            sink.compact()
 
     def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
         """Commit a group's tables one right after the other; none, if one of them could not be written."""
@@ -319,6 +325,10 @@ def _together(members: Iterable[Member]) -> Iterator[list[Member]]:
 def _sink(member: Member) -> TableSink:
     assert member.sink is not None
     return member.sink
+
+
+def _compact(member: Member) -> None:
+    _sink(member).compact()
 
 
 def _finish(futures: Iterable[Future[None]]) -> None:

@@ -133,6 +133,7 @@ class Story:
     version: int = 2
     foreign_writes: Literal["copy-on-write", "merge-on-read"] = "merge-on-read"
     file_format: Literal["parquet", "json"] = "parquet"
+    compact_every: int | None = None
     tasks: int = 1
     flush_bytes: int = 1
     batch_rows: int = 3
@@ -172,6 +173,7 @@ def stories(draw: st.DrawFn) -> Story:
         version=draw(st.sampled_from([2, 3])),
         foreign_writes=draw(st.sampled_from(["copy-on-write", "merge-on-read"])),
         file_format=draw(st.sampled_from(["parquet", "json"])),
+        compact_every=draw(st.sampled_from([None, None, 1, 2])),
         tasks=draw(st.integers(1, 3)),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
         batch_rows=draw(st.integers(1, 5)),
@@ -305,6 +307,7 @@ class Player:
                 "write.delete.mode": story.foreign_writes,
                 "write.merge.mode": story.foreign_writes,
             },
+            table={"compact_every": story.compact_every},
             tasks=story.tasks,
         )
         if set(story.key) & set(NOT_IN_SQL):

@@ -1,0 +1,114 @@
+"""`compact_every`: the sink compacts its tables itself, between micro-batches."""
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.sink.harness import Job
+
+pytestmark = pytest.mark.spark
+
+EVERY = 5
+
+
+def new_job(spark: SparkSession, folder: Path, deletes: Literal["position", "equality"], version: int) -> Job:
+    properties = {"format-version": str(version)}
+    return Job(spark, folder, tasks=1, deletes=deletes, properties=properties, table={"compact_every": EVERY})
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return new_job(spark, tmp_path, "position", 3)
+
+
+class Changes:
+    """Micro-batches that update rows of all earlier ones, each with a row of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._rows: dict[int, str] = {}
+
+    def write(self, batches: int) -> None:
+        for _ in range(batches):
+            number = len(self._rows)
+            changed = {number: f"r{number}"} | dict.fromkeys(range(0, number, 2), f"r{number}")
+            self._rows |= changed
+            self._job.write([("+U", {"id": key, "region": region}) for key, region in changed.items()])
+
+    def expected(self) -> list[dict[str, Any]]:
+        return [{"id": key, "region": region} for key, region in sorted(self._rows.items())]
+
+
+def compactions(job: Job) -> list[int]:
+    """How many commits the sink had made at each compaction."""
+    made, found = 0, set()
+    for snapshot in job.snapshots():
+        if snapshot["operation"] == "replace":
+            found.add(made)
+        else:
+            made += 1
+    return sorted(found)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+def test_after_so_many_commits(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    deletes: Literal["position", "equality"],
+    version: int,
+) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = new_job(spark, tmp_path, deletes, version)
+    changes = Changes(job)
+    changes.write(2 * EVERY)
+    job.run()
+    assert compactions(job) == [EVERY, 2 * EVERY]
+    assert caplog.text.count(f"{job.target}: compacting after {EVERY} commits") == 2
+    assert f"{job.target}: compacted {EVERY + 1} data files into 1 and removed " in caplog.text
+    content = [file["content"] for file in job.files()]
+    assert content.count(0) == 1
+    # Iceberg lists deletes without effect until the next compaction, in tables that never had partitions
+    assert len(content) - 1 <= EVERY
+    assert job.rows() == changes.expected()
+    changes.write(2)
+    job.run()
+    assert compactions(job) == [EVERY, 2 * EVERY]
+    assert job.rows() == changes.expected()
+    if deletes == "position":
+        job.check_deletes()
+        assert job.check_index() is not None
+
+
+def test_commits_are_counted_across_runs_and_from_a_compaction_of_others(job: Job) -> None:
+    changes = Changes(job)
+    for number in range(1, EVERY + 6):
+        changes.write(1)
+        job.run()
+        if number == 4:
+            job.compact()
+    assert compactions(job) == [4, 4 + EVERY]
+    assert job.rows() == changes.expected()
+
+
+def test_a_compaction_that_fails_stops_nothing(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried again after as many commits."""
+    changes = Changes(job)
+    changes.write(2)
+    job.run()
+    (path, *_) = sorted(path for path in (job.table_folder / "data").rglob("*.parquet") if "delete" not in path.name)
+    away = path.rename(job.folder / "away")
+    changes.write(2 * EVERY - 3)
+    job.run()
+    assert f"{job.target}: not compacted, tried again after {EVERY} commits: " in caplog.text
+    assert compactions(job) == []
+    away.rename(path)
+    assert job.rows() == changes.expected()
+    changes.write(1)
+    job.run()
+    assert compactions(job) == [2 * EVERY]
+    assert job.rows() == changes.expected()
