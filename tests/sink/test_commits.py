@@ -23,7 +23,10 @@ pytestmark = pytest.mark.spark
 COMMIT_STATE_UNKNOWN = "org.apache.iceberg.exceptions.CommitStateUnknownException"
 
 
-@pytest.fixture(params=[("position", "3"), ("equality", "2")], ids=lambda pair: f"{pair[0]}-v{pair[1]}")
+PAIRS = [(deletes, version) for deletes in ("position", "equality") for version in ("2", "3")]
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0]}-v{pair[1]}")
 def job(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Job:
     deletes, version = request.param
     return Job(spark, tmp_path, deletes=deletes, properties={"format-version": version})

@@ -502,6 +502,24 @@ def no_file_is_left_over(shop: Shop, *tables: str) -> bool:
     return True
 
 
+def test_each_table_is_compacted(shop: Shop, jobs: Jobs) -> None:
+    """Also one of a group, and one that a shared job writes; one with fewer commits isn't."""
+    shop.entries = [
+        {"source": shop.topic(name), "target": shop.target(name), "group": group, "compact_every": 3}
+        for name, group in {"a": "shop", "b": "shop", "c": None, "idle": None}.items()
+    ]
+    shop.create("a", "b", "c", "idle")
+    for number in range(6):
+        for name in ("a", "b", "c", "idle") if number < 2 else ("a", "b", "c"):
+            shop.change(name, 60)
+        shop.run()
+        assert shop.is_exact()
+    for name, compacted in {"a": True, "b": True, "c": True, "idle": False}.items():
+        snapshots = shop.spark.sql(f"SELECT operation FROM {shop.target(name)}.snapshots").collect()
+        assert ("replace" in {row.operation for row in snapshots}) == compacted, name
+    assert len(jobs) == 6
+
+
 @pytest.mark.parametrize("partition_by", [[], ["bucket(8, id)"], ["truncate(1, name)"]])
 @pytest.mark.parametrize("version", ["2", "3"])
 def test_shared_jobs_and_own_jobs_keep_one_index(
