@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from zipimport import zipimporter
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
@@ -288,29 +289,34 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
 
 
 def index_entries(
-    table: TableSpec, files: Sequence[IndexedFile], hash_keys: KeyHash, batches: Iterable[pa.RecordBatch]
+    table: TableSpec, path_hashes: npt.NDArray[np.uint64], hash_keys: KeyHash, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Entries of the key index for live rows: `_rowdelta_hash` (int64) and `_LOW` (uint64), `INDEX_FILE` and `INDEX_POS` (uint32).
 
-    :param files: the data files that the rows come from. :param batches: the key columns, `INDEX_FILE` (path) and `INDEX_POS`.
+    :param path_hashes: of the data files that the rows come from.
+    :param batches: the key columns, `INDEX_FILE` (the path's hash) and `INDEX_POS`.
+    :return: `INDEX_FILE` is the number of the file.
     """
-    paths = pa.array([file.path for file in files])
+    order = np.argsort(path_hashes).astype(np.uint32)
+    in_order = path_hashes[order]
     for batch in batches:
         keys = batch.select(list(hash_keys.key))
+        files = batch.column(INDEX_FILE).to_numpy().view(np.uint64)
+        places = np.searchsorted(in_order, files)
+        if not np.array_equal(np.take(in_order, places, mode="clip"), files):
+            raise ValueError("a row is of none of the files that are read")
         columns = {
             HASH: pa.array(hash_keys(keys).view(np.int64)),
             _LOW: pa.array(low_hash(key_columns(table, pa.Table.from_batches([keys])))),
-            INDEX_FILE: pc.index_in(batch.column(INDEX_FILE), value_set=paths).cast(pa.uint32()),
+            INDEX_FILE: pa.array(order[places]),
             INDEX_POS: batch.column(INDEX_POS).cast(pa.uint32()),
         }
         yield pa.RecordBatch.from_pydict(columns)
 
 
-def route_entries(
-    table: TableSpec, files: Sequence[IndexedFile], hash_keys: KeyHash, tasks: int, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Deal `index_entries` out to tasks."""
-    yield from packed(index_entries(table, files, hash_keys, batches), tasks, keep_hash=True)
+def route_entries(entries: Step, tasks: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Deal the `entries` of the batches out to tasks."""
+    yield from packed(entries(batches), tasks, keep_hash=True)
     _forget_archives()
 
 
@@ -320,12 +326,11 @@ def build_index(
     location: str,
     sequence: int,
     name: str,
-    hash_keys: KeyHash | None,
-    batches: Iterable[pa.RecordBatch],
+    entries: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Write runs of live rows. Yields one row: a JSON list of `RunInfo`.
 
-    :param batches: what `route_entries` dealt out to this task; or with `hash_keys` the rows that it takes, in the only task.
+    :param entries: those of `index_entries` that this task has to see to.
     """
     context = TaskContext.get()
     assert context is not None
@@ -333,7 +338,7 @@ def build_index(
     runs: list[RunInfo] = []
 
     def flush() -> None:
-        entries = Entries(
+        run = Entries(
             high=np.concatenate([part.high for part in pending]),
             low=np.concatenate([part.low for part in pending]),
             file=np.concatenate([part.file for part in pending]),
@@ -341,10 +346,9 @@ def build_index(
             files=tuple(files),
         )
         run_name = f"{name}-{context.taskAttemptId()}-{len(runs)}"
-        runs.append(write_run(table.io, location, run_name, sequence, entries))
+        runs.append(write_run(table.io, location, run_name, sequence, run))
         pending.clear()
 
-    entries = batches if hash_keys is None else index_entries(table, files, hash_keys, batches)
     for batch in entries:
         high, low, file, pos = (batch.column(part).to_numpy() for part in (HASH, _LOW, INDEX_FILE, INDEX_POS))
         pending.append(Entries(high=high.view(np.uint64), low=low, file=file, pos=pos, files=()))
