@@ -122,6 +122,11 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
             r"sink\.dead_letter_options needs sink\.dead_letter_topic",
         ),
         (
+            "    key: [id]\n",
+            "    key: [id]\n    compact_every: 0\n",
+            r"tables\[0\]\.compact_every: got 0; .*greater than or equal to 1",
+        ),
+        (
             "  id: shop",
             "  id: shop\n  trigger: often",
             r":3: sink\.trigger: got 'often'; write \"available-now\", or an interval",
