@@ -111,7 +111,7 @@ def test_a_file_system_that_does_not_answer(spark: SparkSession, tmp_path: Path)
         Pipeline(spark, files_config(tmp_path, "pipeline_away", **{"$1": f"{away}/(.*)"}))
 
 
-@pytest.mark.parametrize(("owner", "method"), [(TableSink, "apply"), (FilesSource, "touched")])
+@pytest.mark.parametrize(("owner", "method"), [(TableSink, "apply_batch"), (FilesSource, "touched")])
 def test_our_own_mistakes_are_no_reason_to_run_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
