@@ -78,9 +78,10 @@ class Pipeline:
             self._roster.close()
             # the JVM may have gone; what ended the run matters more
             with suppress(Py4JError, OSError):
-                for run in self._runs:
+                for run in list(self._runs):
                     if run.query is not None:
                         run.query.stop()
+                    self._forget(run)
 
     def stop(self) -> None:
         """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
@@ -130,11 +131,20 @@ class Pipeline:
         return run
 
     def _end(self, run: _Run) -> None:
-        self._runs.remove(run)
         assert run.query is not None
         self._quieten_spark()
         run.query.stop()
+        self._forget(run)
         self._spark.sparkContext.setLogLevel("ERROR")
+
+    def _forget(self, run: _Run) -> None:
+        """Let go of a query that has ended.
+
+        It refers to us by its `foreachBatch` function, so if we refer to it neither the JVM's garbage collector nor Python's
+        sees that nobody needs either: the query, its session and its threads would stay.
+        """
+        self._runs.remove(run)
+        run.query = None
 
     def _apply(self, run: _Run) -> Callable[[DataFrame, int], None]:
         members = [self._roster.members[table.source] for table in run.stream.tables]
@@ -160,8 +170,9 @@ class Pipeline:
         while not self._stopping.is_set():
             for run in list(self._runs):
                 # each in turn: a failed query must not go unnoticed behind one that runs on
-                if self._has_ended(run) and run in self._runs:
-                    self._runs.remove(run)
+                # and what follows the failure of one may end others
+                if run in self._runs and self._has_ended(run) and run in self._runs:
+                    self._forget(run)
             self._raise_if_over()
             if self._config.sink.trigger != "available-now":
                 self._look_around()

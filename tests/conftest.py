@@ -27,7 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 "spark.master": "local[2]",
                 # for the JDBC catalog; drivers must be on the class path from the start
                 "spark.jars.packages": "org.xerial:sqlite-jdbc:3.50.3.0",
-                "spark.driver.memory": "1g",
+                "spark.driver.memory": "2g",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
                 "spark.ui.enabled": "false",

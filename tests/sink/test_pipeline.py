@@ -1,8 +1,10 @@
 """Several tables in one job."""
 
+import gc
 import json
 import os
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from sink.microbatch import TableSink
 from sink.pipeline import Pipeline, find_tables, open_source
 from sink.roster import Roster
 from sink.sources.files import FilesSource
+from tests.services.process import wait_until
 from tests.sink.harness import Job, crashing
 
 pytestmark = pytest.mark.spark
@@ -168,3 +171,22 @@ def test_what_failed_in_a_task_is_said(spark: SparkSession, tmp_path: Path, task
             Pipeline(spark, config).run()
     finally:
         spark.conf.set(name, before)
+
+
+def test_a_pipeline_that_has_ended_leaves_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:
+    """Neither in the JVM nor in Python: a process may run many, and queries begin anew when tables are found or come back."""
+    job = Job(spark, tmp_path)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    pipeline = job.pipeline()
+    pipeline.run()
+    ended = weakref.ref(pipeline)
+    del pipeline
+    job.run()  # some references go to the newest query, whichever that is
+
+    def is_gone() -> bool:
+        assert spark._jvm is not None
+        spark._jvm.System.gc()
+        gc.collect()
+        return ended() is None
+
+    assert wait_until(is_gone, 60)
