@@ -769,8 +769,11 @@ def test_plans_and_refusals_are_shown(shop: Shop) -> None:
     assert shop.is_exact("c")
 
 
-def test_directories_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
+def test_directories_by_pattern(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each matching directory is a table; one that appears while the job runs too; a bad one stops itself only."""
+    monkeypatch.setattr(roster, "FIRST_PAUSE", 600.0)  # or the job may be stopped while the bad one is tried again
     name = f"m{uuid4().hex[:12]}"
 
     def write(folder: str, *records: Mapping[str, Any]) -> None:
@@ -824,6 +827,7 @@ def test_directories_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
         assert wait_until(lambda: ids("new") == [5], 60)
         write("shop_a", {"row_kind": "+I", "id": 2, "seq": 2})
         assert wait_until(lambda: ids("a") == [1, 2], 60)
+        assert wait_until(lambda: f"lake.{name}.bad set aside" in caplog.text, 60)
         assert running.alive
     assert isinstance(running.error, DataError)
     assert not spark.catalog.tableExists(f"lake.{name}.other")
