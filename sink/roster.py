@@ -197,8 +197,8 @@ class Roster:
         batch = sink.batch(stream, batch_id, frame)
         if batch is not None:
             sink.apply_batch(batch_id, batch)
-            member.failures = 0
             sink.compact()
+        member.failures = 0
 
     def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
         """Commit a group's tables one right after the other; none, if one of them could not be written."""
