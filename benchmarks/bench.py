@@ -51,7 +51,7 @@ class Triggers(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         durations = event.progress.durationMs
-        if event.progress.numInputRows and "addBatch" in durations:
+        if "addBatch" in durations:
             trigger = Trigger(
                 event.progress.batchId, durations["triggerExecution"] / 1000, durations["addBatch"] / 1000
             )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import BAD, KIND, ORDER, RowKind
-from deltawriters.collapse import Ints, collapse, settle, tied_rows
+from deltawriters.collapse import Ints, collapse, dense_ids, settle, tied_rows
 from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
 
@@ -19,6 +19,9 @@ BUFFER_BYTES = 64 * 1024 * 1024
 """Arrow bytes among which keys are looked for."""
 _WORTHWHILE = 0.8
 """A buffer of which more than this is left doesn't pay: the rest of the task isn't looked at."""
+_PROBE_ROWS = 32_768
+_NEARLY_ALL = 0.98
+"""If this many of the first keys are there once only, the rows are a snapshot of the source, or as good as one."""
 _BATCH = 32_768
 
 
@@ -34,21 +37,33 @@ def combined(
     :param changes: changelog rows (`changelog.rows`) of one schema. :param columns: the table's, in its order: ties are settled by their
         content, as the delta writer does it. :param left_out: told how many changes were left out, by `RowKind.short`.
     """
-    batches, size = list[pa.RecordBatch](), 0
+    batches, rows, size = list[pa.RecordBatch](), 0, 0
+    probed = False
     remaining = iter(changes)
     for batch in remaining:
         batches.append(batch)
+        rows += batch.num_rows
         size += batch.nbytes
+        if not probed and rows >= _PROBE_ROWS:
+            probed = True
+            if _distinct(batches, key) > _NEARLY_ALL * rows:
+                yield from batches
+                yield from remaining
+                return
         if size < buffer_bytes:
             continue
-        count = sum(batch.num_rows for batch in batches)
         last = _last_changes(batches, key, columns, left_out)
         yield from last.to_batches(_BATCH)
-        size = 0
-        if last.num_rows > _WORTHWHILE * count:
+        if last.num_rows > _WORTHWHILE * rows:
             yield from remaining
+        rows = size = 0
     if batches:
         yield from _last_changes(batches, key, columns, left_out).to_batches(_BATCH)
+
+
+def _distinct(batches: list[pa.RecordBatch], key: Sequence[str]) -> int:
+    keys = pa.Table.from_batches(batches).select(list(key)).combine_chunks()
+    return dense_ids([storage(column) for column in keys.columns])[1]
 
 
 def _last_changes(

@@ -139,7 +139,7 @@ class DeltaWriter:
     def _flush(self, last: bool) -> None:
         if not self._buffer:
             return
-        changes = pa.Table.from_batches(self._buffer)
+        changes = pa.Table.from_batches(self._buffer).combine_chunks()
         self._buffer, self._buffered_bytes = [], 0
         kinds = storage(changes.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
@@ -318,6 +318,8 @@ def _concat(known: pa.Table | None, more: pa.Table) -> pa.Table:
 
 
 def _take(table: pa.Table, rows: Ints) -> pa.Table:
+    if len(rows) == table.num_rows and np.array_equal(rows, np.arange(len(rows))):
+        return table  # nothing was collapsed, as in a snapshot of the source: most of the time would go into copies
     # `take` on a table of many chunks gathers chunk by chunk; on one chunk it is a plain gather
     return table.combine_chunks().take(pa.array(rows))
 

@@ -9,6 +9,7 @@ from pyspark.sql import types as T
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, spark_schema
 from changelog.row_kind_columns import columns_decoder, completed
+from changelog.row_kind_parquet import PlainRows
 from sink import task
 from sink.computed import compute
 from sink.config import Config
@@ -17,16 +18,20 @@ from sink.tables import TablePlan
 
 
 class RecordDecoder:
-    """Decodes one table's records: Parquet by Spark's expressions, everything else in Python.
+    """Decodes one table's records: everything in Python but Parquet files that aren't plain, which Spark's expressions do.
 
     :param observe: told what the table can't take (`changelog.decoding.Observed`).
     """
 
+    plain: PlainRows | None
+    """Decodes Parquet files, whole."""
+
     def __init__(self, config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None]) -> None:
         self._plan = plan
-        self._by_spark = self._in_python = None
+        self._by_spark = self._in_python = self.plain = None
         if config.source.type == "files" and config.source.file_format == "parquet":
             self._by_spark = columns_decoder(plan.changelog)
+            self.plain = PlainRows.of(plan.changelog) if plan.is_decoded_whole else None
         else:
             self._in_python = ChangelogDecoder(config.source.format, plan.changelog, observe)
 

@@ -5,9 +5,9 @@ those. So of these the shuffle sees one row for each batch and task, with a part
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,15 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.rows import HASH
-from sink.routing import KeyHash, owner, owner_column
+from sink.routing import owner
 
 Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A part of a task's work."""
 
 PACKED_SCHEMA = "task int, rows binary"
+
+Results: TypeAlias = RDD[tuple[Any, ...]] | DataFrame
+"""Rows that tasks yield in the end, to be collected."""
 
 PART_ROWS = 4096
 """Rows for each task that are waited for, or the parts would be smaller than what is said about them."""
@@ -51,27 +54,43 @@ def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFra
     return rows.mapInArrow(lambda batches: step(batches), schema)
 
 
-def by_key(changes: DataFrame, hash_keys: KeyHash, catalog: str, tasks: int, keep_hash: bool) -> DataFrame:
-    """Rows of Spark's, each in the task that it is for; with `_rowdelta_hash` if `keep_hash`."""
-    hashed, target = _by_hash(hash_keys, catalog, tasks, keep_hash, changes.sparkSession.sparkContext)
-    return (changes.withColumn(HASH, hashed) if keep_hash else changes).repartition(tasks, target)
-
-
-def exchanged(packed_rows: DataFrame, tasks: int, then: Step, schema: str) -> DataFrame:
+def exchanged(packed_rows: DataFrame, tasks: int, then: Step) -> Results:
     """What `then` makes, in the task that it is for, of each task's part of what `packed` made.
 
     A task gets the parts one by one, as bytes: as rows of Arrow batches, which Spark ends by a number of rows, they could be more than
     fits into memory.
-
-    :param schema: of the result (DDL), which is small.
     """
-    spark = packed_rows.sparkSession
-    context = spark.sparkContext
+    context = packed_rows.sparkSession.sparkContext
     assert context._jvm is not None
     rows = packed_rows.repartition(tasks, _by_number(tasks, context)).select("rows")
     parts = getattr(rows._jdf, "as")(context._jvm.org.apache.spark.sql.Encoders.BINARY()).toJavaRDD()
-    results = RDD(parts, context, NoOpSerializer()).mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
-    return spark.createDataFrame(results, schema)
+    return RDD(parts, context, NoOpSerializer()).mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
+
+
+FileStep = Callable[[Iterable[tuple[str, bytes]]], Iterator[pa.RecordBatch]]
+"""Takes paths and contents of files."""
+
+
+def files(paths: Sequence[str], context: SparkContext) -> "RDD[tuple[str, bytes]]":
+    """Files, whole, about evenly in tasks. Nothing for Spark to plan, which takes as long as reading a small file does."""
+    return context.binaryFiles(",".join(paths), 2 * context.defaultParallelism)
+
+
+def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int, then: Step) -> Results:
+    """The same as `exchanged`, of what `route` makes of files: batches of `PACKED_SCHEMA`."""
+    dealt: RDD[tuple[int, bytes]] = whole.mapPartitions(lambda part: _as_tuples(route(part))).partitionBy(
+        tasks, _itself
+    )
+    return dealt.mapPartitions(lambda part: _as_tuples(then(_unpacked(rows for _, rows in part))))
+
+
+def files_alone(whole: "RDD[tuple[str, bytes]]", step: FileStep) -> Results:
+    """What `step` makes of all files, in one task."""
+    return whole.coalesce(1).mapPartitions(lambda part: _as_tuples(step(part)))
+
+
+def _itself(number: int) -> int:
+    return number
 
 
 def _unpacked(parts: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
@@ -85,15 +104,6 @@ def _as_tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
 
 
 # Each part of an expression is a call to the JVM, for which every micro-batch would pay again.
-
-
-@functools.lru_cache(maxsize=64)
-def _by_hash(
-    hash_keys: KeyHash, catalog: str, tasks: int, is_there: bool, context: SparkContext
-) -> tuple[Column, Column]:
-    """The hash, and what to repartition by. :param is_there: the hash will be a column by then."""
-    hashed = hash_keys.column(catalog)
-    return hashed, _to_task(owner_column(F.col(HASH) if is_there else hashed, tasks), tasks, context)
 
 
 @functools.lru_cache(maxsize=8)

@@ -43,7 +43,7 @@ from deltawriters.positions import bitmap, read_deletion_vectors, write_deletion
 from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
 from sink.errors import TableError
-from sink.exchange import PACKED_SCHEMA, exchanged, in_arrow
+from sink.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.routing import RANGES, Bucket, KeyHash, bucket_of_key
 from sink.tables import TablePlan
@@ -487,14 +487,14 @@ class KeyIndex:
             if tasks > 1:
                 route = functools.partial(task.route_entries, entries, tasks)
                 routed = in_arrow(rows, route, PACKED_SCHEMA)
-                built = exchanged(routed, tasks, build, task.RESULT_SCHEMA)
+                built: Results = exchanged(routed, tasks, build)
             else:
                 built = in_arrow(rows.coalesce(1), lambda batches: build(entries(batches)), task.RESULT_SCHEMA)
             with _progress(spark, f"{self._table.name}: reading the keys of {len(files):,} files"):
                 results = built.collect()
         finally:
             manager.removeTasks(self._table.java, name)
-        return [RunInfo.from_json(run) for row in results for run in json.loads(row.result)]
+        return [RunInfo.from_json(run) for row in results for run in json.loads(row[0])]
 
     def _manifest(self, name: str) -> str:
         return f"{self._location}/versions/{name}.json"

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -34,7 +34,17 @@ from sink.config import Config
 from sink.dead_letters import DeadLetters
 from sink.decoding import RecordDecoder
 from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
-from sink.exchange import PACKED_SCHEMA, PART_ROWS, by_key, exchanged, in_arrow
+from sink.exchange import (
+    PACKED_SCHEMA,
+    PART_ROWS,
+    Results,
+    Step,
+    exchanged,
+    files,
+    files_alone,
+    files_exchanged,
+    in_arrow,
+)
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLost, KeyIndex
 from sink.mapping import MappedTable
@@ -134,6 +144,7 @@ class TableSink:
         self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
         self._decoder = self._open_decoder()
         self._left_out = table.spark.sparkContext.accumulator(dict[str, int](), task.Counts())
+        self._not_plain = table.spark.sparkContext.accumulator(0)
         every = plan.section.compact_every
         self._compaction = Compaction(table, every) if every is not None else None
         self._adopt()
@@ -384,47 +395,76 @@ class TableSink:
 
     def _write(self, batch: TableBatch, begun: Begun) -> Written:
         frame = batch.records() if batch.changes is None else batch.changes
-        section, spark = self.plan.section, frame.sparkSession
+        spark = frame.sparkSession
         # a session of the stream's own; re-planning at run time costs more than it can gain on one shuffle
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         # or a cast that fails in a computed column would be a null
         spark.conf.set("spark.sql.ansi.enabled", "true")
         tasks = self._tasks(batch, spark)
         self._observed.value, self._left_out.value, self._written_paths.value = {}, {}, []
+        self._not_plain.value = 0
+        plan = self._task_plan(begun, tasks)
+        whole = batch.files and self._decoder.plain is not None and not self._has_kept_letters()
+        if whole:
+            results = self._written_by(self._writing_files(batch, plan, tasks))
+            if self._not_plain.value:
+                log.info("%s: its files need Spark's reader", self.table.name)
+                self._decoder.plain = None
+                self._delete_written()
+                self._left_out.value, whole = {}, False
+        if not whole:
+            results = self._written_by(self._writing(batch, frame, plan, tasks))
+        observed = dict(self._observed.value)
+        written = sum_up(results)
+        counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
+        return replace(written, tasks=tasks, observed=observed, rows=counts)
+
+    def _written_by(self, job: Results) -> list[dict[str, Any]]:
+        """Results of the job's tasks. Whatever it raises, files of tasks that finished are deleted."""
         try:
-            results = self._writing(batch, frame, self._task_plan(begun, tasks), tasks).collect()
+            return [json.loads(row[0]) for row in job.collect()]
         except (PySparkException, Py4JJavaError) as error:
             self._delete_written()
             damage = re.search(r"CorruptIndex: (.*)", str(error))
             if damage:
                 raise IndexLost(damage.group(1)) from error
-            raise job_error(section.target, error) from error
-        observed = dict(self._observed.value)
-        written = sum_up([json.loads(row.result) for row in results])
-        counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
-        return replace(written, tasks=tasks, observed=observed, rows=counts)
+            raise job_error(self.plan.section.target, error) from error
 
-    def _writing(self, batch: TableBatch, frame: DataFrame, plan: task.TaskPlan, tasks: int) -> DataFrame:
-        """A frame that writes the files when it is collected, and has the tasks' results.
+    def _writing_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> Results:
+        """The same as `_writing`, of files that are read whole; unless `_not_plain` says afterwards that they can't be."""
+        assert batch.files is not None
+        assert self._decoder.plain is not None
+        run, route = self._steps(plan, tasks)
+        decode = functools.partial(task.decode_files, self._decoder.plain, self._not_plain)
+        whole = files(batch.files, self.table.spark.sparkContext)
+        if tasks == 1:
+            alone = functools.partial(run, self._key_hash(tasks) if plan.index is not None else None)
+            return files_alone(whole, functools.partial(decode, alone))
+        return files_exchanged(whole, functools.partial(decode, route), tasks, functools.partial(run, None))
+
+    def _writing(self, batch: TableBatch, frame: DataFrame, plan: task.TaskPlan, tasks: int) -> Results:
+        """What writes the files when it is collected, and has the tasks' results.
 
         :param frame: the batch's records or changes.
         """
-        hash_keys, indexed, result = self._key_hash(tasks), plan.index is not None, task.RESULT_SCHEMA
-        run = functools.partial(task.run, plan, self._written_paths)
-        alone = functools.partial(run, hash_keys if indexed else None)
+        run, route = self._steps(plan, tasks)
+        alone = functools.partial(run, self._key_hash(tasks) if plan.index is not None else None)
         if tasks == 1:
             frame = frame.coalesce(1)
+        then, schema = (alone, task.RESULT_SCHEMA) if tasks == 1 else (route, PACKED_SCHEMA)
         if batch.changes is None and self._decoder.ends_in_python and not self._has_kept_letters():
-            if tasks == 1:
-                return self._decoder.changes_into(alone, result, frame)
-            route = functools.partial(task.route, self._combine(), hash_keys, tasks, indexed, PART_ROWS)
-            routed = self._decoder.changes_into(route, PACKED_SCHEMA, frame)
-            return exchanged(routed, tasks, functools.partial(run, None), result)
-        changes = self._without_kept(frame if batch.changes is not None else self._decoder.changes(frame))
-        if tasks == 1:
-            return in_arrow(changes, alone, result)
-        rows = by_key(changes, hash_keys, self.plan.section.catalog, tasks, keep_hash=indexed)
-        return in_arrow(rows, functools.partial(run, None), result)
+            made = self._decoder.changes_into(then, schema, frame)
+        else:
+            changes = self._without_kept(frame if batch.changes is not None else self._decoder.changes(frame))
+            made = in_arrow(changes, then, schema)
+        return made if tasks == 1 else exchanged(made, tasks, functools.partial(run, None))
+
+    def _steps(self, plan: task.TaskPlan, tasks: int) -> tuple[Callable[..., Iterator[Any]], Step]:
+        """What writes a task's changes, given how to hash them, and what deals changes out to tasks."""
+        route = functools.partial(
+            task.route, self._combine(), self._key_hash(tasks), tasks, plan.index is not None, PART_ROWS
+        )
+        return functools.partial(task.run, plan, self._written_paths), route
 
     def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
         """How many tasks write it."""

@@ -1,6 +1,6 @@
 """Which task gets which row: all changes of a key meet in one task.
 
-Twice the same, bit for bit: for rows that are Spark's, by its expressions, and for rows that only Python has seen, in NumPy.
+The hash is Spark's `xxhash64`, in NumPy.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,10 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import IcebergType
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
-from changelog.row_kind_columns import quoted
 from changelog.rows import BAD, HASH
 from deltawriters import TableSpec
 from deltawriters.keyindex import xxhash64
@@ -58,19 +55,6 @@ class KeyHash:
         hashes: Hashes = (numbers * share << _BELOW) | (by_key >> np.uint64(_RANGE_BITS))
         return hashes
 
-    def column(self, catalog: str) -> Column:
-        """The same as a bigint, of rows that may have nulls for keys.
-
-        :param catalog: any Iceberg catalog of the session's, for the function `bucket`.
-        """
-        by_key = F.xxhash64(*(F.col(quoted(name)) for name in self.key))
-        if self.bucket is None:
-            return by_key
-        column, count = quoted(self.bucket.column), self.bucket.count
-        number = F.expr(f"coalesce({quoted(catalog)}.system.bucket({count}, {column}), 0)") % RANGES
-        top = F.shiftleft((number * max(1, RANGES // count)).cast("bigint"), 64 - _RANGE_BITS)
-        return top.bitwiseOR(F.shiftrightunsigned(by_key, _RANGE_BITS))
-
     def added(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Changelog rows with `_rowdelta_hash`; of bad records any number."""
         for batch in changes:
@@ -97,11 +81,6 @@ def bucket_of_key(key: Sequence[str], table: TableSpec) -> Bucket | None:
 def owner(hashes: Hashes, tasks: int) -> npt.NDArray[np.int64]:
     """The numbers of the tasks that own the hashes: the counterpart of `range_of`."""
     return (hashes >> _BELOW).astype(np.int64) * tasks >> _RANGE_BITS
-
-
-def owner_column(hashes: Column, tasks: int) -> Column:
-    """The same of a column of bigints."""
-    return F.shiftright(F.shiftrightunsigned(hashes, 64 - _RANGE_BITS) * tasks, _RANGE_BITS).cast("int")
 
 
 def range_of(number: int, tasks: int) -> tuple[int, int]:

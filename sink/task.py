@@ -21,6 +21,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, merged_types
+from changelog.row_kind_parquet import NotPlain, PlainRows
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.combine import combined
@@ -140,6 +141,25 @@ def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.Re
     changes = decoder(map(_completed, batches))
     yield from changes if then is None else then(changes)
     _forget_archives()
+
+
+def decode_files(
+    decoder: PlainRows, not_plain: Accumulator[int], then: Step, files: Iterable[tuple[str, bytes]]
+) -> Iterator[pa.RecordBatch]:
+    """Decode a task's Parquet files, and do with the changes what comes next.
+
+    :param files: paths and contents. :param not_plain: told of a file that can't be decoded so; then what is made of the others is void.
+    """
+
+    def changes() -> Iterator[pa.RecordBatch]:
+        for _, content in files:
+            try:
+                yield from decoder(content)
+            except NotPlain:
+                not_plain.add(1)
+                return
+
+    yield from then(changes())
 
 
 def _completed(records: pa.RecordBatch) -> pa.RecordBatch:

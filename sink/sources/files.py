@@ -8,6 +8,7 @@ from a copy, ahead of a table that was rolled back), files at or before the mark
 
 import itertools
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pyspark.sql import types as T
 
 from changelog.decoding import is_wider
 from changelog.row_kind_columns import SOURCE, columns_to_read
+from changelog.row_kind_parquet import MOST_BYTES
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
@@ -32,6 +34,12 @@ from sink.sources.source import Position, Stream, TableBatch
 _MODIFIED = f"{PREFIX}modified"
 _NAME = f"{PREFIX}name"
 _OWN_OPTIONS = {"path_format"}
+_CHOOSING_OPTIONS = {"path_format", "maxFilesPerTrigger", "maxBytesPerTrigger"}
+"""Options that have no influence on how a file is read."""
+_SPECIAL = re.compile(r"[,{}\[\]*?\\]")
+"""Characters that mean something in a list of paths."""
+_CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
+_AS_WRITTEN = "CORRECTED"
 _FILE_SCHEMAS = 100
 """Schemas of files that are remembered: nearly always there is one."""
 
@@ -44,6 +52,15 @@ class _ChangeFile:
     @property
     def name(self) -> str:
         return unquote(self.path.rsplit("/", 1)[-1])
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """What is known of a Parquet file before it is read."""
+
+    schema: T.StructType
+    rows: int
+    bytes: int
 
 
 class FilesSource:
@@ -68,6 +85,7 @@ class FilesSource:
         self._to_spark = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetToSparkSchemaConverter
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
         self._file_schemas: dict[str, T.StructType] = {}
+        self._dates_as_written = all(spark.conf.get(name, _AS_WRITTEN) == _AS_WRITTEN for name in _CALENDARS)
 
     def names(self) -> Sequence[str]:
         return [name for parent in self._parents() for name in self._directories(parent)]
@@ -137,8 +155,8 @@ class FilesSource:
             return None
         is_parquet = self._config.source.file_format == "parquet"
         footers = {file.path: self._footer(table, file) for file in fresh} if is_parquet else {}
-        declared = {path: schema for path, (schema, _) in footers.items()} if is_parquet else None
-        rows = sum(count for _, count in footers.values()) if is_parquet else None
+        declared = {path: footer.schema for path, footer in footers.items()} if is_parquet else None
+        rows = sum(footer.rows for footer in footers.values()) if is_parquet else None
         records = frame
         schema = self._schema(table, declared.values()) if declared is not None else None
         if schema is not None:
@@ -152,7 +170,21 @@ class FilesSource:
                 (F.col(_MODIFIED) == position["modified"]) & F.col(_NAME).isin(list(position["files"]))
             )
             records = frame.where(~applied)
-        return TableBatch(lambda: records, _mark(fresh, position, generation, batch_id), rows, declared=declared)
+        whole = self._read_whole(footers) if is_parquet else None
+        return TableBatch(
+            lambda: records, _mark(fresh, position, generation, batch_id), rows, declared=declared, files=whole
+        )
+
+    def _read_whole(self, footers: Mapping[str, "_Footer"]) -> list[str] | None:
+        """Paths of the files, if Spark needs to know nothing else to read them."""
+        paths = [self._decoded(path) for path in footers]
+        is_simple = (
+            self._dates_as_written
+            and set(self._config.source.options) <= _CHOOSING_OPTIONS
+            and not any(_SPECIAL.search(path) for path in paths)
+            and all(footer.bytes <= MOST_BYTES for footer in footers.values())
+        )
+        return paths if is_simple else None
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         if other["generation"] == position["generation"]:
@@ -197,11 +229,11 @@ class FilesSource:
             files += [_ChangeFile(e["path"], int(e["timestamp"])) for e in entries if e["batchId"] == number]
         return files
 
-    def _footer(self, table: TableSection, file: _ChangeFile) -> tuple[T.StructType, int]:
-        """Columns and number of rows of a Parquet file."""
+    def _footer(self, table: TableSection, file: _ChangeFile) -> "_Footer":
         path = self._hadoop_path(self._uri(file.path))
         try:
-            reader = self._parquet_reader.open(self._parquet_input.fromPath(path, self._hadoop_conf))
+            content = self._parquet_input.fromPath(path, self._hadoop_conf)
+            reader = self._parquet_reader.open(content)
         except Py4JJavaError as error:
             raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
         message, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
@@ -215,7 +247,7 @@ class FilesSource:
             except CapturedException as error:
                 raise DataError(f"{table.target}: {file.path} has a column that can't be read: {error}") from None
             self._file_schemas[text] = T.StructType.fromJson(json.loads(converted.json()))
-        return self._file_schemas[text], rows
+        return _Footer(self._file_schemas[text], rows, int(content.getLength()))
 
     def _schema(self, table: TableSection, files: Iterable[T.StructType]) -> T.StructType | None:
         """What to read files with that have more or wider columns than the table's query reads; None if they haven't."""
