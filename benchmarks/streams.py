@@ -46,6 +46,8 @@ def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") ->
         .config(f"spark.sql.catalog.{CATALOG}.cache-enabled", "false")
         .config("spark.sql.shuffle.partitions", cores)
         .config("spark.sql.session.timeZone", "UTC")
+        # as `rowdelta run` sets it: a static setting, which nothing else here looks at
+        .config("spark.files.openCostInBytes", "1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")

@@ -91,7 +91,8 @@ class PartitionedWriter:
 def storage(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """`column` as one plain array: chunks combined, extension types (UUID) as their storage."""
     if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+        # `combine_chunks` copies a single chunk too
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 

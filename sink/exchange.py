@@ -5,6 +5,7 @@ those. So of these the shuffle sees one row for each batch and task, with a part
 """
 
 import functools
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -73,15 +74,22 @@ FileStep = Callable[[Iterable[tuple[str, bytes]]], Iterator[pa.RecordBatch]]
 
 def files(paths: Sequence[str], context: SparkContext) -> "RDD[tuple[str, bytes]]":
     """Files, whole, about evenly in tasks. Nothing for Spark to plan, which takes as long as reading a small file does."""
-    return context.binaryFiles(",".join(paths), 2 * context.defaultParallelism)
+    return context.binaryFiles(",".join(paths), 4 * context.defaultParallelism)
 
 
 def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int, then: Step) -> Results:
     """The same as `exchanged`, of what `route` makes of files: batches of `PACKED_SCHEMA`."""
-    dealt: RDD[tuple[int, bytes]] = whole.mapPartitions(lambda part: _as_tuples(route(part))).partitionBy(
-        tasks, _itself
+    dealt = whole.mapPartitions(lambda part: _framed(_as_tuples(route(part))))
+    # as PySpark's `partitionBy`, but for the pickling: these are bytes already
+    dealt._bypass_serializer = True  # type: ignore[attr-defined]
+    jvm = whole.context._jvm
+    assert jvm is not None
+    partitioner = jvm.org.apache.spark.api.python.PythonPartitioner(tasks, 0)
+    pairs = jvm.org.apache.spark.api.python.PairwiseRDD(dealt._jrdd.rdd()).asJavaPairRDD().partitionBy(partitioner)
+    parts: RDD[bytes] = RDD(
+        jvm.org.apache.spark.api.python.PythonRDD.valueOfPair(pairs), whole.context, NoOpSerializer()
     )
-    return dealt.mapPartitions(lambda part: _as_tuples(then(_unpacked(rows for _, rows in part))))
+    return parts.mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
 
 
 def files_alone(whole: "RDD[tuple[str, bytes]]", step: FileStep) -> Results:
@@ -89,8 +97,11 @@ def files_alone(whole: "RDD[tuple[str, bytes]]", step: FileStep) -> Results:
     return whole.coalesce(1).mapPartitions(lambda part: _as_tuples(step(part)))
 
 
-def _itself(number: int) -> int:
-    return number
+def _framed(rows: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """The two halves of each pair, one after the other, as `PairwiseRDD` takes them."""
+    for number, part in rows:
+        yield struct.pack("!q", number)
+        yield part
 
 
 def _unpacked(parts: Iterable[bytes]) -> Iterator[pa.RecordBatch]:

@@ -36,6 +36,9 @@ def settings(config: Config) -> dict[str, str]:
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.python.worker.reuse": "true",
     }
+    if config.source.type == "files":
+        # what it costs to open a file is added up and then not looked at: many small files, or two of 4 MB, would be one task's
+        defaults["spark.files.openCostInBytes"] = "1"
     if config.source.type == "kafka":
         # Spark keeps a connected consumer for each partition of a topic that it has read, by default 64: with more, each micro-batch
         # connects anew, which takes longer than all else that it does for a table

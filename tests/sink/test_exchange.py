@@ -1,7 +1,9 @@
 """Changes dealt out to tasks: each arrives once, at the task that owns its key, however they came."""
 
+import struct
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,7 @@ from pyspark.sql import SparkSession
 from changelog.rows import BAD, HASH
 from deltawriters.keyindex import xxhash64
 from sink import exchange
-from sink.exchange import PACKED_SCHEMA, exchanged, in_arrow, packed
+from sink.exchange import PACKED_SCHEMA, Results, exchanged, files, files_alone, files_exchanged, in_arrow, packed
 from sink.routing import RANGES, KeyHash, owner, range_of
 
 ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8) | st.none()), max_size=40)
@@ -58,22 +60,44 @@ def test_an_owner_is_the_task_whose_range_has_the_hash(hashes: list[int], tasks:
         assert first <= value < last
 
 
+def deal(ids: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    bad = pa.struct([("reason", pa.string())])
+    yield from packed(KeyHash(("id",)).added(b.append_column(BAD, pa.nulls(len(b), bad)) for b in ids), 3, False)
+
+
+def look(arrived: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    for batch in arrived:
+        task = pa.repeat(context.partitionId(), len(batch))
+        yield pa.record_batch({"task": task, "id": batch.column("id")})
+
+
 def test_rows_go_through_spark_to_their_task_in_bounded_pieces(spark: SparkSession) -> None:
-    def deal(ids: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        bad = pa.struct([("reason", pa.string())])
-        yield from packed(KeyHash(("id",)).added(b.append_column(BAD, pa.nulls(len(b), bad)) for b in ids), 3, False)
-
-    def look(arrived: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        for batch in arrived:
-            task = pa.repeat(context.partitionId(), len(batch))
-            yield pa.record_batch({"task": task, "id": batch.column("id")})
-
     dealt = in_arrow(spark.range(0, 10_000, 1, 4), deal, PACKED_SCHEMA)
-    rows = exchanged(dealt, 3, look, "task int, id bigint").collect()
-    assert sorted(row.id for row in rows) == list(range(10_000))
-    owners = owner(xxhash64([pa.array([row.id for row in rows], pa.int64())]), 3).tolist()
-    assert [row.task for row in rows] == owners
+    _check(exchanged(dealt, 3, look))
+
+
+def test_so_do_rows_of_files_that_are_read_whole(spark: SparkSession, tmp_path: Path) -> None:
+    paths = [tmp_path / f"part {part} %20 é" for part in "abcde"]
+    for number, path in enumerate(paths):
+        path.write_bytes(struct.pack("!q", number))
+
+    def read(contents: Iterable[tuple[str, bytes]]) -> Iterator[pa.RecordBatch]:
+        for path, content in contents:
+            assert path.startswith("file:/")
+            first = 2_000 * struct.unpack("!q", content)[0]
+            yield pa.record_batch({"id": pa.array(range(first, first + 2_000), pa.int64())})
+
+    whole = files([str(path) for path in paths], spark.sparkContext)
+    _check(files_exchanged(whole, lambda contents: deal(read(contents)), 3, look))
+    assert sorted(files_alone(whole, read).collect()) == [(number,) for number in range(10_000)]
+
+
+def _check(results: Results) -> None:
+    rows = results.collect()
+    assert sorted(number for _, number in rows) == list(range(10_000))
+    owners = owner(xxhash64([pa.array([number for _, number in rows], pa.int64())]), 3).tolist()
+    assert [task for task, _ in rows] == owners
