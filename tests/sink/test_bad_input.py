@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import task
+from sink import microbatch, task
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
 from sink.mapping import map_tables
@@ -151,6 +151,26 @@ def test_bad_rows_of_parquet_files(job: Job) -> None:
     ]
     (null_key,) = [letter for letter in letters if letter["error_class"] == "null_key"]
     assert b'"region":"lost"' in null_key["value"]
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_files_that_need_spark_s_reader_after_all(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, small: bool
+) -> None:
+    """What was written of the other files until then is void; from there on Spark reads them all."""
+    monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if small else 0)
+    job.write([good(1), good(2)])
+    with caplog.at_level("INFO", "rowdelta"):
+        job.run()
+        assert "Spark's reader" not in caplog.text
+        job.write([good(3), good(4)])
+        job.write_records([{"row_kind": "+I", "seq": 5, "id": 5}, {"row_kind": "+I", "seq": 6, "id": None}])
+        job.write([good(7)])
+        job.run()
+    assert caplog.text.count("its files need Spark's reader") == 1
+    assert ids(job) == [1, 2, 3, 4, 5, 7]
+    assert [letter["error_class"] for letter in dead_letters(job)] == ["null_key"]
+    assert job.unreferenced_files() == []
 
 
 @pytest.mark.parametrize("missing", ["row_kind", "seq", "id"])
