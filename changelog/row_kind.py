@@ -1,4 +1,4 @@
-"""Rows that carry their kind: JSON objects with a field `row_kind`. For typed columns of Parquet files: `changelog.row_kind_columns`.
+"""Rows that carry their kind: JSON objects with a field `row_kind`. For typed columns of Parquet files: `changelog.row_kind_parquet`.
 
     {"row_kind": "+U", "seq": 7, "id": 1, "customer": "Ada", "amount": 12.50, "created_at": "2026-01-02T03:04:05Z"}
 
