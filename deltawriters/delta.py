@@ -65,8 +65,8 @@ class DeltaOptions:
 class WriteResult:
     """What a task wrote. `rows` counts the changes it was given, by `RowKind.short`.
 
-    `index` is there if the table has a key index. Its `old_rows` are then still to be deleted if the format is v3: a data file has
-    one deletion vector, to which several tasks contribute. In v2 they are in `files`.
+    `index` is there if the table has a key index. Its `old_rows` are then still to be deleted if `TableSpec.unites_deletes`; else `files` has
+    their deletes.
     """
 
     files: list[ContentFile]
@@ -188,12 +188,12 @@ class DeltaWriter:
         )
 
     def _resolve(self, index: IndexTask) -> IndexResult:
-        """Find the keys' rows of earlier snapshots. In v2 they are deleted here, each task by files of its own."""
+        """Find the keys' rows of earlier snapshots, and delete them if that isn't done for all tasks at once."""
         known = self._map
         if known.keys is None or known.hash is None:  # no changes came; merging runs is still this task's to do
             return IndexResult([], index.merged_runs(), [])
         result = resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
-        if self._table.format_version < 3:
+        if not self._table.unites_deletes:
             for rows in result.old_rows:
                 number = register(rows, self._files)
                 self._positions.delete(np.full(len(rows.positions), number, np.int64), rows.positions)

@@ -134,6 +134,11 @@ def bitmap(positions: Ints) -> BitMap64:
     return BitMap64(array("Q", positions.astype(np.uint64).tobytes()))
 
 
+def positions_of(positions: BitMap64) -> Ints:
+    """The members of a set, ascending."""
+    return np.frombuffer(positions.to_array(), np.uint64).astype(np.int64)
+
+
 def write_deletion_vectors(
     table: TableSpec, path: str, vectors: Sequence[tuple[str, Partition | StoredPartition, BitMap64]]
 ) -> list[ContentFile]:

@@ -78,6 +78,15 @@ class TableSpec:
         """The spec whose equality deletes are global (spec, "Scan Planning"), if the table has one."""
         return next((i for i, spec in self.specs_by_id.items() if spec.is_unpartitioned()), None)
 
+    @property
+    def unites_deletes(self) -> bool:
+        """Whether a commit's deletes of earlier rows are written once, not by each task: a data file has but one deletion vector (v3), and
+        in an unpartitioned table each position delete file is one more for every data file that is scanned.
+
+        In a partitioned one there may be many such files, and tasks write them side by side.
+        """
+        return self.format_version >= 3 or self.current_spec.is_unpartitioned()
+
     @cached_property
     def properties_by_name(self) -> dict[str, str]:
         return dict(self.properties)

@@ -39,7 +39,7 @@ from changelog.row_kind_columns import binary_uuid, quoted
 from deltawriters import TableSpec, TaskId
 from deltawriters.content import StoredPartition
 from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, xxhash64
-from deltawriters.positions import bitmap, read_deletion_vectors, write_deletion_vectors
+from deltawriters.positions import bitmap, positions_of, read_deletion_vectors, write_deletion_vectors
 from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
 from sink.errors import TableError
@@ -215,7 +215,7 @@ class KeyIndex:
     def prepare(
         self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
     ) -> IndexCommit:
-        """Write the version that the commit will name, and in v3 the deletion vectors for rows of earlier snapshots.
+        """Write the version that the commit will name, and the deletes of earlier rows that the tasks haven't written.
 
         :param tasks: how many tasks the hash space was dealt out to. :param results: `index` of each task's result (`sink.task`).
         """
@@ -239,13 +239,14 @@ class KeyIndex:
         base = self._base if appended is None else appended.base
         later_rows = () if appended is None else appended.rows
         for rows in later_rows:
-            positions = bitmap(rows.positions) if table.format_version >= 3 else BitMap64()
-            united[rows.file.path] = rows.file, positions
-        if later_rows and table.format_version < 3:
-            for delete in delete_rows(table, TaskId(tasks, 0, f"{operation}-{base}"), later_rows):
+            united[rows.file.path] = rows.file, bitmap(rows.positions)
+        if table.format_version < 3:
+            # there are none of what the tasks have deleted themselves
+            old = [OldRows(file, positions_of(deleted)) for file, deleted in united.values() if len(deleted)]
+            for delete in delete_rows(table, TaskId(tasks, 0, f"{operation}-{base}"), old):
                 new_paths.append(delete.path)
                 files.append(json.dumps(delete.to_json(table.iceberg_schema)))
-        if table.format_version >= 3 and united:
+        elif united:
             earlier = _stored_vectors(table, [vectors[path] for path in united if path in vectors])
             for path, (_, positions) in united.items():
                 if path in earlier:

@@ -647,7 +647,7 @@ class TableSink:
             "%s batch %d: %s | write %d ms, commit %d ms, peak %d MB | %s",
             self.table.name,
             batch_id,
-            written.shown(self._spec.format_version),
+            written.shown(self._spec.unites_deletes),
             write * 1000,
             commit * 1000,
             written.peak_memory / 1e6,

@@ -443,14 +443,12 @@ def _forget_archives() -> None:
 def _index_summary(result: WriteResult, table: TableSpec) -> dict[str, Any]:
     index, schema = result.index, table.iceberg_schema
     assert index is not None
-    # v2 has position delete files of each task; only vectors are united, by the driver
-    to_unite = table.format_version >= 3
     old_rows = [
         {
             "path": rows.file.path,
             "spec-id": rows.file.spec_id,
             "partition": dict(rows.file.partition),
-            "positions": encode_positions(bitmap(rows.positions)) if to_unite else "",
+            "positions": encode_positions(bitmap(rows.positions)) if table.unites_deletes else "",
         }
         for rows in index.old_rows
     ]

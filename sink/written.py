@@ -36,11 +36,10 @@ class Written:
     def bad(self) -> int:
         return sum(self.bad_by_class.values())
 
-    def shown(self, format_version: int) -> str:
+    def shown(self, unites_deletes: bool) -> str:
         """For the log: changes, files, deletes, what the key index knew, bad records."""
         rows = " ".join(f"{kind} {count:,}" for kind, count in self.rows.items() if count) or "no changes"
-        # in v3 rows of earlier snapshots are deleted by the driver, not by the tasks
-        united = 0 if format_version < 3 else sum(map(self._keys, ("updated", "deleted", "duplicates")))
+        united = sum(map(self._keys, ("updated", "deleted", "duplicates"))) if unites_deletes else 0
         bad = f", {self.bad:,} dead letters" if self.bad else ""
         return (
             f"{rows} | {len(self.files)} files, {self.bytes / 1e6:.1f} MB: {self.records['DATA']:,} rows, "
