@@ -20,7 +20,6 @@ from changelog.spec import ChangelogSpec
 MOST_BYTES = 32 * 1024 * 1024
 """Of a file: it is held in memory whole, by the JVM too."""
 
-_BATCH_ROWS = 32_768
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _WRITTEN_BY_SPARK = b"org.apache.spark.version"
 
@@ -31,14 +30,18 @@ class NotPlain(Exception):  # noqa: N818 - says it
 
 @dataclass(frozen=True)
 class PlainRows:
-    """Decodes such files, for Spark tasks. Pickles small."""
+    """Decodes such files, for Spark tasks. Pickles small.
+
+    :param batch_rows: at most, of the batches that it makes.
+    """
 
     spec: ChangelogSpec
+    batch_rows: int = 32_768
 
     @classmethod
-    def of(cls, spec: ChangelogSpec) -> "PlainRows | None":
+    def of(cls, spec: ChangelogSpec, batch_rows: int) -> "PlainRows | None":
         """None if no file of the table's is plain: UUIDs are text in files, and who wants `_source` wants the path as Spark spells it."""
-        return None if spec.metadata or any(column.is_uuid for column in spec.columns) else cls(spec)
+        return None if spec.metadata or any(column.is_uuid for column in spec.columns) else cls(spec, batch_rows)
 
     def __call__(self, content: bytes) -> Iterator[pa.RecordBatch]:
         """The file's rows as changelog rows: `decoded_schema`, without the column for snapshots.
@@ -55,7 +58,7 @@ class PlainRows:
             file = pq.ParquetFile(pa.BufferReader(content), coerce_int96_timestamp_unit="us")
             _check_calendar(file.metadata.metadata or {})
             instants = _instants(file.schema, types)
-            for batch in file.iter_batches(_BATCH_ROWS, columns=list(types), use_threads=False):
+            for batch in file.iter_batches(self.batch_rows, columns=list(types), use_threads=False):
                 rows = {name: _exactly(batch.column(name), dtype, name in instants) for name, dtype in types.items()}
                 yield self._changes(rows, kinds)
         except (pa.ArrowException, OSError) as error:

@@ -20,18 +20,20 @@ from sink.tables import TablePlan
 class RecordDecoder:
     """Decodes one table's records: everything in Python but Parquet files that aren't plain, which Spark's expressions do.
 
-    :param observe: told what the table can't take (`changelog.decoding.Observed`).
+    :param observe: told what the table can't take (`changelog.decoding.Observed`). :param batch_rows: of the batches that tasks make, at most.
     """
 
     plain: PlainRows | None
     """Decodes Parquet files, whole."""
 
-    def __init__(self, config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None]) -> None:
+    def __init__(
+        self, config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None], batch_rows: int
+    ) -> None:
         self._plan = plan
         self._by_spark = self._in_python = self.plain = None
         if config.source.type == "files" and config.source.file_format == "parquet":
             self._by_spark = columns_decoder(plan.changelog)
-            self.plain = PlainRows.of(plan.changelog) if plan.is_decoded_whole else None
+            self.plain = PlainRows.of(plan.changelog, batch_rows) if plan.is_decoded_whole else None
         else:
             self._in_python = ChangelogDecoder(config.source.format, plan.changelog, observe)
 

@@ -162,7 +162,8 @@ class TableSink:
         return KeyIndex(self.table, self.plan, f"{self._config.index_location}/{self.plan.section.target}")
 
     def _open_decoder(self) -> RecordDecoder:
-        return RecordDecoder(self._config, self.plan, self._observed.add)
+        batch_rows = int(self.table.spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0)
+        return RecordDecoder(self._config, self.plan, self._observed.add, batch_rows)
 
     def remember_start(self, position: Position | None) -> None:
         """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a restart.

@@ -94,8 +94,8 @@ def written(table: pa.Table, **options: Any) -> bytes:
     return sink.getvalue()
 
 
-def rows(content: bytes, table: ChangelogSpec = TABLE) -> pa.Table:
-    plain = PlainRows.of(table)
+def rows(content: bytes, table: ChangelogSpec = TABLE, batch_rows: int = 7) -> pa.Table:
+    plain = PlainRows.of(table, batch_rows)
     assert plain is not None
     return pa.Table.from_batches(plain(content))
 
@@ -216,9 +216,9 @@ def test_kinds_of_one_s_own_and_fields_of_other_names(options: dict[str, Any], k
 
 
 def test_tables_without_plain_files() -> None:
-    assert PlainRows.of(spec({"id": "bigint", "u": "uuid"}, order_by=SEQ, source_order=False)) is None
+    assert PlainRows.of(spec({"id": "bigint", "u": "uuid"}, order_by=SEQ, source_order=False), 9) is None
     columns = (ColumnSpec("id", T.LongType()),)
-    assert PlainRows.of(ChangelogSpec(columns, ("id",), order_by=SEQ, metadata=("_source",))) is None
+    assert PlainRows.of(ChangelogSpec(columns, ("id",), order_by=SEQ, metadata=("_source",)), 9) is None
 
 
 def test_values_are_not_changed() -> None:

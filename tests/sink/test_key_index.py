@@ -120,6 +120,22 @@ def test_v3_has_one_deletion_vector_a_data_file_united_with_the_one_before(spark
     assert job.rows() == [row(9)]
 
 
+@pytest.mark.parametrize("partition_by", [[], ["region"]])
+def test_v2_has_one_delete_file_a_commit_unless_it_is_partitioned(
+    spark: SparkSession, tmp_path: Path, partition_by: list[str]
+) -> None:
+    """A scan would read each of them for each data file. In partitions, tasks write theirs side by side."""
+    job = Job(spark, tmp_path, tasks=2, partition_by=partition_by)
+    apply(job, insert(*range(20)))
+    with tiny_thresholds(1 << 20, 100, spark):
+        apply(job, delete(*range(9)))
+        apply(job, delete(*range(9, 18)))
+    found = deletes(job)
+    assert sum(count for _, count in found) == 18
+    assert found == [("PARQUET", 9)] * 2 if not partition_by else len(found) > 2
+    assert job.rows() == [row(18), row(19)]
+
+
 def test_position_deletes_of_v2_go_on_as_vectors_when_the_table_is_upgraded(
     spark: SparkSession, tmp_path: Path
 ) -> None:
