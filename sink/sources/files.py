@@ -6,10 +6,12 @@ checkpoint generation continues, Spark's own log says which files are new, also 
 from a copy, ahead of a table that was rolled back), files at or before the mark count as applied.
 """
 
+import functools
 import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -28,6 +30,7 @@ from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, java_class, java_message
+from sink.session import activate
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import Position, Stream, TableBatch
 
@@ -40,6 +43,9 @@ _SPECIAL = re.compile(r"[,{}\[\]*?\\]")
 """Characters that mean something in a list of paths."""
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _AS_WRITTEN = "CORRECTED"
+_FEW = 4
+_AT_ONCE = 16
+"""Footers read at a time, if there are more than a few."""
 _FILE_SCHEMAS = 100
 """Schemas of files that are remembered: nearly always there is one."""
 
@@ -154,7 +160,7 @@ class FilesSource:
         if not fresh:
             return None
         is_parquet = self._config.source.file_format == "parquet"
-        footers = {file.path: self._footer(table, file) for file in fresh} if is_parquet else {}
+        footers = self._footers(table, fresh) if is_parquet else {}
         declared = {path: footer.schema for path, footer in footers.items()} if is_parquet else None
         rows = sum(footer.rows for footer in footers.values()) if is_parquet else None
         records = frame
@@ -228,6 +234,16 @@ class FilesSource:
             entries = [json.loads(line) for line in lines]
             files += [_ChangeFile(e["path"], int(e["timestamp"])) for e in entries if e["batchId"] == number]
         return files
+
+    def _footers(self, table: TableSection, files: Sequence[_ChangeFile]) -> dict[str, "_Footer"]:
+        read = functools.partial(self._footer, table)
+        if len(files) <= _FEW:
+            found = [read(file) for file in files]
+        else:
+            # of an object store, each takes several round trips
+            with ThreadPoolExecutor(_AT_ONCE, initializer=activate, initargs=(self._spark,)) as pool:
+                found = list(pool.map(read, files))
+        return {file.path: footer for file, footer in zip(files, found, strict=True)}
 
     def _footer(self, table: TableSection, file: _ChangeFile) -> "_Footer":
         path = self._hadoop_path(self._uri(file.path))
