@@ -41,7 +41,8 @@ class PlainRows:
     @classmethod
     def of(cls, spec: ChangelogSpec, batch_rows: int) -> "PlainRows | None":
         """None if no file of the table's is plain: UUIDs are text in files, and who wants `_source` wants the path as Spark spells it."""
-        return None if spec.metadata or any(column.is_uuid for column in spec.columns) else cls(spec, batch_rows)
+        has_plain = not spec.metadata and not any(column.is_uuid for column in spec.columns)
+        return cls(spec, batch_rows) if has_plain else None
 
     def __call__(self, content: bytes) -> Iterator[pa.RecordBatch]:
         """The file's rows as changelog rows: `decoded_schema`, without the column for snapshots.
@@ -61,8 +62,10 @@ class PlainRows:
             for batch in file.iter_batches(self.batch_rows, columns=list(types), use_threads=False):
                 rows = {name: _exactly(batch.column(name), dtype, name in instants) for name, dtype in types.items()}
                 yield self._changes(rows, kinds)
-        except (pa.ArrowException, OSError) as error:
-            raise NotPlain(str(error)) from error
+        except NotPlain:
+            raise
+        except Exception as error:
+            raise NotPlain(f"{type(error).__name__}: {error}") from error
 
     def _changes(self, rows: dict[str, pa.Array], kinds: Kinds) -> pa.RecordBatch:
         spec = self.spec

@@ -1,7 +1,7 @@
 """Which rows of earlier snapshots a commit's keys have, by the key index, and what the index has to learn from the commit."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,7 +147,7 @@ def rows_appended_meanwhile(own: IndexSlice, appended: IndexSlice) -> list[OldRo
     return _by_file(appended.probe(high, low, 0, 2**64))
 
 
-def delete_rows(table: TableSpec, task: TaskId, rows: Sequence[OldRows]) -> list[ContentFile]:
+def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows]) -> list[ContentFile]:
     """Position delete files (v2) for rows of earlier snapshots, outside a delta writer."""
     files = DataFiles()
     deletes = PositionDeletes(table, FileFactory(table, task), files)

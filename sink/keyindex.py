@@ -242,7 +242,7 @@ class KeyIndex:
             united[rows.file.path] = rows.file, bitmap(rows.positions)
         if table.format_version < 3:
             # there are none of what the tasks have deleted themselves
-            old = [OldRows(file, positions_of(deleted)) for file, deleted in united.values() if len(deleted)]
+            old = (OldRows(file, positions_of(deleted)) for file, deleted in united.values() if len(deleted))
             for delete in delete_rows(table, TaskId(tasks, 0, f"{operation}-{base}"), old):
                 new_paths.append(delete.path)
                 files.append(json.dumps(delete.to_json(table.iceberg_schema)))

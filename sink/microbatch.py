@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -163,7 +164,8 @@ class TableSink:
 
     def _open_decoder(self) -> RecordDecoder:
         batch_rows = int(self.table.spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0)
-        return RecordDecoder(self._config, self.plan, self._observed.add, batch_rows)
+        # for Spark 0 and less are no limit
+        return RecordDecoder(self._config, self.plan, self._observed.add, batch_rows if batch_rows > 0 else 1 << 20)
 
     def remember_start(self, position: Position | None) -> None:
         """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a restart.
@@ -401,29 +403,42 @@ class TableSink:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         # or a cast that fails in a computed column would be a null
         spark.conf.set("spark.sql.ansi.enabled", "true")
+        # or text that Spark has decoded would be of other Arrow types
+        spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
         tasks = self._tasks(batch, spark)
         self._observed.value, self._left_out.value, self._written_paths.value = {}, {}, []
         self._not_plain.value = 0
         plan = self._task_plan(begun, tasks)
-        whole = batch.files and self._decoder.plain is not None and not self._has_kept_letters()
-        if whole:
-            results = self._written_by(self._writing_files(batch, plan, tasks))
-            if self._not_plain.value:
-                log.info("%s: its files need Spark's reader", self.table.name)
-                self._decoder.plain = None
-                self._delete_written()
-                self._left_out.value, whole = {}, False
-        if not whole:
-            results = self._written_by(self._writing(batch, frame, plan, tasks))
+        results = None
+        if batch.files and self._decoder.plain is not None and not self._has_kept_letters():
+            results = self._write_plain_files(batch, plan, tasks)
+        if results is None:
+            results = self._collected(lambda: self._writing(batch, frame, plan, tasks))
         observed = dict(self._observed.value)
         written = sum_up(results)
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
         return replace(written, tasks=tasks, observed=observed, rows=counts)
 
-    def _written_by(self, job: Results) -> list[dict[str, Any]]:
+    def _write_plain_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> list[dict[str, Any]] | None:
+        """Results of tasks that read the files whole; None if some file needs Spark's reader. Then nothing of it is left."""
+        try:
+            results = self._collected(lambda: self._writing_files(batch, plan, tasks))
+            if not self._not_plain.value:
+                return results
+        except (RowdeltaError, IndexLost):
+            # without the changes of such a file, others may seem to contradict each other
+            if not self._not_plain.value:
+                raise
+        log.info("%s: its files need Spark's reader", self.table.name)
+        self._decoder.plain = None
+        self._delete_written()
+        self._left_out.value = {}
+        return None
+
+    def _collected(self, job: Callable[[], Results]) -> list[dict[str, Any]]:
         """Results of the job's tasks. Whatever it raises, files of tasks that finished are deleted."""
         try:
-            return [json.loads(row[0]) for row in job.collect()]
+            return [json.loads(row[0]) for row in job().collect()]
         except (PySparkException, Py4JJavaError) as error:
             self._delete_written()
             damage = re.search(r"CorruptIndex: (.*)", str(error))
@@ -580,7 +595,8 @@ class TableSink:
         streamed = self._streamed() | written.streamed_partitions
         index = None
         if self._key_index is not None and slice_ is not None:
-            index = self._key_index.prepare(operation, slice_, written.tasks, written.index)
+            with _before_commit(self.table.name):
+                index = self._key_index.prepare(operation, slice_, written.tasks, written.index)
         request = RowDeltaCommit(
             prefix=self._prefix,
             operation=operation,
@@ -606,7 +622,8 @@ class TableSink:
             time.sleep(pause)
             self.table.refresh()
             self._committer.check_not_fenced(self._prefix, request.previous_operation)
-            amended = self._key_index.amend(operation, slice_, written.tasks, written.index)
+            with _before_commit(self.table.name):
+                amended = self._key_index.amend(operation, slice_, written.tasks, written.index)
             if amended is None:
                 raise refused
             self._delete(set(index.new_paths) - set(amended.new_paths))
@@ -654,6 +671,17 @@ class TableSink:
             written.peak_memory / 1e6,
             json.dumps(end),
         )
+
+
+@contextmanager
+def _before_commit(name: str) -> Iterator[None]:
+    """What can't be written then is known not to be committed, so all of the micro-batch's files can go."""
+    try:
+        yield
+    except OSError as error:
+        raise TemporaryError(
+            f"{name}: what the commit needs could not be written: {error}. Nothing was applied; run again."
+        ) from error
 
 
 def _is_small(estimated_rows: int | None) -> bool:

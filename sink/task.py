@@ -153,13 +153,12 @@ def decode_files(
 
     def changes() -> Iterator[pa.RecordBatch]:
         for _, content in files:
-            try:
-                yield from decoder(content)
-            except NotPlain:
-                not_plain.add(1)
-                return
+            yield from decoder(content)
 
-    yield from then(changes())
+    try:
+        yield from then(changes())
+    except NotPlain:
+        not_plain.add(1)
 
 
 def _completed(records: pa.RecordBatch) -> pa.RecordBatch:

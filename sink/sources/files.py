@@ -39,8 +39,8 @@ _NAME = f"{PREFIX}name"
 _OWN_OPTIONS = {"path_format"}
 _CHOOSING_OPTIONS = {"path_format", "maxFilesPerTrigger", "maxBytesPerTrigger"}
 """Options that have no influence on how a file is read."""
-_SPECIAL = re.compile(r"[,{}\[\]*?\\]")
-"""Characters that mean something in a list of paths."""
+_SPECIAL = re.compile(r"[,{}\[\]*?\\]|^(?:[^/:]+:)?(?://[^/]*)?+/.*:|=[^/]*/|/[_.][^/]*$")
+"""Of paths: what means something in a list of them, or is refused there; folders that Spark takes column values from."""
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _AS_WRITTEN = "CORRECTED"
 _FEW = 4
@@ -91,7 +91,7 @@ class FilesSource:
         self._to_spark = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetToSparkSchemaConverter
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
         self._file_schemas: dict[str, T.StructType] = {}
-        self._dates_as_written = all(spark.conf.get(name, _AS_WRITTEN) == _AS_WRITTEN for name in _CALENDARS)
+        self._dates_as_written = all(spark.conf.get(name) == _AS_WRITTEN for name in _CALENDARS)
 
     def names(self) -> Sequence[str]:
         return [name for parent in self._parents() for name in self._directories(parent)]

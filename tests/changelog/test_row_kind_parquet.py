@@ -175,6 +175,7 @@ def test_text_of_other_layouts_and_times_of_other_zones() -> None:
         lambda table: table.set_column(2, "v", pa.array([b"a", b"b"])),
         lambda table: table.set_column(2, "v", pa.array([["a"], ["b"]])),
         lambda table: table.replace_schema_metadata({"org.apache.spark.version": "2.4.8"}),
+        lambda table: table.replace_schema_metadata({"org.apache.spark.version": "of one's own"}),
         lambda table: table.replace_schema_metadata({"org.apache.spark.version": "3.0.1"}),
         lambda table: table.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""}),
     ],

@@ -159,6 +159,7 @@ def test_files_that_need_spark_s_reader_after_all(
 ) -> None:
     """What was written of the other files until then is void; from there on Spark reads them all."""
     monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if small else 0)
+    job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
     job.write([good(1), good(2)])
     with caplog.at_level("INFO", "rowdelta"):
         job.run()
@@ -170,6 +171,24 @@ def test_files_that_need_spark_s_reader_after_all(
     assert caplog.text.count("its files need Spark's reader") == 1
     assert ids(job) == [1, 2, 3, 4, 5, 7]
     assert [letter["error_class"] for letter in dead_letters(job)] == ["null_key"]
+    assert job.unreferenced_files() == []
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_file_that_spark_must_read_may_decide_between_changes_of_others(
+    job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if small else 0)
+    job.mode = "changelog"
+    job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
+    job.write([good(1)])
+    job.run()
+    contradicting = [{"row_kind": "+U", "seq": 2, "id": 1, "region": region} for region in ("eu", "us")]
+    job.write_records(contradicting)
+    last = {"row_kind": "+U", "seq": 3, "id": 1, "region": "ap"}
+    job.write_records([last, {"row_kind": "+I", "seq": 4, "id": None}])
+    job.run()
+    assert [row["region"] for row in job.rows()] == ["ap"]
     assert job.unreferenced_files() == []
 
 
@@ -286,6 +305,7 @@ def test_a_full_disk_is_temporary_and_leaves_nothing(job: Job, monkeypatch: pyte
 
 def test_contradicting_changes_are_refused_in_changelog_mode(job: Job) -> None:
     job.mode = "changelog"
+    job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
     job.write([good(1)])
     job.write_records([{"row_kind": "+I", "seq": 9, "id": 2, "region": region} for region in ("eu", "us")])
     with pytest.raises(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sink import keyindex
 from sink.errors import TableError, TemporaryError
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, tiny_thresholds
 
@@ -134,6 +135,26 @@ def test_v2_has_one_delete_file_a_commit_unless_it_is_partitioned(
     assert sum(count for _, count in found) == 18
     assert found == [("PARQUET", 9)] * 2 if not partition_by else len(found) > 2
     assert job.rows() == [row(18), row(19)]
+
+
+def test_deletes_that_can_t_be_written_leave_nothing_behind(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply(job, insert(1, 2))
+
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keyindex, "delete_rows", full)
+        patch.setattr(keyindex, "write_deletion_vectors", full)
+        job.write(update(1))
+        with pytest.raises(
+            TemporaryError, match=r"could not be written: No space left on device\. Nothing was applied; run again"
+        ):
+            job.run()
+    assert job.rows() == [row(1), row(2)]
+    assert job.unreferenced_files() == []
+    apply(job)
+    assert job.rows() == [row(1, "us"), row(2)]
 
 
 def test_position_deletes_of_v2_go_on_as_vectors_when_the_table_is_upgraded(
