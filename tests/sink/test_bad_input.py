@@ -305,7 +305,6 @@ def test_a_full_disk_is_temporary_and_leaves_nothing(job: Job, monkeypatch: pyte
 
 def test_contradicting_changes_are_refused_in_changelog_mode(job: Job) -> None:
     job.mode = "changelog"
-    job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
     job.write([good(1)])
     job.write_records([{"row_kind": "+I", "seq": 9, "id": 2, "region": region} for region in ("eu", "us")])
     with pytest.raises(
