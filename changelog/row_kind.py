@@ -68,6 +68,11 @@ class Kinds:
         ours = {spelling: kind for kind in RowKind for spelling in (kind.short, kind.name)}
         return cls(column, ours | _ROW_OPERATIONS, "+I, -U, +U, -D")
 
+    def meant(self, op: pa.Array) -> pa.Array:
+        """The `RowKind` that each text means (int8), null where it means none."""
+        places = pc.index_in(op, value_set=pa.array(list(self.meanings), pa.string()))
+        return pa.array([int(kind) for kind in self.meanings.values()], pa.int8()).take(places)
+
 
 class RowKindJson:
     """Decodes JSON rows."""
@@ -94,8 +99,7 @@ class RowKindJson:
     def _changes(self, found: Parsed) -> Iterator[Changes | Rejected]:
         record, rows = found.record, found.values
         op = text(_leaf(rows, self._kinds.column))
-        places = pc.index_in(op, value_set=pa.array(list(self._kinds.meanings), pa.string()))
-        kind = pa.array([int(kind) for kind in self._kinds.meanings.values()], pa.int8()).take(places)
+        kind = self._kinds.meant(op)
         shown = pc.if_else(op.is_null(), "missing", pc.binary_join_element_wise("'", op, "'", ""))
         expected = f"; expected one of {self._kinds.expected}"
         reasons = pc.binary_join_element_wise(f"{self._kinds.column} is ", shown, expected, "")

@@ -36,7 +36,7 @@ class PlainRows:
     """
 
     spec: ChangelogSpec
-    batch_rows: int = 32_768
+    batch_rows: int
 
     @classmethod
     def of(cls, spec: ChangelogSpec, batch_rows: int) -> "PlainRows | None":
@@ -69,10 +69,13 @@ class PlainRows:
 
     def _changes(self, rows: dict[str, pa.Array], kinds: Kinds) -> pa.RecordBatch:
         spec = self.spec
-        kind = _kinds(rows[kinds.column].cast(pa.string()), kinds)
+        kind = kinds.meant(rows[kinds.column].cast(pa.string()))
+        if kind.null_count:
+            raise NotPlain(f"{kinds.column} has an unknown value")
         sets = pc.or_(pc.equal(kind, int(RowKind.INSERT)), pc.equal(kind, int(RowKind.UPDATE_AFTER)))
         all_set = pc.all(sets).as_py()
-        columns = {KIND: kind, BAD: pa.nulls(len(kind), self._schema.field(BAD).type)}
+        schema = pa.schema([field for field in decoded_schema(spec) if field.name != SNAPSHOT])
+        columns = {KIND: kind, BAD: pa.nulls(len(kind), schema.field(BAD).type)}
         for i, (name, _) in enumerate(spec.order_by):
             columns[order_column(i)] = rows[name]
         for column in spec.columns:
@@ -86,12 +89,7 @@ class PlainRows:
         for column in spec.columns:
             if column.required and pc.any(pc.and_(sets, columns[column.name].is_null())).as_py():
                 raise NotPlain(f"column {column.name} is null")
-        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
-
-    @property
-    def _schema(self) -> pa.Schema:
-        schema = decoded_schema(self.spec)
-        return pa.schema([field for field in schema if field.name != SNAPSHOT])
+        return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def _check_calendar(metadata: dict[bytes, bytes]) -> None:
@@ -130,10 +128,3 @@ def _exactly(values: pa.Array, dtype: pa.DataType, is_instant: bool) -> pa.Array
     if both_times and have.unit in ("ms", "us") and (have.tz is None) == (dtype.tz is None):
         return values.cast(dtype)
     raise NotPlain(f"{have} is not {dtype}")
-
-
-def _kinds(op: pa.Array, kinds: Kinds) -> pa.Array:
-    places = pc.index_in(op, value_set=pa.array(list(kinds.meanings), pa.string()))
-    if places.null_count:
-        raise NotPlain(f"{kinds.column} has an unknown value")
-    return pa.array([int(kind) for kind in kinds.meanings.values()], pa.int8()).take(places)
