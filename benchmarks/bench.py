@@ -11,63 +11,23 @@ import re
 import shutil
 import statistics
 import tempfile
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
 from benchmarks import merge_baseline
-from benchmarks.streams import CATALOG, Trigger, build_session
+from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session
 from benchmarks.workload import SPARK_TABLE_SCHEMA, Dataset, Workload, checksum, publish, totals, write_dataset
 from sink import session
 from sink.config import Config
-from sink.pipeline import Pipeline
 
 FILES_PER_BATCH = 2
 COMPACT_EVERY = 8
 """Commits, of the cases that compact their table: so that each scan finds another number of them since the last compaction. What a
 compaction takes is in the time of the micro-batch that it ends; that the index then reads the new files' keys, in the next one's."""
-
-
-class Triggers(StreamingQueryListener):
-    """Collects the micro-batches that queries report, whoever started the queries."""
-
-    def __init__(self) -> None:
-        self.seen: list[Trigger] = []
-        self._terminated = threading.Event()
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        self._terminated.clear()
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        durations = event.progress.durationMs
-        if "addBatch" in durations:
-            trigger = Trigger(
-                event.progress.batchId, durations["triggerExecution"] / 1000, durations["addBatch"] / 1000
-            )
-            self.seen.append(trigger)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        pass
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        self._terminated.set()
-
-    def take(self) -> list[Trigger]:
-        """The micro-batches since the last call; waits for the query's last event, which comes late."""
-        self._terminated.wait(10)
-        taken, self.seen = self.seen, []
-        return taken
 
 
 @dataclass
@@ -120,7 +80,6 @@ class RowdeltaCase:
         self._spark = spark
         self._folder = folder / f"rowdelta_{suffix}"
         self._warehouse = warehouse
-        self._triggers = Triggers()
 
     def load(self, dataset: Dataset) -> float:
         publish(dataset.initial, self._folder / "source")
@@ -135,12 +94,9 @@ class RowdeltaCase:
     def _run(self, files_per_batch: int) -> list[Trigger]:
         config = Config.model_validate(self._settings(files_per_batch))
         session.start(config)
-        self._spark.streams.addListener(self._triggers)
-        try:
-            Pipeline(self._spark, config).run()
-            return self._triggers.take()
-        finally:
-            self._spark.streams.removeListener(self._triggers)
+        pipeline = TimedPipeline(self._spark, config)
+        pipeline.run()
+        return pipeline.triggers
 
     def _settings(self, files_per_batch: int) -> dict[str, Any]:
         return {

@@ -275,11 +275,9 @@ def decode_speed(name: str, values: list[bytes], table: ChangelogSpec) -> float:
 
 def end_to_end(folder: Path, values: list[bytes], batches: int, schema_changes: str) -> float:
     """Messages a second from files into an Iceberg table: the median micro-batch, after `WARM_UP`."""
-    from benchmarks.bench import Triggers
-    from benchmarks.streams import CATALOG, build_session
+    from benchmarks.streams import CATALOG, TimedPipeline, build_session
     from sink import session
     from sink.config import Config
-    from sink.pipeline import Pipeline
 
     source = folder / f"messages-{schema_changes}"
     source.mkdir(parents=True)
@@ -307,15 +305,13 @@ def end_to_end(folder: Path, values: list[bytes], batches: int, schema_changes: 
     )
     spark = build_session(folder / "warehouse")
     session.start(config)
-    triggers = Triggers()
-    spark.streams.addListener(triggers)
+    pipeline = TimedPipeline(spark, config)
     started = perf_counter()
-    Pipeline(spark, config).run()
-    seconds = sorted(trigger.seconds for trigger in triggers.take()[WARM_UP:])
+    pipeline.run()
+    seconds = sorted(trigger.seconds for trigger in pipeline.triggers[WARM_UP:])
     print(
         f"  {schema_changes}: {batches} micro-batches in {perf_counter() - started:.1f} s: {[round(s, 2) for s in seconds]}"
     )
-    spark.streams.removeListener(triggers)
     return len(values) / seconds[len(seconds) // 2]
 
 

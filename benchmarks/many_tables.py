@@ -17,7 +17,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
+from benchmarks.streams import TimedPipeline
 from sink import session
 from sink.config import Config
 from sink.microbatch import TableSink
@@ -86,28 +79,6 @@ class Topics:
             raise RuntimeError("Kafka did not take the messages")
 
 
-class Listener(StreamingQueryListener):
-    """The micro-batches of a run, in milliseconds."""
-
-    def __init__(self) -> None:
-        self.milliseconds: list[int] = []
-        self.ended = threading.Event()
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's names
-        self.milliseconds, self.ended = [], threading.Event()
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        durations = event.progress.durationMs
-        if "addBatch" in durations:
-            self.milliseconds.append(int(durations["triggerExecution"]))
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        pass
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        self.ended.set()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Case.parse, nargs="+", metavar="TABLES:ACTIVE",
@@ -141,18 +112,14 @@ def _measure(kafka: Kafka, folder: Path, case: Case, args: argparse.Namespace) -
     config = _config(kafka, folder, topics, case.active * args.rows, args)
     # the same session for all cases
     spark = session.start(config)
-    listener = Listener()
-    spark.streams.addListener(listener)
     topics.send(case.tables, args.rows)
     Pipeline(spark, _config(kafka, folder, topics, case.tables * args.rows, args)).run()
     topics.send(case.active, args.rows * args.batches)
-    listener.ended.wait(60)
     started = time.monotonic()
-    pipeline = Pipeline(spark, config)
+    pipeline = TimedPipeline(spark, config)
     opened = time.monotonic() - started
     pipeline.run()
-    listener.ended.wait(60)
-    first, *rest = listener.milliseconds
+    first, *rest = [round(trigger.seconds * 1000) for trigger in pipeline.triggers]
     median = statistics.median(rest or [first])
     print(
         f"| {case.tables} | {case.active} | {opened:.1f} | {first} | {median:.0f} | {median / case.active:.0f} |",
@@ -160,7 +127,6 @@ def _measure(kafka: Kafka, folder: Path, case: Case, args: argparse.Namespace) -
     )
     for name in topics.names:
         _compare(spark, name, topics)
-    spark.streams.removeListener(listener)
 
 
 def _compare(spark: SparkSession, name: str, topics: Topics) -> None:

@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.2
 
 
 @dataclass
-class _Run:
+class Run:
     """A started query. Once `over`, no micro-batch of it begins any more. `error` is what ended one that had begun."""
 
     stream: Stream
@@ -48,7 +48,7 @@ class Pipeline:
         self._config = config
         self._stopping = threading.Event()
         self._between_batches = threading.Lock()
-        self._runs: list[_Run] = []
+        self._runs: list[Run] = []
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
         self._roster = Roster(spark, config, self._source, changelogs)
@@ -118,7 +118,7 @@ class Pipeline:
             for stream in self._source.streams([member.mapped.section for member in located]):
                 self._runs.append(self._start(stream))
 
-    def _start(self, stream: Stream) -> _Run:
+    def _start(self, stream: Stream) -> Run:
         trigger = self._config.sink.trigger
         writer = stream.frame.writeStream.queryName(f"rowdelta {stream.name}").option(
             "checkpointLocation", stream.checkpoint
@@ -126,18 +126,18 @@ class Pipeline:
         writer = (
             writer.trigger(availableNow=True) if trigger == "available-now" else writer.trigger(processingTime=trigger)
         )
-        run = _Run(stream)
+        run = Run(stream)
         run.query = writer.foreachBatch(self._apply(run)).start()
         return run
 
-    def _end(self, run: _Run) -> None:
+    def _end(self, run: Run) -> None:
         assert run.query is not None
         self._quieten_spark()
         run.query.stop()
         self._forget(run)
         self._spark.sparkContext.setLogLevel("ERROR")
 
-    def _forget(self, run: _Run) -> None:
+    def _forget(self, run: Run) -> None:
         """Let go of a query that has ended.
 
         It refers to us by its `foreachBatch` function, so if we refer to it neither the JVM's garbage collector nor Python's
@@ -146,7 +146,7 @@ class Pipeline:
         self._runs.remove(run)
         run.query = None
 
-    def _apply(self, run: _Run) -> Callable[[DataFrame, int], None]:
+    def _apply(self, run: Run) -> Callable[[DataFrame, int], None]:
         members = [self._roster.members[table.source] for table in run.stream.tables]
 
         def apply(frame: DataFrame, batch_id: int) -> None:
@@ -190,7 +190,7 @@ class Pipeline:
         if self._runs:
             self._quieten_spark()
 
-    def _has_ended(self, run: _Run) -> bool:
+    def _has_ended(self, run: Run) -> bool:
         assert run.query is not None
         try:
             return bool(run.query.awaitTermination(_POLL_SECONDS / len(self._runs)))  # type: ignore[arg-type]  # fractions work
@@ -206,7 +206,7 @@ class Pipeline:
                 f"the JVM went away: {error}. Every table is as its last commit left it; run again."
             ) from None
 
-    def _goes_on_without(self, run: _Run, failure: RowdeltaError) -> bool:
+    def _goes_on_without(self, run: Run, failure: RowdeltaError) -> bool:
         """Whether a query failed because of some of its tables, as when a topic was deleted. They are set aside, the others go on."""
         members = [member for table in run.stream.tables if (member := self._roster.members[table.source]).works]
         if len(self._roster.members) == 1 or not members:
