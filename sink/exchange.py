@@ -6,7 +6,7 @@ those. So of these the shuffle sees one row for each batch and task, with a part
 
 import functools
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -50,6 +50,13 @@ def packed(
         yield from _parts(rows, np.concatenate([[0], ends]).tolist())
 
 
+def owned(changes: Iterable[pa.RecordBatch], number: int, tasks: int, keep_hash: bool) -> Iterator[pa.RecordBatch]:
+    """Of changes as `packed` takes them, those that it deals out to task `number`."""
+    for batch in changes:
+        own = pa.array(owner(batch.column(HASH).to_numpy().view(np.uint64), tasks) == number)
+        yield (batch if keep_hash else batch.drop_columns([HASH])).filter(own)
+
+
 def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFrame:
     """`mapInArrow` of any callable: Spark wants a function."""
     return rows.mapInArrow(lambda batches: step(batches), schema)
@@ -72,7 +79,7 @@ FileStep = Callable[[Iterable[tuple[str, bytes]]], Iterator[pa.RecordBatch]]
 """Takes paths and contents of files."""
 
 
-def files(paths: Sequence[str], context: SparkContext) -> "RDD[tuple[str, bytes]]":
+def files(paths: Iterable[str], context: SparkContext) -> "RDD[tuple[str, bytes]]":
     """Files, whole, about evenly in tasks. Nothing for Spark to plan, which takes as long as reading a small file does."""
     return context.binaryFiles(",".join(paths), 4 * context.defaultParallelism)
 
@@ -92,9 +99,9 @@ def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int
     return parts.mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
 
 
-def files_alone(whole: "RDD[tuple[str, bytes]]", step: FileStep) -> Results:
-    """What `step` makes of all files, in one task."""
-    return whole.coalesce(1).mapPartitions(lambda part: _as_tuples(step(part)))
+def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
+    """What `step` makes of all files, in each of the tasks: without a shuffle."""
+    return whole.context.union([whole.coalesce(1)] * tasks).mapPartitions(lambda part: _as_tuples(step(part)))
 
 
 def _framed(rows: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:

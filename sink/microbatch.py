@@ -42,7 +42,7 @@ from sink.exchange import (
     Step,
     exchanged,
     files,
-    files_alone,
+    files_by_each,
     files_exchanged,
     in_arrow,
 )
@@ -69,6 +69,10 @@ _MOST_SCHEMAS = 10
 
 SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
+
+
+WORTH_A_SHUFFLE = 16 * 1024 * 1024
+"""Bytes of files: rather than deal out what is in so many, each task reads all of it and keeps its part."""
 
 
 class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an error for people
@@ -450,37 +454,35 @@ class TableSink:
         """The same as `_writing`, of files that are read whole; unless `_not_plain` says afterwards that they can't be."""
         assert batch.files is not None
         assert self._decoder.plain is not None
-        run, route = self._steps(plan, tasks)
         decode = functools.partial(task.decode_files, self._decoder.plain, self._not_plain)
         whole = files(batch.files, self.table.spark.sparkContext)
-        if tasks == 1:
-            alone = functools.partial(run, self._key_hash(tasks) if plan.index is not None else None)
-            return files_alone(whole, functools.partial(decode, alone))
-        return files_exchanged(whole, functools.partial(decode, route), tasks, functools.partial(run, None))
+        own, route, run = self._steps(plan, tasks)
+        if sum(batch.files.values()) * (tasks - 1) <= WORTH_A_SHUFFLE:
+            return files_by_each(whole, tasks, functools.partial(decode, own))
+        return files_exchanged(whole, functools.partial(decode, route), tasks, run)
 
     def _writing(self, batch: TableBatch, frame: DataFrame, plan: task.TaskPlan, tasks: int) -> Results:
         """What writes the files when it is collected, and has the tasks' results.
 
         :param frame: the batch's records or changes.
         """
-        run, route = self._steps(plan, tasks)
-        alone = functools.partial(run, self._key_hash(tasks) if plan.index is not None else None)
+        own, route, run = self._steps(plan, tasks)
         if tasks == 1:
             frame = frame.coalesce(1)
-        then, schema = (alone, task.RESULT_SCHEMA) if tasks == 1 else (route, PACKED_SCHEMA)
+        then, schema = (own, task.RESULT_SCHEMA) if tasks == 1 else (route, PACKED_SCHEMA)
         if batch.changes is None and self._decoder.ends_in_python and not self._has_kept_letters():
             made = self._decoder.changes_into(then, schema, frame)
         else:
             changes = self._without_kept(frame if batch.changes is not None else self._decoder.changes(frame))
             made = in_arrow(changes, then, schema)
-        return made if tasks == 1 else exchanged(made, tasks, functools.partial(run, None))
+        return made if tasks == 1 else exchanged(made, tasks, run)
 
-    def _steps(self, plan: task.TaskPlan, tasks: int) -> tuple[Callable[..., Iterator[Any]], Step]:
-        """What writes a task's changes, given how to hash them, and what deals changes out to tasks."""
-        route = functools.partial(
-            task.route, self._combine(), self._key_hash(tasks), tasks, plan.index is not None, PART_ROWS
-        )
-        return functools.partial(task.run, plan, self._written_paths), route
+    def _steps(self, plan: task.TaskPlan, tasks: int) -> tuple[Step, Step, Step]:
+        """What a task does with all changes: write its own; deal them out; and then write those that were dealt to it."""
+        how = self._key_hash(tasks), tasks, plan.index is not None
+        own = functools.partial(task.own, *how)
+        run = functools.partial(task.run, plan, self._written_paths)
+        return lambda changes: run(own(changes)), functools.partial(task.route, self._combine(), *how, PART_ROWS), run
 
     def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
         """How many tasks write it."""

@@ -30,7 +30,7 @@ from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.positions import bitmap
 from deltawriters.resolve import IndexTask, key_columns
-from sink.exchange import Step, packed
+from sink.exchange import Step, owned, packed
 from sink.routing import KeyHash, range_of
 
 T = TypeVar("T")
@@ -184,18 +184,24 @@ def route(
     _forget_archives()
 
 
-def run(
-    plan: TaskPlan, written: Accumulator[list[str]], hash_keys: KeyHash | None, changes: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """Of changes that each of the tasks is given, those that are this one's, for `run`."""
+    if tasks == 1:
+        return hash_keys.added(changes) if indexed else changes
+    context = TaskContext.get()
+    assert context is not None
+    return owned(hash_keys.added(changes), context.partitionId(), tasks, indexed)
+
+
+def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write a task's changes. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
 
-    :param hash_keys: if the table has a key index, and the changes have no hash yet.
+    :param changes: with their hashes if the table has a key index.
     :raises CardinalityError: two changes contradict each other. Whatever is raised, the task's files are deleted first.
     """
     context = TaskContext.get()
     assert context is not None
-    hashed = changes if hash_keys is None else hash_keys.added(changes)
-    summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), hashed)
+    summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), changes)
     _forget_archives()
     written.add(paths)
     yield _results([summary])

@@ -88,6 +88,10 @@ class FilesSource:
         self._uri = jvm.java.net.URI
         self._parquet_reader = jvm.org.apache.parquet.hadoop.ParquetFileReader
         self._parquet_input = jvm.org.apache.parquet.hadoop.util.HadoopInputFile
+        # from the configuration once: that takes longer than to read a footer
+        self._parquet_options = jvm.org.apache.parquet.HadoopReadOptions.builder(
+            spark._jsc.hadoopConfiguration()
+        ).build()
         self._to_spark = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetToSparkSchemaConverter
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
         self._file_schemas: dict[str, T.StructType] = {}
@@ -181,16 +185,16 @@ class FilesSource:
             lambda: records, _mark(fresh, position, generation, batch_id), rows, declared=declared, files=whole
         )
 
-    def _read_whole(self, footers: Mapping[str, "_Footer"]) -> list[str] | None:
-        """Paths of the files, if Spark needs to know nothing else to read them."""
-        paths = [self._decoded(path) for path in footers]
+    def _read_whole(self, footers: Mapping[str, "_Footer"]) -> dict[str, int] | None:
+        """Paths and bytes of the files, if Spark needs to know nothing else to read them."""
+        sizes = {self._decoded(path): footer.bytes for path, footer in footers.items()}
         is_simple = (
             self._dates_as_written
             and set(self._config.source.options) <= _CHOOSING_OPTIONS
-            and not any(_SPECIAL.search(path) for path in paths)
-            and all(footer.bytes <= MOST_BYTES for footer in footers.values())
+            and not any(_SPECIAL.search(path) for path in sizes)
+            and all(size <= MOST_BYTES for size in sizes.values())
         )
-        return paths if is_simple else None
+        return sizes if is_simple else None
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         if other["generation"] == position["generation"]:
@@ -249,7 +253,7 @@ class FilesSource:
         path = self._hadoop_path(self._uri(file.path))
         try:
             content = self._parquet_input.fromPath(path, self._hadoop_conf)
-            reader = self._parquet_reader.open(content)
+            reader = self._parquet_reader.open(content, self._parquet_options)
         except Py4JJavaError as error:
             raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
         message, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())

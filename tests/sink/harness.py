@@ -476,14 +476,14 @@ def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[Non
         yield
 
 
-def die_in_task(plan: Any, written: Any, hash_keys: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+def die_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
     """`sink.task.run`, but the first task fails with some of its rows written."""
-    yield from task.run(plan, written, hash_keys, _first_then(Crash("crash in a task"), batches))
+    yield from task.run(plan, written, _first_then(Crash("crash in a task"), batches))
 
 
-def fill_disk_in_task(plan: Any, written: Any, hash_keys: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+def fill_disk_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
     """`sink.task.run`, but the first task finds the disk full."""
-    yield from task.run(plan, written, hash_keys, _first_then(OSError(28, "No space left on device"), batches))
+    yield from task.run(plan, written, _first_then(OSError(28, "No space left on device"), batches))
 
 
 def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
@@ -498,8 +498,11 @@ def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession) -> Iterator[None]:
-    """Writers that flush every few rows, so that a few dozen rows meet what millions would."""
+def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, shuffles: bool = True) -> Iterator[None]:
+    """Writers that flush every few rows, so that a few dozen rows meet what millions would.
+
+    :param shuffles: also what few files have, which otherwise every task reads.
+    """
 
     def options(**arguments: Any) -> DeltaOptions:
         return DeltaOptions(**arguments, flush_bytes=flush_bytes, position_delete_threshold=2)
@@ -511,6 +514,8 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession) -> I
         patch.setattr(microbatch, "BUFFER_BYTES", flush_bytes)
         patch.setattr(microbatch, "PART_ROWS", 1)
         patch.setattr(microbatch, "SMALL_BATCH", -1)  # or one task would do it all
+        if shuffles:
+            patch.setattr(microbatch, "WORTH_A_SHUFFLE", -1)
         spark.conf.set(name, str(batch_rows))
         try:
             yield

@@ -15,7 +15,17 @@ from pyspark.sql import SparkSession
 from changelog.rows import BAD, HASH
 from deltawriters.keyindex import xxhash64
 from sink import exchange
-from sink.exchange import PACKED_SCHEMA, Results, exchanged, files, files_alone, files_exchanged, in_arrow, packed
+from sink.exchange import (
+    PACKED_SCHEMA,
+    Results,
+    exchanged,
+    files,
+    files_by_each,
+    files_exchanged,
+    in_arrow,
+    owned,
+    packed,
+)
 from sink.routing import RANGES, KeyHash, owner, range_of
 
 ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8) | st.none()), max_size=40)
@@ -51,6 +61,10 @@ def test_each_row_arrives_once_at_its_owner(
             assert all(first <= int(value) < last for value in hashes)
             arrived += zip(batch.column("id").to_pylist(), batch.column("text").to_pylist(), strict=True)
     assert sorted(arrived, key=repr) == sorted(rows, key=repr)
+    for task in {part["task"] for part in parts} | {0, tasks - 1}:
+        dealt = exchange._unpacked(part["rows"] for part in parts if part["task"] == task)
+        kept = owned(hash_keys.added(batches(rows, cuts)), task, tasks, keep)
+        assert [row for b in kept for row in b.to_pylist()] == [row for b in dealt for row in b.to_pylist()]
 
 
 @given(hashes=st.lists(st.integers(0, 2**64 - 1), min_size=1), tasks=st.integers(1, RANGES))
@@ -93,7 +107,9 @@ def test_so_do_rows_of_files_that_are_read_whole(spark: SparkSession, tmp_path: 
 
     whole = files([str(path) for path in paths], spark.sparkContext)
     _check(files_exchanged(whole, lambda contents: deal(read(contents)), 3, look))
-    assert sorted(files_alone(whole, read).collect()) == [(number,) for number in range(10_000)]
+    for tasks in (1, 3):
+        seen = files_by_each(whole, tasks, lambda contents: look(read(contents))).collect()
+        assert sorted(seen) == [(task, number) for task in range(tasks) for number in range(10_000)]
 
 
 def _check(results: Results) -> None:

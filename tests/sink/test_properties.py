@@ -135,6 +135,7 @@ class Story:
     file_format: Literal["parquet", "json"] = "parquet"
     compact_every: int | None = None
     tasks: int = 1
+    shuffles: bool = True
     flush_bytes: int = 1
     batch_rows: int = 3
     seed: int = 0
@@ -175,6 +176,7 @@ def stories(draw: st.DrawFn) -> Story:
         file_format=draw(st.sampled_from(["parquet", "json"])),
         compact_every=draw(st.sampled_from([None, None, 1, 2])),
         tasks=draw(st.integers(1, 3)),
+        shuffles=draw(st.booleans()),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
         batch_rows=draw(st.integers(1, 5)),
         seed=draw(st.integers(0, 99)),
@@ -341,7 +343,8 @@ class Player:
         self._compare("at the end")
 
     def _small_writers(self) -> AbstractContextManager[None]:
-        return tiny_thresholds(self.story.flush_bytes, self.story.batch_rows, self.spark)
+        story = self.story
+        return tiny_thresholds(story.flush_bytes, story.batch_rows, self.spark, shuffles=story.shuffles)
 
     def _run(self, run: Run) -> None:
         """Run until the job dies of the fault, and again as a scheduler would."""
