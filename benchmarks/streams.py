@@ -17,7 +17,6 @@ from benchmarks.workload import SPARK_CHANGE_SCHEMA
 from sink import session
 from sink.config import Config
 from sink.pipeline import Pipeline, Run
-from sink.sources.source import Stream
 
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0"
 CATALOG = "bench"
@@ -90,18 +89,13 @@ class TimedPipeline(Pipeline):
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         super().__init__(spark, config)
-        self._queries: list[StreamingQuery] = []
+        self.triggers: list[Trigger] = []
+        """In order, of queries that have ended."""
 
-    @property
-    def triggers(self) -> list[Trigger]:
-        """In order, at most 100 of a query."""
-        return [trigger for query in self._queries for trigger in _triggers(query)]
-
-    def _start(self, stream: Stream) -> Run:
-        run = super()._start(stream)
-        assert run.query is not None
-        self._queries.append(run.query)
-        return run
+    def _forget(self, run: Run) -> None:
+        if run.query is not None:
+            self.triggers += _triggers(run.query)
+        super()._forget(run)
 
 
 def _triggers(query: StreamingQuery) -> list[Trigger]:

@@ -77,7 +77,7 @@ class PlainRows:
         columns = {KIND: kind, BAD: pa.nulls(len(kind), schema.field(BAD).type)}
         for i, (name, _) in enumerate(spec.order_by):
             columns[order_column(i)] = rows[name]
-        # in mode upsert the combiner leaves out most of the rows that would carry them for nothing
+        # in mode upsert few such rows come as far as the shuffle: an update's -U doesn't, and it takes longer to bare them all
         is_bared = spec.trust_before and not pc.all(sets).as_py()
         for column in spec.columns:
             values = rows[column.field]

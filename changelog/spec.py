@@ -56,5 +56,5 @@ class ChangelogSpec:
 
     @property
     def kept_by_removals(self) -> frozenset[str]:
-        """Columns that -U and -D rows keep; the others would only cost shuffle bytes."""
+        """Columns that are read of -U and -D rows; a decoder may leave the others null, as they would only cost shuffle bytes."""
         return frozenset(self.key) | frozenset(self.partition_sources)

@@ -80,7 +80,7 @@ FileStep = Callable[[Iterable[tuple[str, bytes]]], Iterator[pa.RecordBatch]]
 
 
 def files(paths: Iterable[str], context: SparkContext) -> "RDD[tuple[str, bytes]]":
-    """Files, whole, about evenly in tasks. Nothing for Spark to plan, which takes as long as reading a small file does."""
+    """Files, whole, about evenly in partitions. Nothing for Spark to plan, which takes as long as reading a small file does."""
     return context.binaryFiles(",".join(paths), 4 * context.defaultParallelism)
 
 
@@ -100,7 +100,10 @@ def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int
 
 
 def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
-    """What `step` makes of all files, in each of the tasks: without a shuffle."""
+    """What `step` makes of all files, in each of the tasks, without a shuffle; so it has to leave out what is another task's.
+
+    The partition that a task has is its number. Each reads the files at a time of its own.
+    """
     return whole.context.union([whole.coalesce(1)] * tasks).mapPartitions(lambda part: _as_tuples(step(part)))
 
 

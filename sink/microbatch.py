@@ -71,12 +71,16 @@ SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
 
 
-WORTH_A_SHUFFLE = 128 * 1024 * 1024
-"""Bytes of Parquet: rather than deal out rows, each task reads all files and keeps its part, if no more than this is read for nothing.
+READ_AGAIN = 128 * 1024 * 1024
+"""Bytes of Parquet files that tasks may read more than once in all, rather than have rows dealt out to them.
 
 Per row a core spends about three times as long on the shuffle as on decoding the row once more: with two tasks, files of 58 and of 115 MB were
-written a fifth to a third faster so. The more tasks, the more is read for nothing, and a stage alone costs about as much as decoding 10 MB.
+written a fifth to a third faster so. A shuffle of next to nothing costs about as much as decoding 10 MB.
 """
+_OPENING = 256 * 1024
+"""Bytes that could be read while a file is opened."""
+_ROWS_AGAIN = 4_000_000
+"""Rows likewise: files of a snapshot may have millions in a few bytes."""
 
 
 class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an error for people
@@ -432,6 +436,8 @@ class TableSink:
         try:
             results = self._collected(lambda: self._writing_files(batch, plan, tasks))
             if not self._not_plain.value:
+                if _is_read_by_each(batch, tasks):
+                    self._check_all_read(batch, results, tasks)
                 return results
         except (RowdeltaError, IndexLost):
             # without the changes of such a file, others may seem to contradict each other
@@ -442,6 +448,20 @@ class TableSink:
         self._delete_written()
         self._left_out.value = {}
         return None
+
+    def _check_all_read(self, batch: TableBatch, results: Sequence[Mapping[str, Any]], tasks: int) -> None:
+        """That the tasks together wrote what the footers say: each read the files at a time of its own.
+
+        :raises TemporaryError: they didn't; nothing of it is left.
+        """
+        found = sum(sum(result["rows"].values()) for result in results)
+        if len(results) == tasks and found == batch.estimated_rows:
+            return
+        self._delete_written()
+        raise TemporaryError(
+            f"{self.table.name}: change files were replaced while they were read: of {batch.estimated_rows:,} rows {found:,} were found. "
+            "Nothing was applied; run again. Write files elsewhere, move them into the directory, and leave them as they are."
+        )
 
     def _collected(self, job: Callable[[], Results]) -> list[dict[str, Any]]:
         """Results of the job's tasks. Whatever it raises, files of tasks that finished are deleted."""
@@ -460,9 +480,9 @@ class TableSink:
         assert self._decoder.plain is not None
         decode = functools.partial(task.decode_files, self._decoder.plain, self._not_plain)
         whole = files(batch.files, self.table.spark.sparkContext)
-        own, route, run = self._steps(plan, tasks)
-        if sum(batch.files.values()) * (tasks - 1) <= WORTH_A_SHUFFLE:
-            return files_by_each(whole, tasks, functools.partial(decode, own))
+        write_own, route, run = self._steps(plan, tasks)
+        if _is_read_by_each(batch, tasks):
+            return files_by_each(whole, tasks, functools.partial(decode, write_own))
         return files_exchanged(whole, functools.partial(decode, route), tasks, run)
 
     def _writing(self, batch: TableBatch, frame: DataFrame, plan: task.TaskPlan, tasks: int) -> Results:
@@ -470,10 +490,10 @@ class TableSink:
 
         :param frame: the batch's records or changes.
         """
-        own, route, run = self._steps(plan, tasks)
+        write_own, route, run = self._steps(plan, tasks)
         if tasks == 1:
             frame = frame.coalesce(1)
-        then, schema = (own, task.RESULT_SCHEMA) if tasks == 1 else (route, PACKED_SCHEMA)
+        then, schema = (write_own, task.RESULT_SCHEMA) if tasks == 1 else (route, PACKED_SCHEMA)
         if batch.changes is None and self._decoder.ends_in_python and not self._has_kept_letters():
             made = self._decoder.changes_into(then, schema, frame)
         else:
@@ -688,6 +708,15 @@ def _before_commit(name: str) -> Iterator[None]:
         raise TemporaryError(
             f"{name}: what the commit needs could not be written: {error}. Nothing was applied; run again."
         ) from error
+
+
+def _is_read_by_each(batch: TableBatch, tasks: int) -> bool:
+    """Whether each task reads all of the batch's Parquet files and keeps its part."""
+    assert batch.files is not None
+    assert batch.estimated_rows is not None
+    size = sum(max(size, _OPENING) for size in batch.files.values())
+    again = tasks - 1
+    return not again or (size * again <= READ_AGAIN and batch.estimated_rows * again <= _ROWS_AGAIN)
 
 
 def _is_small(estimated_rows: int | None) -> bool:

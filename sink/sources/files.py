@@ -88,10 +88,8 @@ class FilesSource:
         self._uri = jvm.java.net.URI
         self._parquet_reader = jvm.org.apache.parquet.hadoop.ParquetFileReader
         self._parquet_input = jvm.org.apache.parquet.hadoop.util.HadoopInputFile
-        # from the configuration once: that takes longer than to read a footer
-        self._parquet_options = jvm.org.apache.parquet.HadoopReadOptions.builder(
-            spark._jsc.hadoopConfiguration()
-        ).build()
+        # once: that takes longer than to read a footer
+        self._parquet_options = jvm.org.apache.parquet.ParquetReadOptions.builder().build()
         self._to_spark = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetToSparkSchemaConverter
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
         self._file_schemas: dict[str, T.StructType] = {}

@@ -53,7 +53,7 @@ class TableBatch:
     :param changes: changelog rows, if the records have been decoded.
     :param declared: path -> the columns of each file, if the records are typed.
     :param share: how to read the records with those of other tables, if that is possible.
-    :param files: path -> bytes of the Parquet files, if they can be read whole, and as nothing but their bytes.
+    :param files: path -> size of the Parquet files, if they can be read whole, and as nothing but their bytes.
     """
 
     records: Callable[[], DataFrame]

@@ -515,7 +515,7 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, s
         patch.setattr(microbatch, "PART_ROWS", 1)
         patch.setattr(microbatch, "SMALL_BATCH", -1)  # or one task would do it all
         if shuffles:
-            patch.setattr(microbatch, "WORTH_A_SHUFFLE", -1)
+            patch.setattr(microbatch, "READ_AGAIN", -1)
         spark.conf.set(name, str(batch_rows))
         try:
             yield

@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import microbatch, task
+from sink import exchange, microbatch, task
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
 from sink.mapping import map_tables
+from sink.sources.source import TableBatch
 from sink.tables import plan_table
 from tests.sink.harness import Job, crashing, fill_disk_in_task
 
@@ -153,12 +154,17 @@ def test_bad_rows_of_parquet_files(job: Job) -> None:
     assert b'"region":"lost"' in null_key["value"]
 
 
-@pytest.mark.parametrize("small", [True, False])
-def test_files_that_need_spark_s_reader_after_all(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, small: bool
-) -> None:
+@pytest.fixture(params=["one task", "every task reads all", "shuffle"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How plain Parquet files are read."""
+    monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if request.param == "one task" else 0)
+    if request.param == "shuffle":
+        monkeypatch.setattr(microbatch, "READ_AGAIN", -1)
+
+
+@pytest.mark.usefixtures("_way")
+def test_files_that_need_spark_s_reader_after_all(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """What was written of the other files until then is void; from there on Spark reads them all."""
-    monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if small else 0)
     job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
     job.write([good(1), good(2)])
     with caplog.at_level("INFO", "rowdelta"):
@@ -174,11 +180,8 @@ def test_files_that_need_spark_s_reader_after_all(
     assert job.unreferenced_files() == []
 
 
-@pytest.mark.parametrize("small", [True, False])
-def test_a_file_that_spark_must_read_may_decide_between_changes_of_others(
-    job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
-) -> None:
-    monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if small else 0)
+@pytest.mark.usefixtures("_way")
+def test_a_file_that_spark_must_read_may_decide_between_changes_of_others(job: Job) -> None:
     job.mode = "changelog"
     job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
     job.write([good(1)])
@@ -190,6 +193,60 @@ def test_a_file_that_spark_must_read_may_decide_between_changes_of_others(
     job.run()
     assert [row["region"] for row in job.rows()] == ["ap"]
     assert job.unreferenced_files() == []
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_files_that_are_replaced_while_they_are_read_are_noticed(
+    job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """One task may have read the old file, and another the new one."""
+    monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if small else 0)
+    path = job.write([good(1), good(2)])
+    other = job.write([good(3)])
+    content = other.read_bytes()
+    other.unlink()
+    original = exchange.files
+
+    def replacing(paths: Any, context: Any) -> Any:
+        path.write_bytes(content)
+        return original(paths, context)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(microbatch, "files", replacing)
+        with pytest.raises(TemporaryError, match=r"replaced while they were read: of 2 rows 1 were found"):
+            job.run()
+    assert job.unreferenced_files() == []
+    job.run()
+    assert ids(job) == [3]
+
+
+@pytest.mark.usefixtures("_way")
+def test_removals_of_one_key_that_tie_and_differ_in_what_they_carry(job: Job) -> None:
+    job.write([good(1), good(2)])
+    job.run()
+    tie = {"seq": 9, "id": 1, "amount": None, "created_at": None}
+    job.write_records([{"row_kind": "-D", "region": region} | tie for region in ("eu", "us", None)])
+    job.write([good(3)])
+    job.run()
+    assert ids(job) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "tasks", "read_by_each"),
+    [
+        ([100 << 20], 3_000_000, 2, True),
+        ([100 << 20], 3_000_000, 4, False),
+        ([200 << 20], 3_000_000, 2, False),
+        ([200 << 20], 50_000_000, 1, True),  # there is nobody to deal it out to
+        ([20_000], 1_000_000, 200, False),  # few bytes of many rows
+        ([2_000] * 40, 20_000, 200, False),  # to open them takes its time too
+        ([2_000] * 40, 20_000, 8, True),
+    ],
+)
+def test_what_every_task_reads(sizes: list[int], rows: int, tasks: int, read_by_each: bool) -> None:
+    files = {str(number): size for number, size in enumerate(sizes)}
+    batch = TableBatch(lambda: pytest.fail("not read here"), {}, rows, files=files)
+    assert microbatch._is_read_by_each(batch, tasks) == read_by_each
 
 
 @pytest.mark.parametrize("missing", ["row_kind", "seq", "id"])
