@@ -75,7 +75,9 @@ def _bytes(column: pa.Array) -> Hashes:
     offsets = np.frombuffer(column.buffers()[1], "<i4")[column.offset : column.offset + len(column) + 1]
     begin, end = int(offsets[0]), int(offsets[-1])
     lengths = np.diff(offsets)
-    order = np.argsort(-lengths, kind="stable")
+    longest = int(lengths.max())
+    # numpy sorts 16 bits by radix
+    order = np.argsort((longest - lengths).astype(np.uint16 if longest < 1 << 16 else np.int64), kind="stable")
     ordered = lengths[order]
     starts = (offsets[:-1] - begin)[order].astype(np.int64)
     padded = np.zeros(end - begin + 8, np.uint8)

@@ -80,13 +80,15 @@ class IndexSlice:
         :raises ValueError: a key is outside the range: another task owns it, and their runs would overlap.
         :raises CorruptIndex: a run can't be trusted.
         """
+        if len(high) and not first <= int(high.min()) <= int(high.max()) < last:
+            raise ValueError(f"key hashes {high.min()}..{high.max()} are outside the task's range {first}..{last - 1}")
+        none = np.empty(0, np.int64)
+        if not self.runs:
+            return Located(none, none, none, [])
         by_high = np.argsort(high, kind="stable")
         high, low = high[by_high], low[by_high]
-        if len(high) and not first <= int(high[0]) <= int(high[-1]) < last:
-            raise ValueError(f"key hashes {high[0]}..{high[-1]} are outside the task's range {first}..{last - 1}")
         numbers: dict[str, int] = {}
         files: list[IndexedFile] = []
-        none = np.empty(0, np.int64)
         found = [(none, none, none)]
         pending = np.arange(len(high))
         for info in sorted(self.runs, key=lambda run: -run.sequence):
