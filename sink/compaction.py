@@ -72,4 +72,8 @@ class Compaction:
         rewrite = actions.rewriteDataFiles(self._table.java)
         # a file with as many delete files is read as slowly as that many small files, however large it is
         rewrite = rewrite.option("delete-file-threshold", str(self._every))
-        return rewrite.option("remove-dangling-deletes", "true").execute()
+        # Iceberg compares a delete with the data files of its own spec and partition, so it would drop deletes that reach further,
+        # and bring back the rows that they delete
+        if not self._table.has_global_deletes():
+            rewrite = rewrite.option("remove-dangling-deletes", "true")
+        return rewrite.execute()

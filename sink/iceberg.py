@@ -125,6 +125,14 @@ class IcebergTable:
         manifests = snapshot.dataManifests(self.java.io())
         return any(int(m.partitionSpecId()) != self.spec.current_spec_id for m in manifests)
 
+    def has_global_deletes(self) -> bool:
+        """The table has partitions, and deletes under an unpartitioned spec, which reach into all of them; reads the manifest list only."""
+        snapshot, specs = self.java.currentSnapshot(), self.java.specs()
+        if snapshot is None or int(specs.size()) == 1:
+            return False
+        manifests = snapshot.deleteManifests(self.java.io())
+        return any(specs.get(manifest.partitionSpecId()).isUnpartitioned() for manifest in manifests)
+
     def property(self, name: str) -> str | None:
         value = self.java.properties().get(name)
         return None if value is None else str(value)

@@ -84,6 +84,21 @@ def test_after_so_many_commits(
         assert job.check_index() is not None
 
 
+def test_deletes_that_reach_into_all_partitions_stay(spark: SparkSession, tmp_path: Path) -> None:
+    """Iceberg's removal of dangling deletes takes them for such: it compares them with data files of their own spec only."""
+    job = Job(spark, tmp_path, tasks=1, deletes="equality", partition_by=["region"], table={"compact_every": 2})
+    job.write([("+I", {"id": key, "region": "eu" if key < 4 else "us"}) for key in range(8)])
+    # the file of "us" has two deletes and is rewritten, the file of "eu" has one and isn't
+    for key in (4, 5, 0):
+        job.write([("+U", {"id": key, "region": "ap"})])
+    job.run()
+    assert compactions(job) == [4]
+    moved = {0: "ap", 4: "ap", 5: "ap"}
+    expected = [(key, moved.get(key, "eu" if key < 4 else "us")) for key in range(8)]
+    assert [(row["id"], row["region"]) for row in job.rows()] == expected
+    assert [file["content"] for file in job.files()].count(2), "what it is about"
+
+
 def test_commits_are_counted_across_runs_and_from_a_compaction_of_others(job: Job) -> None:
     changes = Changes(job)
     for number in range(1, EVERY + 6):
