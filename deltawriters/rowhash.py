@@ -15,6 +15,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio, odd: its powers tell the places of columns and list elements apart."""
 
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)], np.uint64)
+_3, _7, _64 = np.uint64(3), np.uint64(7), np.uint64(64)
 _BLOCK = 16_384
 """Rows hashed at a time: their intermediate columns stay in the processor's cache."""
 
@@ -37,6 +38,8 @@ def _rows(columns: Sequence[pa.Array]) -> Hashes:
 def _column(column: pa.Array) -> Hashes:
     """0 for null, and else the hash of the value."""
     column = column.storage if isinstance(column, pa.ExtensionArray) else column
+    if not column.null_count:
+        return _mixed(_values(column) + _FACTOR)
     result = np.zeros(len(column), np.uint64)
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     if valid.any():
@@ -60,6 +63,9 @@ def _values(column: pa.Array) -> Hashes:
         return result
     if pa.types.is_floating(dtype):
         column = column.view(pa.int32() if dtype.bit_width == 32 else pa.int64())
+    elif pa.types.is_decimal128(dtype):
+        words = np.frombuffer(column.buffers()[1], "<u8")[2 * column.offset : 2 * (column.offset + len(column))]
+        return words[::2] ^ _mixed(words[1::2])
     elif pa.types.is_fixed_size_binary(dtype):
         column = column.cast(pa.binary())
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
@@ -80,13 +86,20 @@ def _bytes(column: pa.Array) -> Hashes:
     order = np.argsort((longest - lengths).astype(np.uint16 if longest < 1 << 16 else np.int64), kind="stable")
     ordered = lengths[order]
     starts = (offsets[:-1] - begin)[order].astype(np.int64)
-    padded = np.zeros(end - begin + 8, np.uint8)
-    padded[:-8] = np.frombuffer(column.buffers()[2] or b"", np.uint8)[begin:end]
-    word_at: Hashes = np.ndarray((end - begin + 1,), "<u8", padded, strides=(1,))
+    padded = np.zeros(8 * ((end - begin) // 8 + 2), np.uint8)
+    padded[: end - begin] = np.frombuffer(column.buffers()[2] or b"", np.uint8)[begin:end]
+    # a value may begin anywhere in a word, and numpy is slow at words that begin anywhere: each of the value's is made of two that don't
+    aligned = padded.view("<u8")
+    at_word, low_bits = starts >> 3, (starts.astype(np.uint64) & _7) << _3
+    high_bits = _64 - low_bits
+    current = aligned[at_word]
     state = ordered.astype(np.uint64)
-    for at in range(0, int(ordered[0]), 8):
+    for number, at in enumerate(range(0, int(ordered[0]), 8), start=1):
         rows = len(ordered) - int(np.searchsorted(ordered[::-1], at, side="right"))
-        word = word_at[starts[:rows] + at]
+        following = aligned[at_word[:rows] + number]
+        # numpy shifts by 64 to 0, as C doesn't
+        word = (current[:rows] >> low_bits[:rows]) | (following << high_bits[:rows])
+        current = following
         whole = len(ordered) - int(np.searchsorted(ordered[::-1], at + 8))
         word[whole:] &= _FIRST_BYTES[ordered[whole:rows] - at]
         mixed = (state[:rows] ^ word) * _FACTOR
