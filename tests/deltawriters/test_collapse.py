@@ -12,7 +12,7 @@ from deltawriters.collapse import collapse, dense_ids
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), max_size=20), st.booleans())
 def test_tuples_are_numbered_in_the_order_of_first_appearance(values: list[int | None], in_order: bool) -> None:
     if in_order:
-        values = sorted({value for value in values if value is not None})
+        values = list[int | None](sorted({value for value in values if value is not None}))
     ids, count = dense_ids([pa.array(values, pa.int64())])
     numbers: dict[int | None, int] = {}
     assert ids.tolist() == [numbers.setdefault(value, len(numbers)) for value in values]
