@@ -91,7 +91,7 @@ def dense_ids(columns: Sequence[pa.Array]) -> tuple[Ints, int]:
 
 def order_rank(columns: Sequence[pa.Array]) -> Ints:
     """One integer a row that compares as the tuple of `columns` does: nulls first, equal exactly when the tuples are equal."""
-    varying = [column for column in columns if not _constant(column)]
+    varying = [_ordered_as_numbers(column) for column in columns if not _constant(column)]
     if not varying:
         return np.zeros(len(columns[0]), np.int64)
     if len(varying) == 1 and pa.types.is_integer(varying[0].type) and varying[0].null_count == 0:
@@ -109,6 +109,17 @@ def order_rank(columns: Sequence[pa.Array]) -> Ints:
     rank = np.empty(len(in_order), np.int64)
     rank[permutation] = np.cumsum(steps)
     return rank
+
+
+def _ordered_as_numbers(column: pa.Array) -> pa.Array:
+    """Floating-point numbers as integers of the same order: 0.0 equals -0.0, and NaN is above all, as in Spark. Others as they are."""
+    if not pa.types.is_floating(column.type):
+        return column
+    values = column.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0  # null becomes NaN; -0.0 becomes 0.0
+    values[np.isnan(values)] = np.nan
+    bits = values.view(np.int64)
+    ordered = np.where(bits < 0, _INT64.min - bits, bits)
+    return pa.array(ordered, mask=column.is_null().to_numpy(zero_copy_only=False))
 
 
 def sets_row(kinds: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:

@@ -29,7 +29,7 @@ class TableNoLongerEmpty(Exception):  # noqa: N818 - a signal to write again, no
 
 
 class TableChanged(Exception):  # noqa: N818 - likewise
-    """The rows to delete were looked up in a snapshot that is no longer the current one."""
+    """The rows to delete were looked up in a snapshot that is no longer the current one, or the deletes are for partitions that no longer are."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RowDeltaCommit:
     :param base_snapshot: the snapshot whose position this batch continues; None if the table had none.
     :param properties: further table properties to set in the same transaction.
     :param index: the key index's part: rows were looked up in `base_snapshot`, so no other will do.
-    :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
+    :param written_under_spec: id of the partition spec that was current; None if there are no deletes. :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
     """
 
     prefix: str
@@ -51,6 +51,7 @@ class RowDeltaCommit:
     files: Sequence[str]
     base_snapshot: int | None
     previous_operation: str | None
+    written_under_spec: int | None = None
     written_for_empty_table: bool = False
     summary: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +107,10 @@ class IcebergCommitter:
         stored: dict[str, Any] = {"position": request.position, "operation": request.operation}
         if request.index is not None:
             stored["index"] = request.index.stored
-        transaction = table.newTransaction()
+        transaction = table.newTransaction()  # of metadata that it reads anew
+        if request.written_under_spec not in (None, int(transaction.table().spec().specId())):
+            # a delete in a partition of the one doesn't reach the rows that others moved to partitions of the other
+            raise TableChanged("the table was partitioned in another way")
         delta = transaction.newRowDelta()
         for name, value in request.summary.items():
             delta = delta.set(name, value)
@@ -127,8 +131,9 @@ class IcebergCommitter:
             delta = delta.validateFromSnapshot(base)
         delta = delta.conflictDetectionFilter(self._everything)
         delta.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles().commit()
-        snapshot = int(transaction.table().currentSnapshot().snapshotId())
-        properties = json.dumps(stored | {"snapshot-id": snapshot})
+        snapshot = transaction.table().currentSnapshot()
+        stored |= {"snapshot-id": int(snapshot.snapshotId()), "sequence-number": int(snapshot.sequenceNumber())}
+        properties = json.dumps(stored)
         update = transaction.updateProperties().set(f"{request.prefix}.position", properties)
         for name, value in request.properties.items():
             update = update.set(name, value)

@@ -440,6 +440,11 @@ class Config(_Section):
             raise ValueError(f"source.format: {self.source.format} reads messages of Kafka, and source.type is files")
         if self.source.format != "row-kind" and self.source.file_format != "json":
             raise ValueError(f"source.format: {self.source.format} reads path_format: json")
+        if any(name.lower() == "latestfirst" and value != "false" for name, value in self.source.options.items()):
+            raise ValueError(
+                "source.options.latestFirst is set, and the position in a directory is the newest file that was applied, so older ones "
+                "would be left out after a restart; leave the option out"
+            )
 
     @property
     def index_location(self) -> str:

@@ -314,6 +314,12 @@ def _check_columns(table: IcebergTable) -> None:
             f"{table.name} has no column {missing[0]!r}, so it can't be the dead-letter table. Its columns must be: "
             f"{', '.join(COLUMNS.fieldNames())}. Drop it, or give sink.dead_letter_table another name."
         )
+    for field in table.spec.iceberg_schema.fields:
+        if field.required and field.name not in COLUMNS.fieldNames():
+            raise TableError(
+                f"{table.name} is the dead-letter table, and its column {field.name!r}, which the sink doesn't know, is required. "
+                f"Make it optional: ALTER TABLE {table.name} ALTER COLUMN {field.name} DROP NOT NULL."
+            )
 
 
 def _quoted(name: str) -> str:

@@ -144,9 +144,10 @@ class IcebergTable:
         """The sink's position, as of the current snapshot.
 
         The property is newest. After a rollback it is ahead of the data; then the nearest ancestor snapshot that this sink
-        committed says how far the data really is.
+        committed says how far the data really is. That the property's own snapshot is unknown doesn't tell which: ancestors expire, and
+        so do snapshots that were rolled back.
 
-        :raises TableError: rolled back past everything that could say so.
+        :raises TableError: rolled back, or replaced, past everything that could say so.
         """
         text = self.property(f"{prefix}.position")
         if text is None:
@@ -154,12 +155,12 @@ class IcebergTable:
         stored = json.loads(text)
         result = StoredPosition(stored["position"], stored["operation"], stored.get("snapshot-id"), stored.get("index"))
         current, committed = self.snapshot_id(), stored.get("snapshot-id")
-        if current == committed or committed is None or self.java.snapshot(committed) is None:
-            return result  # as is nearly always; or the snapshot expired, and so is an ancestor
+        if current == committed or committed is None:
+            return result  # as is nearly always
         util = self.iceberg.util.SnapshotUtil
         if current is not None and util.isAncestorOf(self.java, current, committed):
             return result
-        snapshot = self.java.currentSnapshot()
+        snapshot, has_expired = self.java.currentSnapshot(), False
         while snapshot is not None:
             summary = snapshot.summary().get(f"{prefix}.position")
             if summary is not None:
@@ -167,8 +168,13 @@ class IcebergTable:
                 return StoredPosition(
                     older["position"], older["operation"], int(snapshot.snapshotId()), older.get("index")
                 )
+            if int(snapshot.sequenceNumber()) < stored.get("sequence-number", 0):
+                break  # older than the commit, which so is no ancestor that expired
             parent = snapshot.parentId()
             snapshot = None if parent is None else self.java.snapshot(parent)
+            has_expired = parent is not None and snapshot is None
+        if has_expired:
+            return result
         raise TableError(
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read the "
             "source again from the start, remove the stored position (see README, Reset)."

@@ -11,6 +11,7 @@ walking the snapshots, and only the data files that changed are read. If the wal
 snapshots), or the version is lost or damaged, the index is built anew from the key columns of the whole table.
 """
 
+import contextlib
 import functools
 import itertools
 import json
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
+from pyiceberg.transforms import VoidTransform
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -225,6 +227,24 @@ class KeyIndex:
     def _prepare(
         self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
     ) -> IndexCommit:
+        new_paths: list[str] = []
+        try:
+            return self._prepared_commit(operation, slice_, tasks, results, new_paths)
+        except BaseException:
+            for path in new_paths:
+                with contextlib.suppress(OSError):
+                    self._table.spec.io.delete(path)
+            raise
+
+    def _prepared_commit(
+        self,
+        operation: str,
+        slice_: IndexSlice,
+        tasks: int,
+        results: Sequence[Mapping[str, Any]],
+        new_paths: list[str],
+    ) -> IndexCommit:
+        """:param new_paths: gets the path of each file that is written."""
         version, appended = self._synchronized(), self._appended
         table = self._table.spec
         vectors = dict(version.vectors)
@@ -235,7 +255,6 @@ class KeyIndex:
             for file in result["new_vectors"]:
                 vectors[file["referenced-data-file"]] = file
         united = _unite(results)
-        new_paths: list[str] = []
         base = self._base if appended is None else appended.base
         later_rows = () if appended is None else appended.rows
         for rows in later_rows:
@@ -445,18 +464,32 @@ class KeyIndex:
     def _planned(self, plan: JavaObject) -> "Iterator[_LiveFile]":
         specs = self._table.java.specs()
         parser = self._table.content_file_parser
+        iceberg = self._table.iceberg
+        # a table that was v1 keeps dropped partition fields so, and the parser takes their nulls for a contradiction (Iceberg 1.11)
+        void = {
+            number
+            for number, spec in self._table.spec.specs_by_id.items()
+            if spec.fields and all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+        }
+
+        def described(file: JavaObject, builder: Callable[[JavaObject], JavaObject]) -> Any:
+            spec = specs.get(file.specId())
+            bare = builder(spec).copy(file).build() if void and int(file.specId()) in void else file
+            return json.loads(parser.toJson(bare, spec))
+
         for scan in _elements(self._table, plan.planFiles()):
-            data = json.loads(parser.toJson(scan.file(), specs.get(scan.file().specId())))
+            data = described(scan.file(), iceberg.DataFiles.builder)
             vector, parquet, others = None, [], []
             for delete in scan.deletes():
-                content = json.loads(parser.toJson(delete, specs.get(delete.specId())))
+                content = described(delete, iceberg.FileMetadata.deleteFileBuilder)
                 others.append(content["file-path"])
                 if content["file-format"].upper() == "PUFFIN":
                     vector = content
                 elif content["content"].upper().startswith("POSITION"):
                     parquet.append(content["file-path"])
             fields = self._table.spec.specs_by_id[data["spec-id"]].fields
-            values = zip((str(field.field_id) for field in fields), data.get("partition", ()), strict=True)
+            partition = data.get("partition", [None] * len(fields))
+            values = zip((str(field.field_id) for field in fields), partition, strict=True)
             file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
             yield _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
 

@@ -20,7 +20,7 @@ from changelog.decoding import ChangelogDecoder
 from changelog.rows import BAD, order_column
 from deltawriters import DeltaOptions
 from deltawriters.combine import BUFFER_BYTES
-from deltawriters.keyindex import IndexSlice
+from deltawriters.keyindex import CorruptIndex, IndexSlice
 from sink import task
 from sink.commit import (
     CommitUnknown,
@@ -215,7 +215,7 @@ class TableSink:
         try:
             return Pending(batch_id, batch, self._attempt(batch))
         except SchemaEvolved:
-            self._follow_schema()
+            self._rebase()
         except IndexLost as error:
             self._forget_index(error)
         return Pending(batch_id, batch, None)
@@ -254,7 +254,7 @@ class TableSink:
             written = replace(sum_up([result]), tasks=1, observed=result["observed"])
             return Pending(batch_id, batch, self._finish(share.begun, written))
         except SchemaEvolved:
-            self._follow_schema()
+            self._rebase()
         return Pending(batch_id, batch, None)
 
     def _take_bearings(self) -> None:
@@ -288,7 +288,7 @@ class TableSink:
                 log.info("%s: others added rows to the empty table; writing again with deletes", self.table.name)
             except TableChanged as error:
                 refused = error
-                log.info("%s: others committed meanwhile; looking up the keys and writing again", self.table.name)
+                log.info("%s: others changed it meanwhile; writing again", self.table.name)
             except SchemaEvolved:
                 schemas += 1
                 if schemas > _MOST_SCHEMAS:
@@ -296,7 +296,7 @@ class TableSink:
                         f"{self.table.name}: after {_MOST_SCHEMAS} changes of its schema the micro-batch still needs another. Does "
                         "somebody else alter the table at the same time? Nothing was applied."
                     ) from None
-                self._follow_schema()
+                self._rebase()
                 attempt = None
                 continue
             except IndexLost as error:
@@ -307,7 +307,7 @@ class TableSink:
             if pause is None:
                 raise retries_used_up(self.table.name, refused)
             time.sleep(pause)
-            self._adopt()
+            self._rebase()
 
     def compact(self) -> None:
         """Compact the table if the configuration says so; to be called after each commit, when others needn't wait for it."""
@@ -318,8 +318,13 @@ class TableSink:
         """Delete what was written and isn't committed."""
         self._delete_written()
 
-    def _follow_schema(self) -> None:
+    def _rebase(self) -> None:
+        """Take the table as it is now as what the micro-batch is written for again.
+
+        :raises FencedError: another run has stored a position: the micro-batch doesn't continue that one.
+        """
         self.table.refresh()
+        self._committer.check_not_fenced(self._prefix, self._stored.operation if self._stored else None)
         self._replan_if_altered()
         self._adopt()
 
@@ -340,9 +345,8 @@ class TableSink:
             raise TableError(f"{self.table.name}: the sink's position was removed while it ran. Start it again.")
 
     def _replan_if_altered(self) -> None:
-        spec = self.table.spec
-        if (spec.schema, spec.current_spec_id) == (self._spec.schema, self._spec.current_spec_id):
-            self._spec = spec
+        if not self._is_altered():
+            self._spec = self.table.spec
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
         self.plan = plan_table(self.table.spark, self._config, self._mapped, self.table)
@@ -352,6 +356,11 @@ class TableSink:
         self._decoder = self._open_decoder()
         self._spec = self.table.spec
         self._key_index = self._open_key_index()
+
+    def _is_altered(self) -> bool:
+        """Whether the table has another schema or partition spec than the one that files are written for."""
+        spec = self.table.spec
+        return (spec.schema, spec.current_spec_id) != (self._spec.schema, self._spec.current_spec_id)
 
     def _attempt(self, batch: TableBatch) -> Attempt:
         begun = self._begin(batch)
@@ -389,7 +398,7 @@ class TableSink:
         except CommitUnknown:
             self._written_paths.value = []  # or may be
             raise
-        except (RowdeltaError, TableNoLongerEmpty, TableChanged):
+        except (RowdeltaError, TableNoLongerEmpty, TableChanged, IndexLost):
             # known not to be committed; anything else might be, so its files stay
             self._delete_written()
             raise
@@ -630,6 +639,7 @@ class TableSink:
             files=written.files,
             base_snapshot=self._base,
             previous_operation=self._stored.operation if self._stored else None,
+            written_under_spec=self._spec.current_spec_id,
             written_for_empty_table=begun.empty,
             summary={"rowdelta.sink-id": self._config.sink.id},
             properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
@@ -648,6 +658,8 @@ class TableSink:
             time.sleep(pause)
             self.table.refresh()
             self._committer.check_not_fenced(self._prefix, request.previous_operation)
+            if self._is_altered():
+                raise refused
             with _before_commit(self.table.name):
                 amended = self._key_index.amend(operation, slice_, written.tasks, written.index)
             if amended is None:
@@ -701,9 +713,13 @@ class TableSink:
 
 @contextmanager
 def _before_commit(name: str) -> Iterator[None]:
-    """What can't be written then is known not to be committed, so all of the micro-batch's files can go."""
+    """What fails then is known not to be committed, so all of the micro-batch's files can go."""
     try:
         yield
+    except CorruptIndex as error:
+        raise IndexLost(str(error)) from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise job_error(name, error) from error
     except OSError as error:
         raise TemporaryError(
             f"{name}: what the commit needs could not be written: {error}. Nothing was applied; run again."

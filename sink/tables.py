@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pyiceberg.transforms import IdentityTransform
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
@@ -20,6 +21,8 @@ from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
 from sink.inference import infer_columns
 from sink.mapping import MappedTable
+
+_NO_FLOATS = "Its NaN has no form in which a commit could name the partition. Partition by another column."
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,14 @@ def plan_table(
             )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
+        whole = {field.column for field in section.partition_fields if field.transform == "identity"}
+        for column in columns:
+            if (
+                column.name in whole
+                and isinstance(column.type, T.FractionalType)
+                and not isinstance(column.type, T.DecimalType)
+            ):
+                raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {_NO_FLOATS}")
     else:
         columns = column_specs(table)
         _check_columns(section, wanted, columns)
@@ -336,9 +347,17 @@ def _check_key(section: TableSection, table: IcebergTable) -> None:
 
 
 def _check_partitioning(section: TableSection, table: IcebergTable) -> None:
+    schema = table.spec.iceberg_schema
+    for field in table.spec.current_spec.fields:
+        if isinstance(field.transform, IdentityTransform) and str(schema.find_type(field.source_id)) in (
+            "float",
+            "double",
+        ):
+            raise TableError(
+                f"{section.target} is partitioned by {schema.find_column_name(field.source_id)}, which is floating-point. {_NO_FLOATS}"
+            )
     if not section.partition_by:
         return
-    schema = table.spec.iceberg_schema
     actual = [(str(f.transform), schema.find_column_name(f.source_id)) for f in table.spec.current_spec.fields]
     wanted = [
         (f.transform if f.parameter is None else f"{f.transform}[{f.parameter}]", f.column)

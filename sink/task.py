@@ -422,9 +422,12 @@ class DeadLetterWriter:
         fields["table"] = pa.repeat(self._target, len(bad))
         fields["time"] = pa.repeat(pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), len(bad))
         schema = self._table.arrow_schema
-        self._writer.write(
-            pa.table([fields[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
-        )
+        columns = [
+            # a column that somebody has added, to note what became of the record
+            pa.nulls(len(bad), field.type) if field.name not in fields else fields[field.name].cast(field.type)
+            for field in schema
+        ]
+        self._writer.write(pa.table(columns, schema=schema))
 
     def close(self) -> list[ContentFile]:
         return self._writer.close()

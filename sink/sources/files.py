@@ -3,7 +3,8 @@
 Spark takes files in the order of their modification time. A position is the high-water mark in that order, with the files
 that share its time: `{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7}`. As long as a
 checkpoint generation continues, Spark's own log says which files are new, also late ones; once it doesn't (deleted, restored
-from a copy, ahead of a table that was rolled back), files at or before the mark count as applied.
+from a copy, ahead of a table that was rolled back), files at or before the mark count as applied. A new generation that has come no
+further than the time of that mark remembers its files: `"earlier": ["b.parquet"]`.
 """
 
 import functools
@@ -153,11 +154,15 @@ class FilesSource:
     ) -> TableBatch | None:
         generation = self._generations[table.target]
         files = self._files(table, batch_id)
-        fresh = files
-        if position is not None and position["generation"] == generation:
+        fresh, earlier = files, list[str]()
+        continues = position is not None and position["generation"] == generation
+        if position is not None and continues:
             if batch_id <= position["batch"]:
                 return None
+            earlier = position.get("earlier", [])
+            fresh = [file for file in files if file.modified != position["modified"] or file.name not in earlier]
         elif position is not None:
+            earlier = position["files"]
             fresh = [file for file in files if _is_beyond(file, position)]
         if not fresh:
             return None
@@ -174,9 +179,9 @@ class FilesSource:
             records = reader.parquet(*paths).select("*", F.col("_metadata.file_path").alias(SOURCE))
         elif len(fresh) < len(files):
             assert position is not None
-            applied = (F.col(_MODIFIED) < position["modified"]) | (
-                (F.col(_MODIFIED) == position["modified"]) & F.col(_NAME).isin(list(position["files"]))
-            )
+            applied = (F.col(_MODIFIED) == position["modified"]) & F.col(_NAME).isin(earlier)
+            if not continues:
+                applied |= F.col(_MODIFIED) < position["modified"]
             records = frame.where(~applied)
         whole = self._read_whole(footers) if is_parquet else None
         return TableBatch(
@@ -333,9 +338,11 @@ def _is_beyond(file: _ChangeFile, position: Position) -> bool:
 def _mark(files: list[_ChangeFile], position: Position | None, generation: str, batch_id: int) -> Position:
     newest = max(file.modified for file in files)
     names = {file.name for file in files if file.modified == newest}
-    if position is not None:
-        if position["modified"] > newest:
-            newest, names = int(position["modified"]), set(position["files"])
-        elif position["modified"] == newest:
-            names |= set(position["files"])
-    return {"modified": newest, "files": sorted(names), "generation": generation, "batch": batch_id}
+    mark = {"modified": newest, "files": sorted(names), "generation": generation, "batch": batch_id}
+    if position is None or position["modified"] < newest:
+        return mark
+    if position["modified"] > newest:
+        names = set()
+    mark |= {"modified": position["modified"], "files": sorted(names | set(position["files"]))}
+    earlier = position.get("earlier", []) if position["generation"] == generation else position["files"]
+    return mark | ({"earlier": earlier} if earlier else {})
