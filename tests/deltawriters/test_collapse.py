@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltawriters.collapse import collapse, dense_ids
+from deltawriters.collapse import collapse, dense_ids, order_rank
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), max_size=20), st.booleans())
@@ -28,3 +28,12 @@ def test_the_first_and_the_last_change_of_each_key(keys: list[int]) -> None:
         by_key.setdefault(key, []).append((order[row], row))
     assert outcome.first.tolist() == [min(rows)[1] for rows in by_key.values()]
     assert outcome.last.tolist() == [max(rows)[1] for rows in by_key.values()]
+
+
+@pytest.mark.parametrize("dtype", [pa.float32(), pa.float64()])
+def test_floating_point_order(dtype: pa.DataType) -> None:
+    in_order = [None, -np.inf, -2.5, -1e-30, 0.0, 1e-30, 1.5, np.inf, np.nan]
+    rank = order_rank([pa.array(in_order, dtype)])
+    assert (rank[1:] > rank[:-1]).all()
+    zeros = order_rank([pa.array([-0.0, 0.0, -0.0, 1.0], dtype)])
+    assert zeros[0] == zeros[1] == zeros[2] < zeros[3]

@@ -4,7 +4,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit
-from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.keyindex import KeyIndex
+from sink.microbatch import TableSink
 from tests.sink.harness import Job, before_commit, crashing, java_error
 
 pytestmark = pytest.mark.spark
@@ -126,6 +128,22 @@ def test_files_of_one_modification_time_in_several_batches(job: Job, checkpoint_
     assert [r["id"] for r in job.rows()] == [1, 2, 3, 4]
 
 
+def test_new_files_of_an_applied_ones_modification_time_when_the_checkpoint_is_lost(job: Job) -> None:
+    # Spark lists some of them before the one that was applied, and some after it
+    job.mode, job.deletes = "changelog", "equality"
+    applied = job.write(insert(0))
+    applied = applied.rename(applied.with_name(f"m{applied.suffix}"))
+    os.utime(applied, (1_700_000_000, 1_700_000_000))
+    job.run()
+    job.lose_checkpoint()
+    for number, name in enumerate("abcwxyz", start=1):
+        path = job.write(insert(number))
+        os.utime(path.rename(path.with_name(f"{name}{path.suffix}")), (1_700_000_000, 1_700_000_000))
+    job.run()
+    assert operations(job) == 8
+    assert [r["id"] for r in job.rows()] == list(range(8))
+
+
 def test_a_removed_position_and_a_replay_in_upsert_mode(job: Job) -> None:
     job.write(insert(1, 2))
     job.write([("+U", row(1, "us")), ("-D", row(2))])
@@ -182,6 +200,32 @@ def test_a_second_driver_on_the_same_checkpoint_does_no_harm(job: Job) -> None:
     job.write(insert(3))
     job.run()
     assert job.rows() == [row(1), row(2), row(3)]
+
+
+def test_a_second_driver_with_a_batch_that_has_a_new_column(job: Job) -> None:
+    """Each makes the table follow its schema. The one that comes second must not take the other's position for its own."""
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.run()
+    job.configure_columns, job.columns = False, {**job.columns, "note": "string"}
+    job.write([("+I", row(2) | {"note": "new"})])
+    second = job.second_driver()
+    original = TableSink._evolve
+    turns = iter([second.run])
+
+    def evolve(self: TableSink, observed: Mapping[str, str]) -> None:
+        for others_turn in turns:
+            others_turn()
+            job.write([("-D", row(2) | {"note": "new"})])
+            second.run()
+        original(self, observed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableSink, "_evolve", evolve)
+        with pytest.raises(TableError, match="another run with the same sink id"):
+            job.run()
+    assert job.rows() == [row(1) | {"note": None}]
+    assert operations(job) == 3
 
 
 def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
@@ -424,6 +468,37 @@ def test_after_a_rollback_to_a_foreign_snapshot_the_sink_finds_its_own_below(job
     assert job.rows() == [row(1), row(2), row(100)]
 
 
+def test_a_rollback_whose_snapshots_then_expire(job: Job) -> None:
+    """What was rolled back is forgotten just as what came before the current snapshot is, but it isn't in the table."""
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.write(insert(2))
+    job.run()
+    job.rollback(job.snapshots()[0]["snapshot_id"])
+    job.expire_snapshots()
+    assert len(job.snapshots()) == 1
+    job.run()
+    assert job.rows() == [row(1), row(2)]
+
+
+def test_a_table_replaced_and_its_snapshots_expired(job: Job) -> None:
+    job.configure_columns = False
+    job.create_table(
+        [
+            {"id": 1, "name": "id", "required": True, "type": "long"},
+            {"id": 2, "name": "region", "required": False, "type": "string"},
+        ]
+    )
+    job.write(insert(1))
+    job.run()
+    job.spark.sql(f"CREATE OR REPLACE TABLE {job.target} USING iceberg AS SELECT 100L AS id, 'eu' AS region")
+    job.expire_snapshots()
+    job.write(insert(2))
+    with pytest.raises(TableError, match="remove the stored position"):
+        job.run()
+    assert job.rows() == [row(100)]
+
+
 def test_a_rollback_while_the_sink_runs(job: Job) -> None:
     """The batch was written on top of a snapshot that is no longer part of the table: it must not be applied to another."""
     job.mode = "changelog"
@@ -540,6 +615,21 @@ def test_columns_that_no_longer_fit_are_refused_before_anything_is_written(job: 
     assert job.unreferenced_files() == []
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_partitions_of_a_floating_point_column_are_refused(job: Job, exists: bool) -> None:
+    job.columns, job.partition_by = {"id": "bigint", "x": "double"}, ["x"]
+    if exists:
+        job.create_table(
+            [
+                {"id": 1, "name": "id", "required": True, "type": "long"},
+                {"id": 2, "name": "x", "required": False, "type": "double"},
+            ]
+        )
+    job.write([("+I", {"id": 1, "x": float("nan")})])
+    with pytest.raises(TableError if exists else ConfigError, match="floating-point"):
+        job.run()
+
+
 def test_a_column_added_underneath_fills_when_the_table_rules(job: Job) -> None:
     job.write(insert(1))
     job.run()
@@ -596,7 +686,75 @@ def test_a_table_repartitioned_underneath(job: Job) -> None:
     assert job.rows() == [row(1, "us"), row(3)]
 
 
+@pytest.mark.parametrize("change", ["rewritten", "appended"])
+def test_a_table_repartitioned_between_write_and_commit(job: Job, change: str) -> None:
+    """The deletes are for the partitions, and the hashes begin with the buckets, that the rows were in."""
+    job.partition_by = ["bucket(8, id)"]
+    job.write(insert(1, 2, 3))
+    job.run()
+    job.partition_by = ()
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+
+    def repartition() -> None:
+        expressions = job.spark._jvm.org.apache.iceberg.expressions.Expressions  # type: ignore[union-attr]
+        update = job.java_table().updateSpec()
+        update.removeField(expressions.bucket("id", 8)).addField(expressions.bucket("id", 16)).commit()
+        if change == "rewritten":
+            job.compact()
+        else:
+            job.append([row(1, "foreign")])
+
+    with before_commit(repartition):
+        job.run()
+    assert job.rows() == [row(1, "us"), row(3)]
+    job.write([("+U", row(1, "eu")), ("-D", row(3))])
+    job.run()
+    assert job.rows() == [row(1, "eu")]
+
+
+def test_a_table_that_was_v1_and_dropped_its_partition_field(job: Job) -> None:
+    """v1 keeps a dropped field, as one without values."""
+    job.configure_columns = False
+    job.spark.sql(
+        f"CREATE TABLE {job.target} (id BIGINT NOT NULL, region STRING) USING iceberg PARTITIONED BY (region) "
+        "TBLPROPERTIES ('format-version' = '1')"
+    )
+    job.append([row(1)])
+    job.java_table().updateSpec().removeField("region").commit()
+    job.append([row(2)])
+    version = job.properties["format-version"]
+    job.spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('format-version' = '{version}')")
+    job.write([("+U", row(1, "us")), ("+U", row(2, "us"))])
+    job.run()
+    job.append([row(3)])
+    job.write([("-D", row(1)), ("+U", row(3, "us"))])
+    job.run()
+    job.compact()
+    job.write([("+U", row(2, "eu")), ("+I", row(4))])
+    job.run()
+    assert job.rows() == [row(2, "eu"), row(3, "us"), row(4)]
+
+
 # Failures
+
+
+def test_what_could_not_be_prepared_for_the_commit_is_deleted(job: Job) -> None:
+    if job.deletes == "equality":
+        pytest.skip("nothing is written between tasks and commit")
+    job.write(insert(1, 2))
+    job.run()
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeyIndex, "_write_manifest", full)
+        with pytest.raises(TemporaryError, match="could not be written"):
+            job.run()
+    assert job.unreferenced_files() == []
+    job.run()
+    assert job.rows() == [row(1, "us")]
 
 
 def test_a_failed_job_leaves_no_files(job: Job) -> None:

@@ -174,6 +174,7 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, before: str, after: s
         (", order_by: [seq]", "", "files have no order of their own; name an order_by column"),
         ("row-kind}", "row-kind, options: {path_format: avro}}", "path_format is 'avro'; write parquet or json"),
         ("row-kind}", "debezium-json, options: {path_format: parquet}}", "debezium-json reads path_format: json"),
+        ("row-kind}", "row-kind, options: {latestFirst: true}}", "latestFirst is set"),
         ("key: [id]", "key: [id], exclude: [id]", "exclude names 'id', which is in key"),
         ("{id: bigint", "{ID: int, id: bigint", "'ID' is a column twice in columns and metadata"),
         ("key: [id]", "key: [id], metadata: [_op, _op]", "'_op' is a column twice in columns and metadata"),

@@ -119,6 +119,15 @@ def test_another_table_of_that_name_is_refused(files: Job) -> None:
         files.run()
 
 
+def test_a_column_that_somebody_added_to_the_dead_letter_table(files: Job) -> None:
+    files.write_text('x\n{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu"}\n')
+    files.run()
+    files.spark.sql(f"ALTER TABLE {files.dead_letters} ADD COLUMN handled BOOLEAN")
+    files.write_text("y\n")
+    files.run()
+    assert sorted((letter["value"], letter["handled"]) for letter in letters(files)) == [(b"x", None), (b"y", None)]
+
+
 def test_a_new_topic_s_bad_records_are_kept_after_a_reset(job: KafkaJob, kafka: Kafka) -> None:
     """Its offsets begin at 0 again, below the position that the dead-letter table has for the target."""
     same = (b"k", b"as before")
