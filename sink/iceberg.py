@@ -160,7 +160,8 @@ class IcebergTable:
         util = self.iceberg.util.SnapshotUtil
         if current is not None and util.isAncestorOf(self.java, current, committed):
             return result
-        snapshot, has_expired = self.java.currentSnapshot(), False
+        snapshot, may_have_expired = self.java.currentSnapshot(), False
+        is_behind = False
         while snapshot is not None:
             summary = snapshot.summary().get(f"{prefix}.position")
             if summary is not None:
@@ -168,12 +169,12 @@ class IcebergTable:
                 return StoredPosition(
                     older["position"], older["operation"], int(snapshot.snapshotId()), older.get("index")
                 )
-            if int(snapshot.sequenceNumber()) < stored.get("sequence-number", 0):
-                break  # older than the commit, which so is no ancestor that expired
+            # on the way back, the commit would come before what is older than it, were it an ancestor
+            is_behind = is_behind or int(snapshot.sequenceNumber()) < stored.get("sequence-number", 0)
             parent = snapshot.parentId()
             snapshot = None if parent is None else self.java.snapshot(parent)
-            has_expired = parent is not None and snapshot is None
-        if has_expired:
+            may_have_expired = parent is not None and snapshot is None
+        if may_have_expired and not is_behind:
             return result
         raise TableError(
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read the "
