@@ -42,7 +42,8 @@ class RowDeltaCommit:
     :param base_snapshot: the snapshot whose position this batch continues; None if the table had none.
     :param properties: further table properties to set in the same transaction.
     :param index: the key index's part: rows were looked up in `base_snapshot`, so no other will do.
-    :param written_under_spec: id of the partition spec that was current; None if there are no deletes. :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
+    :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
+    :param written_under_spec: id of the partition spec that was current; None if there are no deletes.
     """
 
     prefix: str

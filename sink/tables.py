@@ -78,11 +78,7 @@ def plan_table(
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
         whole = {field.column for field in section.partition_fields if field.transform == "identity"}
         for column in columns:
-            if (
-                column.name in whole
-                and isinstance(column.type, T.FractionalType)
-                and not isinstance(column.type, T.DecimalType)
-            ):
+            if column.name in whole and isinstance(column.type, T.FloatType | T.DoubleType):
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {_NO_FLOATS}")
     else:
         columns = column_specs(table)
