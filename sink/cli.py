@@ -1,7 +1,6 @@
 """The `rowdelta` command."""
 
 import argparse
-import contextlib
 import logging
 import shutil
 import sys
@@ -9,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sink import config as configuration
+# other modules are imported by the functions that use them: until they are, which takes a second, nobody handles signals
+from sink import interrupts
 from sink.errors import ConfigError, DataError, RowdeltaError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sink.config import Config
     from sink.dead_letters import Selection
 
 _DEAD_LETTERS = """\
@@ -57,11 +58,13 @@ exit code 3: letters of the selection are left.
 _EPILOG = """\
 exit codes:
   0   done, or stopped as asked
-  1   an unexpected error: please report it
+  1   an unexpected error: please report it; of demo: table and source differ
   2   the configuration or the command line is wrong
   3   the source's data was refused (bad record, contradiction, re-read in mode changelog)
   4   the target table doesn't fit, is gone, or another run uses the same sink id
   75  a service was unreachable or a job failed: run again, nothing is lost or applied twice
+  130 interrupted by Ctrl-C before the first micro-batch, or by a second one: run again
+  143 interrupted by SIGTERM before the first micro-batch: run again
 
 a first run:
   rowdelta demo                  # an embedded example, no server needed
@@ -74,17 +77,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit code."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    # of others only warnings: py4j logs each call that ends with the JVM, with a traceback
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("rowdelta").setLevel(logging.INFO)
     # it logs our own exceptions with their tracebacks on their way through the JVM; we report them ourselves
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
-        return int(args.command(args))
+        with interrupts.raised():
+            return int(args.command(args))
     except RowdeltaError as error:
         print(f"rowdelta: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("rowdelta: interrupted; every table is as its last commit left it", file=sys.stderr)
-        return 130
+    except interrupts.Interrupted as interrupted:
+        print(f"rowdelta: {interrupted}; every table is as its last commit left it", file=sys.stderr)
+        return interrupted.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,18 +171,15 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def _run(args: argparse.Namespace) -> int:
-    config = configuration.load(args.config)
-    _require_java()
+    config = _load(args)
     from sink import session
     from sink.pipeline import Pipeline, stops_on_signals
 
     spark = session.start(config)
-    try:
+    with session.stopping(spark):
         pipeline = Pipeline(spark, config)
         with stops_on_signals(spark, pipeline):
             pipeline.run()
-    finally:
-        _stop(spark)
     return 0
 
 
@@ -193,7 +196,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _list_dead_letters(args: argparse.Namespace) -> int:
-    def look(spark: "SparkSession", config: configuration.Config) -> Iterator[str]:
+    def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
         from sink import dead_letters
 
         letters = dead_letters.newest(dead_letters.find(spark, config, _selection(args)), args.limit)
@@ -211,7 +214,7 @@ def _list_dead_letters(args: argparse.Namespace) -> int:
 
 
 def _count_dead_letters(args: argparse.Namespace) -> int:
-    def look(spark: "SparkSession", config: configuration.Config) -> Iterator[str]:
+    def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
         from sink import dead_letters
 
         counts = list(dead_letters.counts(dead_letters.find(spark, config, _selection(args))))
@@ -231,7 +234,7 @@ def _count_dead_letters(args: argparse.Namespace) -> int:
 def _replay_dead_letters(args: argparse.Namespace) -> int:
     left = 0
 
-    def look(spark: "SparkSession", config: configuration.Config) -> Iterator[str]:
+    def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
         from sink import dead_letters
         from sink.replay import replay
 
@@ -267,32 +270,30 @@ def _count(text: str) -> int:
     return number
 
 
-def _inspect(args: argparse.Namespace, look: "Callable[[SparkSession, configuration.Config], Iterator[str]]") -> int:
-    config = configuration.load(args.config)
-    _require_java()
+def _inspect(args: argparse.Namespace, look: "Callable[[SparkSession, Config], Iterator[str]]") -> int:
+    config = _load(args)
     from sink import session
 
     spark = session.start(config)
-    try:
+    with session.stopping(spark):
         for line in look(spark, config):
             print(line)
-    finally:
-        _stop(spark)
     return 0
 
 
-def _stop(spark: "SparkSession") -> None:
-    """A signal to the whole process group, as systemd sends it, ends the JVM too; it may be gone before us."""
-    from py4j.protocol import Py4JError
+def _load(args: argparse.Namespace) -> "Config":
+    """The configuration, for a command that needs Java too."""
+    from sink import config
 
-    with contextlib.suppress(Py4JError, OSError):
-        spark.stop()
+    loaded = config.load(args.config)
+    _require_java()
+    return loaded
 
 
 def _packages(args: argparse.Namespace) -> int:
-    from sink import session
+    from sink import config, session
 
-    print(",".join(session.packages(configuration.load(args.config))))
+    print(",".join(session.packages(config.load(args.config))))
     return 0
 
 

@@ -135,15 +135,13 @@ def run(folder: Path) -> int:
     print("\nStarting Spark. The first time, it downloads Iceberg (50 MB) ...", flush=True)
     with _errors_into(folder / "spark.log"):
         spark = session.start(config)
-    try:
+    with session.stopping(spark):
         print(f"\nrowdelta run {folder / 'sink.yaml'}", flush=True)
         with _log_on_stdout():
             pipeline = Pipeline(spark, config)
             with stops_on_signals(spark, pipeline):
                 pipeline.run()
         results = [_show_and_compare(spark, section, folder) for section in config.tables]
-    finally:
-        spark.stop()
     if not all(results):
         print("\nTables and source differ: see above.")
         return 1
@@ -344,7 +342,7 @@ def _errors_into(log: Path) -> Iterator[None]:
         with log.open("wb") as file:
             os.dup2(file.fileno(), 2)
         yield
-    except BaseException:
+    except Exception:
         os.write(saved, f"Spark did not start; see {log}\n".encode())
         raise
     finally:

@@ -54,7 +54,11 @@ class Pipeline:
         self._roster = Roster(spark, config, self._source, changelogs)
         self._has_patterns = any(table.is_pattern for table in config.tables)
         self._looked_at = time.monotonic()
-        self._roster.open(self._roster.enter(find_tables(config, self._source)))
+        try:
+            self._roster.open(self._roster.enter(find_tables(config, self._source)))
+        except KeyboardInterrupt:
+            self._roster.close()
+            raise
 
     def run(self) -> None:
         """Apply what the source has, micro-batch by micro-batch.
@@ -332,7 +336,7 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
     def handle(signum: int, _: FrameType | None) -> None:
         log.info("%s: finishing the micro-batch, then stopping", signal.Signals(signum).name)
         pipeline.stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, previous[signal.SIGINT])
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     hook = _ShutdownHook(spark, pipeline, finished)

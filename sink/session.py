@@ -3,10 +3,15 @@
 import os
 import re
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from sink import interrupts
 from sink.config import Config
 from sink.errors import ConfigError
 
@@ -73,7 +78,7 @@ def start(config: Config) -> SparkSession:
         options = {k: v for k, v in options.items() if k.startswith("spark.sql.")}
     for name, value in options.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = _created(builder)
     if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     spark.sparkContext.setLogLevel("ERROR")
@@ -85,6 +90,44 @@ def start(config: Config) -> SparkSession:
             f"  spark-submit --packages {','.join(packages(config))} …"
         )
     leave_checksum_files_out(spark)
+    return spark
+
+
+@contextmanager
+def stopping(spark: SparkSession) -> Iterator[None]:
+    """Stop it in the end."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise  # in the middle of a call, after which the JVM can't be asked anything; it is told to end
+    except BaseException:
+        stop(spark)
+        raise
+    stop(spark)
+
+
+def stop(spark: SparkSession) -> None:
+    """A signal to the whole process group, as systemd sends it, ends the JVM too; it may be gone before us."""
+    with suppress(Py4JError, OSError):
+        spark.stop()
+    interrupts.jvms.end()
+
+
+def _created(builder: SparkSession.Builder) -> SparkSession:
+    """The session that there is, or a new one.
+
+    That is made in a thread of its own: so a signal interrupts nothing but our waiting for it, and PySpark leaves the handler of
+    Ctrl-C as it is. Its own talks to the JVM, wherever the main thread is in doing the same.
+    """
+    if SparkSession.getActiveSession() is not None:
+        return builder.getOrCreate()
+    with interrupts.jvms.noted(), ThreadPoolExecutor(1, "rowdelta-start") as pool:
+        try:
+            spark = pool.submit(builder.getOrCreate).result()
+        except KeyboardInterrupt:
+            interrupts.jvms.terminate()
+            raise
+    activate(spark)
     return spark
 
 

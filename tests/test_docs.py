@@ -132,7 +132,7 @@ def test_documents_use_only_commands_and_options_that_exist(capsys: pytest.Captu
 def test_the_help_text_lists_each_exit_code_and_so_does_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     classes = [errors.ConfigError, errors.DataError, errors.TableError, errors.TemporaryError, errors.RowdeltaError]
     known = _help(capsys)
-    for code in [0, *(error.exit_code for error in classes)]:
+    for code in [0, *(error.exit_code for error in classes), 130, 143]:
         assert re.search(rf"^  {code} ", known, re.MULTILINE)
         assert re.search(rf"^\| {code} \|", README, re.MULTILINE)
 

@@ -208,7 +208,7 @@ def command(
 ) -> Callable[..., tuple[int, list[str]]]:
     """`rowdelta dead-letters …` in the session of the tests. Returns the exit code and the lines printed."""
     monkeypatch.setattr(session, "start", lambda _: spark)
-    monkeypatch.setattr(cli, "_stop", lambda _: None)
+    monkeypatch.setattr(session, "stop", lambda _: None)
 
     def call(config: Config, action: str, *options: str) -> tuple[int, list[str]]:
         file = tmp_path / "sink.yaml"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -136,9 +136,18 @@ class Running:
             self._child.send_signal(number)
 
     def kill_jvm(self) -> None:
-        children = Path(f"/proc/{self._child.pid}/task/{self._child.pid}/children").read_text().split()
-        (jvm,) = [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
-        os.kill(int(jvm), signal.SIGKILL)
+        (jvm,) = [pid for pid in self.descendants() if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
+        os.kill(jvm, signal.SIGKILL)
+
+    def descendants(self) -> list[int]:
+        """The processes of its session, but itself: also those whose parents have gone."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has just ended
+                fields = stat.read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self._child.pid and fields[0] != "Z":
+                    found.append(int(stat.parent.name))
+        return [pid for pid in found if pid != self._child.pid]
 
     def wait(self) -> int:
         return self._child.wait(120)
@@ -187,6 +196,31 @@ def test_a_signal_finishes_the_micro_batch(
     assert table_content(spark, tmp_path) == expected
     # where Spark had noted a file and not yet the micro-batch, it puts the next file into the same one
     assert commits(spark, tmp_path) in (11, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "group", "code"),
+    [("run", signal.SIGINT, True, 130), ("run", signal.SIGTERM, False, 143), ("status", signal.SIGTERM, True, 143)],
+    ids=["Ctrl-C", "SIGTERM", "SIGTERM to the group"],
+)
+@pytest.mark.parametrize("moment", ["the JVM is launched", "Spark starts"])
+def test_a_signal_during_the_start(
+    tmp_path: Path, name: str, number: signal.Signals, group: bool, code: int, moment: str
+) -> None:
+    """The process ends soon, says so, and leaves no JVM; there is nothing that it could finish."""
+    write_changes(tmp_path, 1)
+    with running(command(name, write_config(tmp_path)), tmp_path / "log") as job:
+        begun = job.descendants if moment == "the JVM is launched" else lambda: "Setting default log level" in job.log
+        assert wait_until(lambda: bool(begun()), 60), job.log
+        job.signal(number, group=group)
+        started = time.monotonic()
+        assert job.wait() == code, job.log
+        assert time.monotonic() - started < 15
+        # the last line unless the shell that launches the JVM has something to say of its own end
+        assert f"rowdelta: interrupted by {number.name}; every table is as its last commit left it\n" in job.log
+        assert "Traceback" not in job.log, job.log
+        assert "Exception" not in job.log, job.log
+        assert wait_until(lambda: not job.descendants(), 5), job.descendants()
 
 
 def test_killed_at_once_and_started_again(spark: SparkSession, tmp_path: Path) -> None:
