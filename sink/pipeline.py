@@ -331,15 +331,16 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
     Under `spark-submit` the JVM is the parent process and gets the signal. There a shutdown hook, which Hadoop runs before Spark's
     own, makes it wait for the pipeline.
     """
-    finished = threading.Event()
+    finished, told = threading.Event(), threading.Event()
 
     def handle(signum: int, _: FrameType | None) -> None:
         log.info("%s: finishing the micro-batch, then stopping", signal.Signals(signum).name)
         pipeline.stop()
+        told.set()
         signal.signal(signal.SIGINT, previous[signal.SIGINT])
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    hook = _ShutdownHook(spark, pipeline, finished)
+    hook = _ShutdownHook(spark, pipeline, finished, told)
     try:
         yield
     finally:
@@ -350,15 +351,22 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
 
 
 class _ShutdownHook:
-    """A Java `Runnable` that the JVM runs when it is told to end: stops the pipeline and waits until it has."""
+    """A Java `Runnable` that the JVM runs when it is told to end: stops the pipeline and waits until it has.
+
+    If this process was told too, then so were all, also the Python workers. What those were doing never ends: a JVM that is ending
+    doesn't report failed tasks. So jobs are cancelled then.
+    """
 
     _PRIORITY = 100  # Spark's own hook has 50; higher ones run first
     _WAIT_SECONDS = 300
+    _TOLD_SECONDS = 1.0
 
     class Java:
         implements: ClassVar[list[str]] = ["java.lang.Runnable"]
 
-    def __init__(self, spark: SparkSession, pipeline: Pipeline, finished: threading.Event) -> None:
+    def __init__(
+        self, spark: SparkSession, pipeline: Pipeline, finished: threading.Event, told: threading.Event
+    ) -> None:
         from pyspark.java_gateway import ensure_callback_server_started
 
         gateway = spark.sparkContext._gateway
@@ -366,6 +374,8 @@ class _ShutdownHook:
         ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
         self._pipeline = pipeline
         self._finished = finished
+        self._told = told
+        self._context = spark.sparkContext
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         self._manager = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
@@ -377,6 +387,8 @@ class _ShutdownHook:
     def run(self) -> None:
         log.info("the JVM was told to end: finishing the micro-batch, then stopping")
         self._pipeline.stop()
+        if self._told.wait(self._TOLD_SECONDS):
+            self._context.cancelAllJobs()
         self._finished.wait(self._WAIT_SECONDS)
 
     def remove(self) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -108,7 +109,8 @@ def stopping(spark: SparkSession) -> Iterator[None]:
 
 def stop(spark: SparkSession) -> None:
     """A signal to the whole process group, as systemd sends it, ends the JVM too; it may be gone before us."""
-    with suppress(Py4JError, OSError):
+    with suppress(Py4JError, OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, that the JVM is gone
         spark.stop()
     interrupts.jvms.end()
 
