@@ -1,9 +1,9 @@
 """The configuration file: YAML in, a typed model out, or an error that names file, line, key, value and what was expected."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from changelog import formats
 from sink.errors import ConfigError
+from sink.options import Misplaced, check_catalog, check_source, check_spark, check_table, did_you_mean
 
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access.?key|jaas|sas\b|private", re.IGNORECASE)
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -33,6 +34,15 @@ def _text(value: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_text)]
+
+
+@contextmanager
+def _at(*path: str | int) -> Iterator[None]:
+    """Mistakes of what is looked at meanwhile are at `path`."""
+    try:
+        yield
+    except Misplaced as error:
+        raise Misplaced(str(error), *path, *error.path) from None
 
 
 class _Section(BaseModel):
@@ -81,12 +91,17 @@ class OrderColumn(_Section):
         return cls(name=name, type=dtype.strip() or None)
 
 
+def _intervals(value: str) -> str:
+    number = value if value.isdecimal() else "10"
+    return f'"{number} seconds" or "1 minute"'
+
+
 class SinkSection(_Section):
     """`sink:` who we are and how we run."""
 
     id: str
     checkpoint: str
-    trigger: str = "available-now"
+    trigger: Text = "available-now"
     on_bad_record: Literal["dead-letter", "fail"] = "dead-letter"
     dead_letter_table: str | None = None
     dead_letter_topic: str | None = None
@@ -106,7 +121,7 @@ class SinkSection(_Section):
     @classmethod
     def _trigger(cls, value: str) -> str:
         if value != "available-now" and not _INTERVAL.fullmatch(value):
-            raise ValueError('write "available-now", or an interval such as "10 seconds" or "1 minute"')
+            raise ValueError(f'write "available-now", or an interval such as {_intervals(value)}')
         return value
 
 
@@ -117,14 +132,14 @@ class SourceSection(_Section):
     format: str
     options: dict[str, Text] = Field(default_factory=dict)
     format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    discovery_interval: str = "1 minute"
+    discovery_interval: Text = "1 minute"
 
     @field_validator("format")
     @classmethod
     def _format(cls, value: str) -> str:
         if value not in formats.OURS and value not in formats.names():  # the latter looks through all that is installed
             raise ValueError(
-                f"there is no format {value!r}{_did_you_mean(value, formats.names())}; write one of {', '.join(formats.names())}"
+                f"there is no format {value!r}{did_you_mean(value, formats.names())}; write one of {', '.join(formats.names())}"
             )
         return value
 
@@ -132,7 +147,7 @@ class SourceSection(_Section):
     @classmethod
     def _discovery_interval(cls, value: str) -> str:
         if not _INTERVAL.fullmatch(value):
-            raise ValueError('write an interval such as "10 seconds" or "1 minute"')
+            raise ValueError(f"write an interval such as {_intervals(value)}")
         return value
 
     @model_validator(mode="after")
@@ -141,13 +156,19 @@ class SourceSection(_Section):
         for name, value in self.format_options.items():
             if name not in made.OPTIONS:
                 known = f"Known for {self.format}: {', '.join(made.OPTIONS) or 'none'}"
-                raise ValueError(f"format_options: unknown key {name!r}{_did_you_mean(name, made.OPTIONS)}. {known}")
+                raise Misplaced(f"unknown key{did_you_mean(name, made.OPTIONS)}. {known}", "format_options", name)
             choices = made.OPTIONS[name]
             if choices and value not in choices:
-                raise ValueError(f"format_options.{name}: got {value!r}, expected one of {', '.join(choices)}")
+                raise Misplaced(f"got {value!r}, expected one of {', '.join(choices)}", "format_options", name)
         for name in made.REQUIRED:
             if not self.format_options.get(name):
-                raise ValueError(f"format_options needs {name} for format: {self.format}")
+                raise Misplaced(f"format: {self.format} needs {name}", "format_options")
+        return self
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        with _at("options"):
+            check_source(self.options, files=self.type == "files")
         return self
 
     @property
@@ -233,6 +254,12 @@ class TableSection(_Section):
                 raise ValueError(f"{name}: a column name may not contain ' or .")
         return value
 
+    @field_validator("properties")
+    @classmethod
+    def _properties(cls, value: dict[str, str]) -> dict[str, str]:
+        check_table(value)
+        return value
+
     @field_validator("partition_by")
     @classmethod
     def _partition_by(cls, value: list[str]) -> list[str]:
@@ -274,32 +301,39 @@ class TableSection(_Section):
     @model_validator(mode="after")
     def _columns_exist(self) -> Self:
         if len(set(self.key)) != len(self.key):
-            raise ValueError(f"key names a column twice: {self.key}")
+            raise Misplaced(f"key names a column twice: {self.key}", "key")
         for name in self.exclude:
             if name in self.key:
-                raise ValueError(f"exclude names {name!r}, which is in key; remove it from exclude")
+                raise Misplaced(f"exclude names {name!r}, which is in key; remove it from exclude", "exclude")
         if self.columns is not None:
             stored = [*(name for name, column in self.columns.items() if column.stored), *self.metadata]
             for what, names in (("key", self.key), ("partition_by", [f.column for f in self.partition_fields])):
                 for name in names:
                     if name not in stored:
-                        raise ValueError(f"{what} names {name!r}, which is not in columns{_did_you_mean(name, stored)}")
+                        raise Misplaced(
+                            f"{what} names {name!r}, which is not in columns{did_you_mean(name, stored)}", what
+                        )
             lower = [name.lower() for name in (*self.columns, *self.metadata)]
             for name in (*self.columns, *self.metadata):
                 if lower.count(name.lower()) > 1:
-                    raise ValueError(
-                        f"{name!r} is a column twice in columns and metadata; Spark does not tell upper from lower case"
+                    raise Misplaced(
+                        f"{name!r} is a column twice in columns and metadata; Spark does not tell upper from lower case",
+                        "columns",
                     )
             for name in self.key:
                 if name in self.metadata:
-                    raise ValueError(
-                        f"key names {name!r}, which is a metadata column; a key must be a field of the messages"
+                    raise Misplaced(
+                        f"key names {name!r}, which is a metadata column; a key must be a field of the messages", "key"
                     )
                 if self.columns[name].expression is not None:
-                    raise ValueError(f"key names {name!r}, which is computed; a key must be a field of the messages")
+                    raise Misplaced(
+                        f"key names {name!r}, which is computed; a key must be a field of the messages", "key"
+                    )
             for name in self.exclude:
                 if name in self.columns:
-                    raise ValueError(f"exclude names {name!r}, which columns names too; remove it from one of them")
+                    raise Misplaced(
+                        f"exclude names {name!r}, which columns names too; remove it from one of them", "exclude"
+                    )
         return self
 
 
@@ -319,30 +353,56 @@ class Config(_Section):
     index: IndexSection | None = None
     spark: dict[str, Text] = Field(default_factory=dict)
 
+    @field_validator("catalogs")
+    @classmethod
+    def _catalogs(cls, value: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        for name, properties in value.items():
+            with _at(name):
+                check_catalog(properties)
+        return value
+
+    @field_validator("spark")
+    @classmethod
+    def _spark(cls, value: dict[str, str]) -> dict[str, str]:
+        check_spark(value)
+        return value
+
     @model_validator(mode="after")
     def _dead_letters_fit(self) -> Self:
         sink = self.sink
         if sink.on_bad_record == "fail":
             for name in ("dead_letter_topic", "max_bad_records"):
                 if getattr(sink, name) is not None:
-                    raise ValueError(f"sink.{name} needs on_bad_record: dead-letter, but on_bad_record is fail")
+                    raise Misplaced(
+                        f"sink.{name} needs on_bad_record: dead-letter, but on_bad_record is fail", "sink", name
+                    )
         if sink.dead_letter_topic is None:
             if sink.dead_letter_options:
-                raise ValueError("sink.dead_letter_options needs sink.dead_letter_topic")
+                raise Misplaced("sink.dead_letter_options needs sink.dead_letter_topic", "sink", "dead_letter_options")
             return self
         if self.source.type != "kafka":
-            raise ValueError("sink.dead_letter_topic is for source.type: kafka; the dead-letter table has them all")
+            raise Misplaced(
+                "sink.dead_letter_topic is for source.type: kafka; the dead-letter table has them all",
+                "sink",
+                "dead_letter_topic",
+            )
         if any(
             re.fullmatch(t.source, sink.dead_letter_topic) if t.is_pattern else t.source == sink.dead_letter_topic
             for t in self.tables
         ):
-            raise ValueError(f"sink.dead_letter_topic {sink.dead_letter_topic!r} is also the source of a table")
+            raise Misplaced(
+                f"sink.dead_letter_topic {sink.dead_letter_topic!r} is also the source of a table",
+                "sink",
+                "dead_letter_topic",
+            )
         for name in sink.dead_letter_options:
             if not name.startswith("kafka."):
-                raise ValueError(f"sink.dead_letter_options: got {name!r}, expected names that begin with kafka.")
+                raise Misplaced(f"got {name!r}, expected names that begin with kafka.", "sink", "dead_letter_options")
         if sink.dead_letter_options and "kafka.bootstrap.servers" not in sink.dead_letter_options:
-            raise ValueError(
-                "sink.dead_letter_options replaces the source's options, so it needs kafka.bootstrap.servers"
+            raise Misplaced(
+                "sink.dead_letter_options replaces the source's options, so it needs kafka.bootstrap.servers",
+                "sink",
+                "dead_letter_options",
             )
         return self
 
@@ -351,53 +411,83 @@ class Config(_Section):
         # two patterns may fill one namespace; which tables they come to is known only when sources are
         targets = [table.target for table in self.tables if not table.is_pattern]
         sources = [table.source for table in self.tables]
-        for table in self.tables:
+        for number, table in enumerate(self.tables):
             if table.catalog not in self.catalogs:
-                raise ValueError(
+                raise Misplaced(
                     f"target {table.target} is in catalog {table.catalog!r}, which catalogs does not define"
-                    f"{_did_you_mean(table.catalog, self.catalogs)}"
+                    f"{did_you_mean(table.catalog, self.catalogs)}",
+                    *("tables", number, "target"),
                 )
             if self.source.type == "files" and not table.order_by:
-                raise ValueError(f"table {table.target}: files have no order of their own; name an order_by column")
+                raise Misplaced(
+                    f"table {table.target}: files have no order of their own; name an order_by column",
+                    *("tables", number),
+                )
         for name, values in (("target", targets), ("source", sources)):
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
-                raise ValueError(f"{name} {repeated[0]} is used by more than one table")
+                last = max(n for n, table in enumerate(self.tables) if getattr(table, name) == repeated[0])
+                raise Misplaced(f"{name} {repeated[0]} is used by more than one table", "tables", last, name)
         self._check_patterns()
         if self.dead_letter_table.split(".")[0] not in self.catalogs:
-            raise ValueError(
-                f"dead_letter_table {self.dead_letter_table} is in a catalog that catalogs does not define"
+            raise Misplaced(
+                f"dead_letter_table {self.dead_letter_table} is in a catalog that catalogs does not define",
+                *("sink", "dead_letter_table"),
             )
+        self._check_places()
         if self.source.type == "kafka":
             self._check_kafka(sources)
         else:
             self._check_files()
         return self
 
-    def _check_patterns(self) -> None:
+    def _check_places(self) -> None:
+        """What the sink keeps for itself may not be where something else looks for its own files."""
+        own = {("sink", "checkpoint"): self.sink.checkpoint}
+        if self.index is not None:
+            own["index", "location"] = self.index.location
+        taken = {}
         for table in self.tables:
+            catalog = self.catalogs[table.catalog]
+            if not table.is_pattern and catalog.get("type") == "hadoop" and "warehouse" in catalog:
+                taken["/".join([catalog["warehouse"], *table.target.split(".")[1:]])] = f"table {table.target}"
+            if not table.is_pattern and self.source.type == "files":
+                taken[table.source] = f"the change files of {table.target}"
+        for path, place in own.items():
+            for folder, what in taken.items():
+                if f"{place}/".startswith(f"{folder.rstrip('/')}/"):
+                    raise Misplaced(
+                        f"{place} is inside of {folder}, which is for {what}. Name a folder elsewhere", *path
+                    )
+
+    def _check_patterns(self) -> None:
+        for number, table in enumerate(self.tables):
             if table.group is not None and self.source.type == "files":
-                raise ValueError(
-                    f"table {table.target}: group needs source.type: kafka; with files each table has a stream of its own"
+                raise Misplaced(
+                    f"table {table.target}: group needs source.type: kafka; with files each table has a stream of its own",
+                    *("tables", number, "group"),
                 )
             if not table.is_pattern:
                 if table.group is not None and _REFERENCE.search(table.group):
-                    raise ValueError(
-                        f"table {table.target}: group {table.group} refers to a group, but target does not"
+                    raise Misplaced(
+                        f"table {table.target}: group {table.group} refers to a group, but target does not",
+                        *("tables", number, "group"),
                     )
                 continue
             text = table.source.rpartition("/")[2] if self.source.type == "files" else table.source
             try:
                 groups = re.compile(text).groups
             except re.error as error:
-                raise ValueError(
+                raise Misplaced(
                     f"table {table.target}: target refers to a group, so source is a regular expression, but {text!r} is "
-                    f"none: {error}"
+                    f"none: {error}",
+                    *("tables", number, "source"),
                 ) from None
             for reference in _REFERENCE.finditer(f"{table.target} {table.group or ''}"):
                 if not 1 <= int(reference[1] or reference[2]) <= groups:
-                    raise ValueError(
-                        f"table {table.target}: {reference[0]} names a group that source {text!r} does not have; it has {groups}"
+                    raise Misplaced(
+                        f"table {table.target}: {reference[0]} names a group that source {text!r} does not have; it has {groups}",
+                        *("tables", number, "source"),
                     )
         if (
             self.sink.on_bad_record == "dead-letter"
@@ -412,38 +502,61 @@ class Config(_Section):
     def _check_kafka(self, sources: list[str]) -> None:
         options = self.source.options
         if "kafka.bootstrap.servers" not in options:
-            raise ValueError("source.options needs kafka.bootstrap.servers for source.type: kafka")
+            raise Misplaced("source.options needs kafka.bootstrap.servers for source.type: kafka", "source", "options")
         if "startingoffsetsbytimestamp" in {name.lower() for name in options}:
-            raise ValueError("source.options.startingOffsetsByTimestamp is not supported; write startingTimestamp")
+            raise Misplaced(
+                "source.options.startingOffsetsByTimestamp is not supported; write startingTimestamp",
+                "source",
+                "options",
+            )
         if "assign" in options or "subscribePattern" in options:
-            raise ValueError(
-                "name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed"
+            raise Misplaced(
+                "name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed",
+                *("source", "options"),
             )
         if any(table.is_pattern for table in self.tables):
             if "subscribe" in options:
-                raise ValueError("leave out source.options.subscribe: a table's source is a pattern")
+                raise Misplaced(
+                    "leave out source.options.subscribe: a table's source is a pattern",
+                    "source",
+                    "options",
+                    "subscribe",
+                )
             return
         subscribed = [topic.strip() for topic in options.get("subscribe", ",".join(sources)).split(",")]
         for topic in sources:
             if topic not in subscribed:
-                raise ValueError(
-                    f"table source {topic!r} is not in source.options.subscribe{_did_you_mean(topic, subscribed)}"
+                raise Misplaced(
+                    f"table source {topic!r} is not in source.options.subscribe{did_you_mean(topic, subscribed)}",
+                    *("tables", sources.index(topic), "source"),
                 )
         for topic in subscribed:
             if topic not in sources:
-                raise ValueError(f"source.options.subscribe names {topic!r}, but no table has it as its source")
+                raise Misplaced(
+                    f"source.options.subscribe names {topic!r}, but no table has it as its source",
+                    *("source", "options", "subscribe"),
+                )
 
     def _check_files(self) -> None:
         if self.source.file_format not in ("parquet", "json"):
-            raise ValueError(f"source.options.path_format is {self.source.file_format!r}; write parquet or json")
+            raise Misplaced(
+                f"source.options.path_format is {self.source.file_format!r}; write parquet or json",
+                *("source", "options", "path_format"),
+            )
         if self.source.format in ("avro", "debezium-avro"):
-            raise ValueError(f"source.format: {self.source.format} reads messages of Kafka, and source.type is files")
+            raise Misplaced(
+                f"source.format: {self.source.format} reads messages of Kafka, and source.type is files",
+                *("source", "format"),
+            )
         if self.source.format != "row-kind" and self.source.file_format != "json":
-            raise ValueError(f"source.format: {self.source.format} reads path_format: json")
+            raise Misplaced(
+                f"source.format: {self.source.format} reads path_format: json", "source", "options", "path_format"
+            )
         if any(name.lower() == "latestfirst" and value != "false" for name, value in self.source.options.items()):
-            raise ValueError(
+            raise Misplaced(
                 "source.options.latestFirst is set, and the position in a directory is the newest file that was applied, so older ones "
-                "would be left out after a restart; leave the option out"
+                "would be left out after a restart; leave the option out",
+                *("source", "options"),
             )
 
     @property
@@ -468,6 +581,9 @@ def load(path: str | Path) -> Config:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: can't be read ({error.strerror}). Give the path of a configuration file.") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8, as a configuration file must be. Save it as UTF-8.") from None
     lines: dict[tuple[str | int, ...], int] = {}
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -475,16 +591,28 @@ def load(path: str | Path) -> Config:
     except yaml.MarkedYAMLError as error:
         # the error's own text quotes the line, which may hold a secret
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+        hint = _yaml_hint(text.splitlines()[line - 1 : line], error)
+        raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}{hint}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected the sections sink, source, catalogs and tables, found {_shown(values)}")
+        raise ConfigError(
+            f"{path}: expected the sections sink, source, catalogs and tables, found {_shown(values) if text.strip() else 'an empty file'}."
+        )
     try:
         return Config.model_validate(_absolute_paths(values, file.resolve().parent))
     except ValidationError as error:
         problems = [_explain(problem, lines) for problem in error.errors()]
         raise ConfigError("\n".join(f"{path}{problem}" for problem in problems)) from None
+
+
+def _yaml_hint(line: list[str], error: yaml.MarkedYAMLError) -> str:
+    """What is probably meant; the line itself is not shown."""
+    if "'\\t'" in str(error.problem):
+        return ". This is a tab; YAML is indented with spaces"
+    if "got '{'" in str(error.problem) and line and "${" in line[0]:
+        return '. Between { and } or [ and ], quote what has ${…} in it: "${NAME}/x"'
+    return ""
 
 
 def redacted(values: Mapping[str, str]) -> dict[str, str]:
@@ -559,22 +687,49 @@ def _path_entries(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]
 
 def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
     """One pydantic problem as `:LINE: key: what is wrong`."""
-    path = tuple(problem["loc"])
+    error = problem.get("ctx", {}).get("error")
+    path = tuple(problem["loc"]) + (error.path if isinstance(error, Misplaced) else ())
     line = next((lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in lines), 1)
     where = f":{line}: {_dotted(path)}: " if path else f":{line}: "
     kind, value = problem["type"], problem.get("input")
     shown = "****" if any(_SECRET.search(str(part)) for part in path) else _shown(value)
     if kind == "extra_forbidden":
         known = _known_keys(path[:-1])
-        return f"{where}unknown key{_did_you_mean(str(path[-1]), known)}. Known here: {', '.join(known)}."
+        return f"{where}unknown key{did_you_mean(str(path[-1]), known)}. Known here: {', '.join(known)}."
     if kind == "missing":
         return f"{where}missing. Add it{_example(path)}."
     if kind == "literal_error":
         return f"{where}got {shown}, expected {problem['ctx']['expected']}."
-    if kind == "value_error":
-        message = str(problem["ctx"]["error"])
-        return f"{where}{message}." if isinstance(value, dict | list) or not path else f"{where}got {shown}; {message}."
-    return f"{where}got {shown}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
+    if isinstance(error, Misplaced):
+        return f"{where}{error}."
+    if error is not None:
+        return f"{where}{error}." if isinstance(value, dict | list) or not path else f"{where}got {shown}; {error}."
+    if kind in _LIST_KINDS and isinstance(value, str | int | float) and shown != "****":
+        return f"{where}got {shown}, expected a list: [{value}]."
+    if kind == "string_type" and isinstance(value, int | float) and shown != "****":
+        return f'{where}got {shown}, expected text: "{value}".'
+    expected = _EXPECTED.get(kind, problem["msg"][0].lower() + problem["msg"][1:])
+    return f"{where}got {shown}, expected {expected.format(**problem.get('ctx', {}))}."
+
+
+_LIST_KINDS = ("list_type", "tuple_type")
+_EXPECTED = {
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping (name: value)",
+    "model_type": "a mapping (name: value)",
+    "model_attributes_type": "a mapping (name: value)",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "greater_than_equal": "a whole number of at least {ge}",
+    "too_short": "at least {min_length} in it",
+    "string_too_short": "text that is not empty",
+}
+"""By pydantic's kind of a problem: its own words are Python's."""
 
 
 def _shown(value: Any) -> str:
@@ -583,7 +738,7 @@ def _shown(value: Any) -> str:
         return "a mapping"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return repr(value)
+    return "nothing" if value is None else repr(value)
 
 
 def _known_keys(path: tuple[str | int, ...]) -> list[str]:
@@ -605,11 +760,6 @@ def _example(path: tuple[str | int, ...]) -> str:
         ("source", "format"): ", for example `format: debezium-json`",
     }
     return examples.get(tuple(str(p) for p in path), "")
-
-
-def _did_you_mean(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _dotted(path: tuple[str | int, ...]) -> str:

@@ -1,0 +1,107 @@
+"""What the configuration passes on to Spark and Iceberg, as far as a mistake in it would come out late, badly, or never.
+
+Both take maps of text, of which most is theirs to judge. Here are the few names whose mistakes neither of them reports well.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+
+_FILE_OPTIONS = (
+    "allowDuplicatedFileNames", "cleanSource", "datetimeRebaseMode", "encoding", "fileNameOnly", "ignoreCorruptFiles",
+    "ignoreMissingFiles", "int96RebaseMode", "latestFirst", "lineSep", "maxBytesPerTrigger", "maxCachedFiles", "maxFileAge",
+    "maxFilesPerTrigger", "mergeSchema", "path_format", "pathGlobFilter", "recursiveFileLookup", "sourceArchiveDir", "wholetext",
+)  # fmt: skip
+"""Of Spark's file source. It ignores names that it doesn't know."""
+
+_NUMBER_OPTIONS = (
+    "maxbytespertrigger", "maxfilespertrigger", "maxoffsetspertrigger", "maxrecordsperpartition", "minoffsetspertrigger",
+    "minpartitions",
+)  # fmt: skip
+
+_NUMBER_PROPERTIES = (
+    "commit.retry.max-wait-ms", "commit.retry.min-wait-ms", "commit.retry.num-retries", "commit.retry.total-timeout-ms",
+    "write.metadata.metrics.max-inferred-column-defaults", "write.parquet.compression-level",
+    "write.parquet.row-group-size-bytes", "write.target-file-size-bytes",
+)  # fmt: skip
+_FORMAT_PROPERTIES = ("write.format.default", "write.delete.format.default")
+_CODEC = "write.parquet.compression-codec"
+_CODECS = ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed")
+
+_CATALOG_TYPES = ("hadoop", "hive", "rest", "jdbc", "glue", "nessie", "bigquery")
+
+_MASTER = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[[\d, ]+\]|yarn|\w[\w+.-]*://.+")
+_JVM_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
+
+
+class Misplaced(ValueError):  # noqa: N818 - says where, not only that
+    """A mistake further inside of what was being looked at: `path` leads there."""
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def check_source(options: Mapping[str, str], *, files: bool) -> None:
+    """`source.options`.
+
+    :raises Misplaced: a number is none, or a name is nearly that of an option.
+    """
+    for name, value in options.items():
+        if name.lower() in _NUMBER_OPTIONS and not re.fullmatch(r"0*[1-9]\d*", value):
+            raise Misplaced(f"got {value!r}, expected a whole number above 0, such as 100", name)
+        known = [option.lower() for option in _FILE_OPTIONS]
+        if files and name.lower() not in known:
+            close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.85)
+            if close:
+                meant = _FILE_OPTIONS[known.index(close[0])]
+                raise Misplaced(f"Spark has no such option (did you mean {meant!r}?), and would ignore it", name)
+
+
+def check_table(properties: Mapping[str, str]) -> None:
+    """`tables[].properties`.
+
+    :raises Misplaced: with such a value nothing could be written, or not as it says.
+    """
+    for name, value in properties.items():
+        if name in _NUMBER_PROPERTIES and not re.fullmatch(r"-?\d+", value):
+            raise Misplaced(f"got {value!r}, expected a whole number", name)
+        if name in _FORMAT_PROPERTIES and value.lower() != "parquet":
+            raise Misplaced(f"got {value!r}, but rowdelta writes Parquet only; leave it out", name)
+        # the one that Parquet itself calls none is known to the writer in lower case
+        if name == _CODEC and value not in _CODECS and value.lower() not in _CODECS[:-1]:
+            raise Misplaced(f"got {value!r}, expected one of {', '.join(_CODECS)}", name)
+
+
+def check_catalog(properties: Mapping[str, str]) -> None:
+    """One entry of `catalogs`.
+
+    :raises Misplaced: the kind of catalog isn't said, where Iceberg would take Hive's, or is none.
+    """
+    kind = properties.get("type")
+    if kind is None:
+        if "catalog-impl" not in properties:
+            raise Misplaced(f"a catalog needs a type ({', '.join(_CATALOG_TYPES)}), or the class catalog-impl")
+    elif kind.lower() not in _CATALOG_TYPES:
+        raise Misplaced(
+            f"got {kind!r}{did_you_mean(kind, _CATALOG_TYPES)}, expected one of {', '.join(_CATALOG_TYPES)}", "type"
+        )
+
+
+def check_spark(settings: Mapping[str, str]) -> None:
+    """`spark`: what the JVM needs before there is a Spark that could say what is wrong.
+
+    :raises Misplaced: a value is none for its setting.
+    """
+    master, memory = settings.get("spark.master"), settings.get("spark.driver.memory")
+    if master is not None and not _MASTER.fullmatch(master):
+        raise Misplaced(
+            f"got {master!r}, expected local[*], local[4], yarn, spark://host:7077 or k8s://…", "spark.master"
+        )
+    if memory is not None and not _JVM_MEMORY.fullmatch(memory):
+        raise Misplaced(f"got {memory!r}, expected a number and a unit, such as 512m or 4g", "spark.driver.memory")
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
