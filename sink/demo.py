@@ -305,7 +305,19 @@ ORDERS = Entity("orders", 10_000, (400, 700, 80), _new_orders, _changed_orders, 
 
 
 def _prepare(folder: Path) -> None:
-    """An empty demo folder: new, or a former demo's without what that demo generated."""
+    """An empty demo folder: new, or a former demo's without what that demo generated.
+
+    :raises ConfigError: there can be none, or it is somebody else's.
+    """
+    try:
+        _empty(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"--folder: got {str(folder)!r}, expected a folder to write into: {error.strerror}. Name another folder."
+        ) from None
+
+
+def _empty(folder: Path) -> None:
     marker = folder / MARKER
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--folder: {folder} is a file. Name another folder.")

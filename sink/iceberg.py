@@ -4,6 +4,7 @@ Through py4j, because Iceberg's Java library is the reference: retries, validati
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -308,7 +309,7 @@ class Catalogs:
         try:
             catalog = manager.catalog(catalog_name).icebergCatalog()
         except JAVA_ERRORS as error:
-            raise TemporaryError(f"catalog {catalog_name} can't be opened: {java_message(error)}") from None
+            raise self._unusable(catalog_name, error) from None
         gateway = self._spark.sparkContext._gateway
         assert gateway is not None
         levels = gateway.new_array(self._jvm.java.lang.String, len(namespace))
@@ -316,6 +317,18 @@ class Catalogs:
             levels[i] = level
         identifier = self._iceberg.catalog.TableIdentifier.of(self._iceberg.catalog.Namespace.of(levels), table)
         return catalog, identifier
+
+    def _unusable(self, catalog: str, error: Exception) -> ConfigError | TemporaryError:
+        kind, message = java_class(error), _with_cause(error)
+        if kind in (*_REFUSALS, "ClassNotFoundException", "CatalogNotFoundException"):
+            return ConfigError(f"catalogs.{catalog}: it can't be opened: {message}. Correct its properties.")
+        uri = self._spark.conf.get(f"spark.sql.catalog.{catalog}.uri", None)
+        # what comes before an @, and parameters, may be secret
+        at = "" if uri is None else " at " + re.split("[?;]", re.sub("//[^/@]*@", "//", uri))[0]
+        return TemporaryError(
+            f"catalog {catalog}{at} can't be opened: {message}. Nothing was applied; run again once it answers, or correct "
+            f"catalogs.{catalog}."
+        )
 
     def _ensure_namespace(self, catalog: JavaObject, identifier: JavaObject) -> None:
         supports = self._jvm.java.lang.Class.forName(
@@ -330,6 +343,18 @@ class Catalogs:
                 raise
 
 
+_REFUSALS = ("IllegalArgumentException", "BadRequestException", "NotAuthorizedException", "ForbiddenException")
+
+
+def _with_cause(error: Exception) -> str:
+    """The message, and the innermost one, which of a catalog that doesn't answer has its address."""
+    exception = java_exception(error)
+    while (cause := exception.getCause()) is not None:
+        exception = cause
+    message, inner = java_message(error).strip(), str(exception.getMessage() or exception)
+    return message if inner in message else f"{message} ({inner})"
+
+
 def table_error(name: str, error: Exception) -> TableError | TemporaryError:
     """What a Java exception means for the table: gone or replaced, or something that may pass."""
     kind, message = java_class(error), java_message(error)
@@ -340,15 +365,9 @@ def table_error(name: str, error: Exception) -> TableError | TemporaryError:
         )
     if "UUID does not match" in message:
         return TableError(f"{name} was dropped and created again while the sink ran. Start the sink again.")
-    if kind in (
-        "ValidationException",
-        "IllegalArgumentException",
-        "BadRequestException",
-        "NotAuthorizedException",
-        "ForbiddenException",
-    ):
+    if kind in (*_REFUSALS, "ValidationException"):
         return TableError(f"{name}: {message}")
-    return TemporaryError(f"{name}: the catalog failed: {kind}: {message}")
+    return TemporaryError(f"{name}: catalog {name.split('.')[0]} failed: {kind}: {_with_cause(error)}")
 
 
 def column_specs(table: IcebergTable) -> tuple[ColumnSpec, ...]:

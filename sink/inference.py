@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from changelog import formats
 from changelog.changes import RAW_SCHEMA, Changes
@@ -14,7 +15,8 @@ from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
 from changelog.values import spark_type
 from sink.config import Config, TableSection
-from sink.errors import TemporaryError
+from sink.errors import ConfigError, TemporaryError
+from sink.iceberg import JAVA_ERRORS, java_class, java_message
 
 SAMPLE = 1000
 """Messages looked at, from the beginning of the source."""
@@ -28,7 +30,7 @@ def infer_columns(spark: SparkSession, config: Config, table: TableSection) -> d
     :raises TemporaryError: the schema registry doesn't answer.
     """
     if config.source.type == "files" and config.source.file_format == "parquet":
-        schema = spark.read.parquet(table.source).schema
+        schema = _parquet_schema(spark, table)
         known = {Kinds.of(config.source.format_options).column, *table.exclude}
         return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
     sample = _sample(spark, config, table).toArrow()
@@ -37,6 +39,19 @@ def infer_columns(spark: SparkSession, config: Config, table: TableSection) -> d
     except RegistryError as error:
         raise TemporaryError(f"{table.target}: {error}. Nothing was applied; run again.") from error
     return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
+
+
+def _parquet_schema(spark: SparkSession, table: TableSection) -> T.StructType:
+    try:
+        return spark.read.parquet(table.source).schema
+    except JAVA_ERRORS as error:
+        text = java_message(error)
+        if java_class(error) != "AnalysisException" and "not a Parquet file" not in text:
+            raise
+        raise ConfigError(
+            f"{table.target}: no columns can be inferred from {table.source}: {text.strip().splitlines()[0]} Correct tables[].source or "
+            "source.options.path_format, or add columns."
+        ) from None
 
 
 def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config, redacted
 from sink.errors import ConfigError, RowdeltaError, TableError
+from sink.folders import check_folders
 from sink.iceberg import Catalogs, IcebergTable
 from sink.inference import infer_columns
 from sink.mapping import MappedTable
@@ -32,12 +33,20 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     yield f"sink {config.sink.id}: {config.source.type} ({config.source.format}), trigger {config.sink.trigger}"
     for name, properties in config.catalogs.items():
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
+    check_folders(spark, config)
     catalogs = Catalogs(spark)
     source = open_source(spark, config, {})
     tables = find_tables(config, source)
     found = source.check([table.section for table in tables])
-    planned = _in_parallel(spark, lambda table: _plan(spark, catalogs, config, table), tables)
-    errors: list[RowdeltaError] = []
+
+    def plan_of(pair: tuple[MappedTable, str | RowdeltaError]) -> TablePlan | RowdeltaError:
+        table, reached = pair
+        if isinstance(reached, RowdeltaError) and table.section.columns is None:
+            return reached  # there is nothing to infer them from
+        return _plan(spark, catalogs, config, table)
+
+    planned = _in_parallel(spark, plan_of, list(zip(tables, found, strict=True)))
+    errors: list[RowdeltaError] = list(source.check_patterns())
     for table, plan, reached in zip(tables, planned, found, strict=True):
         section = table.section
         wrong = [problem for problem in (plan, reached) if isinstance(problem, RowdeltaError)]

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.folders import check_folders
 from sink.iceberg import JAVA_ERRORS
 from sink.mapping import MappedTable, map_tables
 from sink.roster import Member, Roster
@@ -49,6 +50,7 @@ class Pipeline:
         self._stopping = threading.Event()
         self._between_batches = threading.Lock()
         self._runs: list[Run] = []
+        check_folders(spark, config)
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
         self._roster = Roster(spark, config, self._source, changelogs)

@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import pyspark
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkRuntimeError
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from sink import interrupts
 from sink.config import Config
-from sink.errors import ConfigError
+from sink.errors import ConfigError, TemporaryError
+from sink.iceberg import java_class, java_message
 
 ICEBERG_VERSION = "1.11.0"
 _LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
@@ -129,8 +132,22 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
         except KeyboardInterrupt:
             interrupts.jvms.terminate()
             raise
+        except PySparkRuntimeError as error:
+            raise TemporaryError(
+                f"Spark's JVM ended while it started ({error.getCondition()}); what it printed says why. If it could not download "
+                "packages, run again; else correct the section spark."
+            ) from None
+        except (Py4JJavaError, CapturedException) as error:
+            raise _refused(error) from None
     activate(spark)
     return spark
+
+
+def _refused(error: Exception) -> ConfigError | TemporaryError:
+    kind, message = java_class(error), java_message(error).split("\n", 1)[0]
+    if kind in ("SparkException", "IllegalArgumentException", "SparkIllegalArgumentException", "NumberFormatException"):
+        return ConfigError(f"spark: Spark does not start with these settings: {message}. Correct the section spark.")
+    return TemporaryError(f"Spark does not start: {kind}: {message}. Run again, or correct the section spark.")
 
 
 def leave_checksum_files_out(spark: SparkSession) -> None:

@@ -273,6 +273,11 @@ def _changelog(
             dtype = parse_type(column.type, f"{path}.order_by[{number}]")
         else:
             dtype = types.get(column.name, T.LongType())
+        if not isinstance(dtype, T.AtomicType) or isinstance(dtype, T.VariantType):
+            raise ConfigError(
+                f"{path}.order_by[{number}]: got {column.name} of type {dtype.simpleString()}, which has no order; expected a number, "
+                "a string, a date or a timestamp. Name another column."
+            )
         order_by.append((column.name, dtype))
     return ChangelogSpec(
         columns=columns,

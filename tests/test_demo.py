@@ -55,6 +55,12 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         demo.run(tmp_path / "demo")
 
 
+def test_a_folder_below_a_file_can_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--folder: got '.*/file/demo', expected a folder to write into: Not a dir"):
+        demo.run(tmp_path / "file" / "demo")
+
+
 @pytest.mark.spark
 def test_the_demo_proves_its_tables_and_can_be_run_again(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sink", "demo", "--folder", "shop"]

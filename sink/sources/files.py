@@ -44,6 +44,7 @@ _SPECIAL = re.compile(r"[,{}\[\]*?\\]|^(?:[^/:]+:)?(?://[^/]*)?+/.*:|=[^/]*/|/[_
 """Of paths: what means something in a list of them, or is refused there; folders that Spark takes column values from."""
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _AS_WRITTEN = "CORRECTED"
+_JSON = re.compile(r"\.(json|jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)
 _FEW = 4
 _AT_ONCE = 16
 """Footers read at a time, if there are more than a few."""
@@ -101,7 +102,7 @@ class FilesSource:
 
     def _parents(self) -> list[str]:
         """Folders before the last `/` of patterns."""
-        return sorted({table.source.rpartition("/")[0] or "/" for table in self._config.tables if table.is_pattern})
+        return sorted({_parent(table) for table in self._config.tables if table.is_pattern})
 
     def _directories(self, parent: str) -> list[str]:
         with _translated(parent):
@@ -119,7 +120,7 @@ class FilesSource:
         for table, position in tables:
             self._positions[table.source] = position
             try:
-                self._list(table)
+                self._look(table)
             except RowdeltaError as error:
                 failures[table.source] = error
         return failures
@@ -222,11 +223,24 @@ class FilesSource:
     def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
         def found(table: TableSection) -> str | RowdeltaError:
             try:
-                return f"directory {table.source}: {len(self._list(table)):,} files"
+                return f"directory {table.source}: {len(self._look(table)):,} files"
             except ConfigError as error:
                 return error
 
         return [found(table) for table in tables]
+
+    def check_patterns(self) -> Sequence[RowdeltaError]:
+        missing = [parent for parent in self._parents() if not self._exists(parent)]
+        return [
+            ConfigError(f"tables[{n}].source: there is no folder {_parent(table)}. Create it, or correct the path.")
+            for n, table in enumerate(self._config.tables)
+            if table.is_pattern and _parent(table) in missing
+        ]
+
+    def _exists(self, folder: str) -> bool:
+        with _translated(folder):
+            path = self._hadoop_path(folder)
+            return bool(path.getFileSystem(self._hadoop_conf).exists(path))
 
     def _files(self, table: TableSection, batch_id: int) -> list[_ChangeFile]:
         """The files of a micro-batch, from Spark's `FileStreamSourceLog`."""
@@ -291,6 +305,20 @@ class FilesSource:
         """A file's URI as Spark's reader takes it, unescaped."""
         return str(self._hadoop_path(self._uri(path)))
 
+    def _look(self, table: TableSection) -> list[tuple[str, int]]:
+        """The directory's files, if they seem to be what the configuration says.
+
+        :raises ConfigError: there is no such directory, or it has only JSON where nobody said so.
+        """
+        files = self._list(table)
+        is_assumed = "path_format" not in self._config.source.options and self._config.source.file_format == "parquet"
+        if is_assumed and files and all(_JSON.search(uri) for uri, _ in files):
+            raise ConfigError(
+                f"source.options.path_format: it is left out, which means parquet, but {table.source} has only JSON files "
+                f"({unquote(files[0][0].rsplit('/', 1)[-1])}, …). Set path_format: json."
+            )
+        return files
+
     def _list(self, table: TableSection) -> list[tuple[str, int]]:
         with _translated(table.source):
             path = self._hadoop_path(table.source)
@@ -298,6 +326,10 @@ class FilesSource:
             if not fs.exists(path):
                 raise ConfigError(
                     f"tables[].source: there is no directory {table.source}. Create it, or correct the path."
+                )
+            if fs.getFileStatus(path).isFile():
+                raise ConfigError(
+                    f"tables[].source: {table.source} is a file, expected a directory of change files. Name its folder."
                 )
             statuses = [status for status in fs.listStatus(path) if status.isFile()]
             named = [(str(s.getPath().toUri().toString()), int(s.getModificationTime())) for s in statuses]
@@ -313,6 +345,11 @@ def _translated(directory: str) -> Iterator[None]:
         raise TemporaryError(
             f"directory {directory} can't be listed: {java_class(error)}: {java_message(error)}. If the path is right, run again."
         ) from None
+
+
+def _parent(table: TableSection) -> str:
+    """Of a pattern, the folder before the last `/`."""
+    return table.source.rpartition("/")[0] or "/"
 
 
 def _continues(folder: CheckpointFolder, position: Position) -> bool:

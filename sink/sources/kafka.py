@@ -260,6 +260,9 @@ class KafkaSource:
 
             return [found(topic) for topic in topics]
 
+    def check_patterns(self) -> Sequence[RowdeltaError]:
+        return ()
+
     def _admin(self) -> "_Admin":
         return _Admin(self._spark, self._options)
 

@@ -112,3 +112,6 @@ class Source(Protocol):
 
         :raises TemporaryError: it can't be reached.
         """
+
+    def check_patterns(self) -> Sequence[RowdeltaError]:
+        """Why patterns can't find anything, now."""

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from deltawriters import DeltaOptions
 from sink import inspection, microbatch
 from sink.config import Config
-from sink.errors import TemporaryError
+from sink.errors import ConfigError, TemporaryError
 from sink.pipeline import Pipeline
 from tests.services.process import free_ports
 from tests.services.rest_catalog import RestCatalog, running_rest_catalog
@@ -154,7 +154,7 @@ def test_rest_catalog_gone_and_back(spark: SparkSession, tmp_path: Path, rest_ca
     write(tmp_path, "2.json", [("+I", 2, "eu")], 10)
     rest_catalog.stop()
     try:
-        with pytest.raises(TemporaryError):
+        with pytest.raises(TemporaryError, match="catalog flaky"):
             Pipeline(spark, config).run()
     finally:
         rest_catalog.start()
@@ -167,5 +167,13 @@ def test_unreachable_catalog(spark: SparkSession, tmp_path: Path) -> None:
     properties = {"type": "rest", "uri": f"http://127.0.0.1:{port}"}
     add_catalog(spark, "nowhere", properties)
     (tmp_path / "changes").mkdir()
-    with pytest.raises(TemporaryError, match="nowhere"):
+    with pytest.raises(TemporaryError, match=rf"catalog nowhere at http://127\.0\.0\.1:{port} can't be opened: "):
         Pipeline(spark, configuration(tmp_path, "nowhere", properties))
+
+
+def test_a_catalog_that_can_not_be_right(spark: SparkSession, tmp_path: Path) -> None:
+    properties = {"catalog-impl": "org.example.NoCatalog"}
+    add_catalog(spark, "nothing", properties)
+    (tmp_path / "changes").mkdir()
+    with pytest.raises(ConfigError, match=r"catalogs\.nothing: it can't be opened: .*NoCatalog"):
+        Pipeline(spark, configuration(tmp_path, "nothing", properties))

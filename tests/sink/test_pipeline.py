@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from sink import inspection
 from sink.config import Config
-from sink.errors import DataError, RowdeltaError, TemporaryError
+from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
+from sink.folders import check_folders
 from sink.microbatch import TableSink
 from sink.pipeline import Pipeline, find_tables, open_source
 from sink.roster import Roster
@@ -190,3 +192,84 @@ def test_a_pipeline_that_has_ended_leaves_nothing_behind(spark: SparkSession, tm
         return ended() is None
 
     assert wait_until(is_gone, 60)
+
+
+# mistakes that come out when files, catalogs and folders are looked at: `check` names them, and a run ends with the same
+
+
+def refusal(spark: SparkSession, config: Config) -> str:
+    """What `check` ends with; a run must refuse the same."""
+    with pytest.raises(ConfigError) as checked:
+        list(inspection.check(spark, config))
+    with pytest.raises(ConfigError) as ran:
+        Pipeline(spark, config).run()
+    assert str(ran.value) == str(checked.value)
+    return str(checked.value)
+
+
+@pytest.mark.parametrize("columns", [True, False], ids=["columns", "inferred"])
+def test_a_source_that_is_a_file(spark: SparkSession, tmp_path: Path, columns: bool) -> None:
+    job = Job(spark, tmp_path, configure_columns=columns)
+    file = job.write([("+I", {"id": 1, "region": "eu"})])
+    job.table = {"source": str(file)}
+    if columns:
+        assert f"{file} is a file, expected a directory of change files" in refusal(spark, job.config())
+    else:
+        # a run may infer columns before it looks for changes
+        with pytest.raises(ConfigError, match="is a file, expected a directory"):
+            list(inspection.check(spark, job.config()))
+
+
+@pytest.mark.parametrize("columns", [True, False], ids=["columns", "inferred"])
+def test_json_files_where_parquet_is_assumed(spark: SparkSession, tmp_path: Path, columns: bool) -> None:
+    job = Job(spark, tmp_path, file_format="json", configure_columns=columns)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    config = job.config()
+    config.source.options.pop("path_format")
+    if columns:
+        assert "has only JSON files (999 ä.json, …). Set path_format: json." in refusal(spark, config)
+    else:
+        with pytest.raises(ConfigError, match=r"source\.options\.path_format"):
+            list(inspection.check(spark, config))
+        with pytest.raises(ConfigError, match=r"source\.options\.path_format"):
+            Pipeline(spark, config).run()
+
+
+@pytest.mark.parametrize("place", ["sink", "index", "catalog"])
+def test_folders_that_can_not_be_made(spark: SparkSession, tmp_path: Path, place: str) -> None:
+    job = Job(spark, tmp_path)
+    (tmp_path / "taken").touch()
+    folder = tmp_path / "taken" / "below"
+    if place == "sink":
+        job.checkpoint = folder
+    elif place == "index":
+        job.index_location = str(folder)
+    config = job.config()
+    if place == "catalog":
+        config.catalogs["lake"]["warehouse"] = folder.as_uri()
+    key = {"sink": "sink.checkpoint", "index": "index.location", "catalog": "catalogs.lake.warehouse"}[place]
+    message = refusal(spark, config)
+    assert message.startswith(f"{key}: got ")
+    assert f"{tmp_path / 'taken'} is a file. Name another." in message
+
+
+def test_looking_at_folders_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    check_folders(spark, job.config())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("dtype", ["array<int>", "map<string,int>", "struct<a:int>", "variant"])
+def test_order_columns_need_an_order(spark: SparkSession, tmp_path: Path, dtype: str) -> None:
+    job = Job(spark, tmp_path, table={"order_by": [f"seq {dtype}"]})
+    message = refusal(spark, job.config())
+    assert message.startswith(f"tables[0].order_by[0]: got seq of type {dtype}, which has no order; expected a number")
+
+
+def test_a_pattern_whose_folder_is_missing(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path)
+    job.table = {"source": str(tmp_path / "nowhere" / "(.*)"), "target": f"lake.{job.namespace}.$1"}
+    job.sections = {"sink": {"dead_letter_table": job.dead_letters}}
+    with pytest.raises(ConfigError, match=rf"tables\[0\]\.source: there is no folder {tmp_path}/nowhere\. Create it"):
+        list(inspection.check(spark, job.config()))

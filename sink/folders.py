@@ -1,0 +1,58 @@
+"""Whether the sink can write where the configuration says, before anything depends on it."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sink.config import Config
+from sink.errors import ConfigError
+
+
+def check_folders(spark: SparkSession, config: Config) -> None:
+    """Look at the folders on local disks that a run writes into. Other file systems answer for themselves when it does.
+
+    :raises ConfigError: one of them is none, and can't be made.
+    """
+    for key, place in _folders(config):
+        path = _local(spark, place)
+        reason = None if path is None else _obstacle(path)
+        if reason is not None:
+            raise ConfigError(f"{key}: got {place!r}, expected a folder to write into, but {reason}. Name another.")
+
+
+def _folders(config: Config) -> Iterator[tuple[str, str]]:
+    yield "sink.checkpoint", config.sink.checkpoint
+    if config.index is not None:
+        yield "index.location", config.index.location
+    for name, properties in config.catalogs.items():
+        if properties.get("type") == "hadoop" and "warehouse" in properties:
+            yield f"catalogs.{name}.warehouse", properties["warehouse"]
+
+
+def _local(spark: SparkSession, place: str) -> Path | None:
+    """The path on a local disk, if it is one; what has no scheme may also be in a cluster's file system."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    try:
+        path = jvm.org.apache.hadoop.fs.Path(place)
+        scheme = path.getFileSystem(spark._jsc.hadoopConfiguration()).getScheme()
+    except (Py4JError, PySparkException):
+        return None
+    return Path(str(path.toUri().getPath())) if scheme == "file" else None
+
+
+def _obstacle(path: Path) -> str | None:
+    """Why a folder can't be made and written to, or None. Nothing is left behind: the folder isn't made if it is missing."""
+    try:
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not existing.is_dir():
+            return f"{existing} is a file"
+        # permissions don't tell all: there are read-only disks, and /proc
+        with tempfile.TemporaryDirectory(prefix=".rowdelta-", dir=existing):
+            return None
+    except OSError as error:
+        return f"nothing can be written there ({error.strerror})"
