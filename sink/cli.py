@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"rowdelta {_version()}")
     commands = parser.add_subparsers(metavar="command", required=True)
 
     def add(name: str, function: object, help_text: str, description: str) -> argparse.ArgumentParser:
@@ -128,6 +129,15 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
     )
     return parser
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("rowdelta")
+    except PackageNotFoundError:  # sent to a cluster as files
+        return "of unknown version"
 
 
 def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -208,7 +218,7 @@ def _list_dead_letters(args: argparse.Namespace) -> int:
             [f"{x.time:%Y-%m-%d %H:%M:%S}", x.table, x.error_class, x.place, x.reason, dead_letters.excerpt(x.value)]
             for x in letters
         ]
-        yield from _as_table(columns, rows) if rows else ["no dead letters"]
+        yield from _as_table(columns, rows) if rows else [dead_letters.nothing(spark, config, _selection(args))]
 
     return _inspect(args, look)
 
@@ -226,7 +236,7 @@ def _count_dead_letters(args: argparse.Namespace) -> int:
             [f"{x['count']:,}", x["table"], x["error_class"], f"{x['last']:%Y-%m-%d %H:%M:%S}", x["reason"]]
             for x in counts
         ]
-        yield from _as_table(columns, rows) if rows else ["no dead letters"]
+        yield from _as_table(columns, rows) if rows else [dead_letters.nothing(spark, config, _selection(args))]
 
     return _inspect(args, look)
 
@@ -245,7 +255,7 @@ def _replay_dead_letters(args: argparse.Namespace) -> int:
             left += outcome.left
             yield dead_letters.as_json(vars(outcome)) if args.json else str(outcome)
         if not found and not args.json:
-            yield "no dead letters"
+            yield dead_letters.nothing(spark, config, _selection(args))
 
     return _inspect(args, look) or (DataError.exit_code if left else 0)
 

@@ -13,6 +13,9 @@ from sink.iceberg import JAVA_ERRORS, IcebergTable, java_message
 
 log = logging.getLogger("rowdelta")
 
+OWN = "rowdelta.compaction"
+"""In the summary of a snapshot that is a compaction of ours, though Iceberg made it."""
+
 
 class Compaction:
     """Iceberg's `rewrite_data_files` on one table, after every so many commits.
@@ -71,7 +74,7 @@ class Compaction:
         actions = self._table.iceberg.spark.actions.SparkActions.get(self._table.spark._jsparkSession)
         rewrite = actions.rewriteDataFiles(self._table.java)
         # a file with as many delete files is read as slowly as that many small files, however large it is
-        rewrite = rewrite.option("delete-file-threshold", str(self._every))
+        rewrite = rewrite.option("delete-file-threshold", str(self._every)).snapshotProperty(OWN, "true")
         # Iceberg compares a delete with the data files of its own spec and partition, so it would drop deletes that reach further,
         # and bring back the rows that they delete
         if not self._table.has_global_deletes():

@@ -36,6 +36,8 @@ from sink.sources.source import Position
 
 log = logging.getLogger("rowdelta")
 
+_SHOWN_TABLES = 20
+
 COLUMNS = T.StructType(
     [
         T.StructField("table", T.StringType()),
@@ -261,6 +263,23 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
 def same_record(left: str, right: str) -> Column:
     """Whether two structs, or rows of frames with these aliases, are of the same record."""
     return reduce(operator.and_, [F.col(f"{left}.{name}").eqNullSafe(F.col(f"{right}.{name}")) for name in RECORD])
+
+
+def nothing(spark: SparkSession, config: Config, selection: Selection) -> str:
+    """What to say where nothing was selected: a name may be misspelled, so which there are."""
+    wanted = {"table": selection.table, "class": selection.error_class, "reason": selection.reason}
+    shown = ", ".join(f"{what} {value!r}" for what, value in wanted.items() if value is not None)
+    if not shown:
+        return "no dead letters"
+    rows = find(spark, config, Selection()).select("table", "error_class").distinct().orderBy("table", "error_class")
+    classes: dict[str, list[str]] = {}
+    for table, error_class in rows.collect():
+        classes.setdefault(table, []).append(error_class)
+    if not classes:
+        return "no dead letters, of whatever table and class"
+    there = [f"{table} ({', '.join(names)})" for table, names in classes.items()]
+    more = f" and {len(there) - _SHOWN_TABLES} more tables" if len(there) > _SHOWN_TABLES else ""
+    return f"no dead letters of {shown}. There are some of {', '.join(there[:_SHOWN_TABLES])}{more}"
 
 
 def newest(letters: DataFrame, limit: int) -> Iterator[DeadLetter]:

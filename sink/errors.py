@@ -11,6 +11,14 @@ class RowdeltaError(Exception):
     """Whether it ends the whole job, even where `on_table_error: continue` sets a single table aside."""
 
 
+def summary(error: BaseException) -> str:
+    """What an error says, without the Java stack that py4j and Spark have in their messages."""
+    if isinstance(error, RowdeltaError):
+        return str(error)
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    return " ".join(lines[:3])[:800]
+
+
 class ConfigError(RowdeltaError):
     """The configuration is wrong. Running again without a change won't help."""
 

@@ -322,7 +322,10 @@ class Catalogs:
         kind, message = java_class(error), _with_cause(error)
         if kind in (*_REFUSALS, "ClassNotFoundException", "CatalogNotFoundException"):
             return ConfigError(f"catalogs.{catalog}: it can't be opened: {message}. Correct its properties.")
-        uri = self._spark.conf.get(f"spark.sql.catalog.{catalog}.uri", None)
+        prefix = f"spark.sql.catalog.{catalog}"
+        uri = self._spark.conf.get(f"{prefix}.uri", None)
+        if uri is None and self._spark.conf.get(f"{prefix}.type", None) == "rest":
+            return ConfigError(f"catalogs.{catalog}: a catalog of type rest needs its address. Add uri.")
         # what comes before an @, and parameters, may be secret
         at = "" if uri is None else " at " + re.split("[?;]", re.sub("//[^/@]*@", "//", uri))[0]
         return TemporaryError(

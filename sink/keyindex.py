@@ -44,6 +44,7 @@ from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, 
 from deltawriters.positions import bitmap, positions_of, read_deletion_vectors, write_deletion_vectors
 from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
+from sink.compaction import OWN
 from sink.errors import TableError
 from sink.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.iceberg import IcebergTable, StoredPosition
@@ -373,10 +374,12 @@ class KeyIndex:
                 for files in (s.addedDeleteFiles(io), s.removedDeleteFiles(io))
                 for file in _elements(self._table, files)
             }
+            own = sum(s.summary().get(OWN) is not None for s in foreign)
+            counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
             log.info(
-                "%s: %d commits by others: %d files added, %d removed, %d delete files; catching up",
+                "%s: %s: %d files added, %d removed, %d delete files; catching up",
                 self._table.name,
-                len(foreign),
+                ", ".join(f"{count} {what}" for what, count in counts.items() if count),
                 len(added),
                 len(gone),
                 len(deletes),

@@ -74,13 +74,13 @@ def check_table(properties: Mapping[str, str]) -> None:
 
 
 def check_catalog(properties: Mapping[str, str]) -> None:
-    """One entry of `catalogs`.
+    """One entry of `catalogs`; an empty one leaves all to Spark's own configuration.
 
     :raises Misplaced: the kind of catalog isn't said, where Iceberg would take Hive's, or is none.
     """
     kind = properties.get("type")
     if kind is None:
-        if "catalog-impl" not in properties:
+        if properties and "catalog-impl" not in properties:
             raise Misplaced(f"a catalog needs a type ({', '.join(_CATALOG_TYPES)}), or the class catalog-impl")
     elif kind.lower() not in _CATALOG_TYPES:
         raise Misplaced(

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from changelog.spec import ChangelogSpec
 from sink.config import Config
-from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
 from sink.folders import check_folders
 from sink.iceberg import JAVA_ERRORS
 from sink.mapping import MappedTable, map_tables
@@ -296,10 +296,8 @@ class Pipeline:
             return RowdeltaError(
                 f"an unexpected error: {type(error).__name__}: {error}. Every table is as its last commit left it; please report it."
             )
-        text = str(error).strip()
-        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
         return TemporaryError(
-            f"the stream failed: {' '.join(lines[:3])[:800]}. Every table is as its last commit left it; run again."
+            f"the stream failed: {summary(error)}. Every table is as its last commit left it; run again."
         )
 
 

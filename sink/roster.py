@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.dead_letters import DeadLetters, open_dead_letters
-from sink.errors import RowdeltaError, TemporaryError
+from sink.errors import RowdeltaError, TemporaryError, summary
 from sink.joint import JointWriter
 from sink.mapping import MappedTable
 from sink.microbatch import Pending, TableShare, TableSink
@@ -262,8 +264,9 @@ class Roster:
         others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
         # a job of one table ends with the error, and says so itself
         if len(self.members) > 1:
-            unexpected = None if isinstance(error, RowdeltaError) else error
-            log.error("%s set aside%s: %s", culprit.target, others, error, exc_info=unexpected)
+            known = (RowdeltaError, PySparkException, Py4JError)  # the latter two's tracebacks are Java's, and long
+            unexpected = None if isinstance(error, known) else error
+            log.error("%s set aside%s: %s", culprit.target, others, summary(error), exc_info=unexpected)
 
     def _group_of(self, member: Member) -> list[Member]:
         """All tables of its group, whether or not they have anything to do; itself, if it has no group."""

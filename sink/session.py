@@ -21,6 +21,14 @@ from sink.iceberg import java_class, java_message
 
 ICEBERG_VERSION = "1.11.0"
 _LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+_TOLD_TWICE = (
+    "executor.Executor",
+    "scheduler.TaskSetManager",
+    "sql.execution.streaming.MicroBatchExecution",
+    "sql.execution.streaming.runtime.MicroBatchExecution",  # Spark 4.1
+    "util.Utils",
+)
+"""Loggers of the driver that print, with stacks of a hundred lines each, what also reaches us as an exception."""
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 
 
@@ -88,6 +96,10 @@ def start(config: Config) -> SparkSession:
     spark.sparkContext.setLogLevel("ERROR")
     jvm = spark.sparkContext._jvm
     assert jvm is not None
+    if "spark.log.level" not in config.spark and _has_class(jvm, "org.apache.logging.log4j.core.config.Configurator"):
+        log4j = jvm.org.apache.logging.log4j
+        for name in _TOLD_TWICE:
+            log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
     if not _has_class(jvm, "org.apache.iceberg.spark.SparkCatalog"):
         raise ConfigError(
             "Spark was started without Iceberg. Start it with\n"
@@ -111,7 +123,10 @@ def stopping(spark: SparkSession) -> Iterator[None]:
 
 
 def stop(spark: SparkSession) -> None:
-    """A signal to the whole process group, as systemd sends it, ends the JVM too; it may be gone before us."""
+    """Stop it, and end its JVM: this process can't start another.
+
+    A signal to the whole process group, as systemd sends it, ends the JVM too; it may be gone before us.
+    """
     with suppress(Py4JError, OSError), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, that the JVM is gone
         spark.stop()
@@ -138,13 +153,15 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
                 "packages, run again; else correct the section spark."
             ) from None
         except (Py4JJavaError, CapturedException) as error:
-            raise _refused(error) from None
+            refusal = _refused(error)
+            interrupts.jvms.end()  # now, so that what it still prints comes before what we have to say
+            raise refusal from None
     activate(spark)
     return spark
 
 
 def _refused(error: Exception) -> ConfigError | TemporaryError:
-    kind, message = java_class(error), java_message(error).split("\n", 1)[0]
+    kind, message = java_class(error), java_message(error).split("\n", 1)[0].rstrip(".")
     if kind in ("SparkException", "IllegalArgumentException", "SparkIllegalArgumentException", "NumberFormatException"):
         return ConfigError(f"spark: Spark does not start with these settings: {message}. Correct the section spark.")
     return TemporaryError(f"Spark does not start: {kind}: {message}. Run again, or correct the section spark.")

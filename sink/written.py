@@ -51,10 +51,15 @@ class Written:
         """What the key index knew of the micro-batch's keys."""
         if not self.index:
             return ""
-        names = {"inserted": "new", "updated": "updated", "deleted": "deleted", "absent": "deleted but absent"}
+        names = {
+            "inserted": "new",
+            "updated": "updated",
+            "deleted": "deleted",
+            "absent": "deleted but absent",
+            "duplicates": "duplicate rows removed",
+        }
         found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self._keys(name)))
-        duplicates = self._keys("duplicates")
-        return f"; keys: {found}" + (f", {duplicates:,} duplicate rows removed" if duplicates else "")
+        return f"; keys: {found}" if found else ""
 
     def _keys(self, name: str) -> int:
         return sum(result["keys"][name] for result in self.index)

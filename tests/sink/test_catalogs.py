@@ -172,8 +172,13 @@ def test_unreachable_catalog(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_catalog_that_can_not_be_right(spark: SparkSession, tmp_path: Path) -> None:
-    properties = {"catalog-impl": "org.example.NoCatalog"}
-    add_catalog(spark, "nothing", properties)
+    wrong = {
+        "nothing": ({"catalog-impl": "org.example.NoCatalog"}, "it can't be opened: .*NoCatalog"),
+        "homeless": ({"type": "hadoop"}, "it can't be opened: .*warehouse"),
+        "placeless": ({"type": "rest"}, "needs its address. Add uri"),
+    }
     (tmp_path / "changes").mkdir()
-    with pytest.raises(ConfigError, match=r"catalogs\.nothing: it can't be opened: .*NoCatalog"):
-        Pipeline(spark, configuration(tmp_path, "nothing", properties))
+    for name, (properties, message) in wrong.items():
+        add_catalog(spark, name, properties)
+        with pytest.raises(ConfigError, match=rf"catalogs\.{name}: .*{message}"):
+            Pipeline(spark, configuration(tmp_path, name, properties))

@@ -68,6 +68,8 @@ def test_after_so_many_commits(
     changes.write(2 * EVERY)
     job.run()
     assert compactions(job) == [EVERY, 2 * EVERY]
+    assert "commits by others" not in caplog.text
+    assert ("1 compactions of its own: " in caplog.text) == (deletes == "position")
     assert caplog.text.count(f"{job.target}: compacting after {EVERY} commits") == 2
     assert f"{job.target}: compacted {EVERY + 1} data files into 1 and removed " in caplog.text
     content = [file["content"] for file in job.files()]

@@ -276,6 +276,8 @@ def test_settings_that_spark_takes(tmp_path: Path, text: str) -> None:
 
 def test_a_catalog_may_be_a_class(tmp_path: Path) -> None:
     load_text(tmp_path, FILES.replace("type: hadoop", "catalog-impl: org.example.Catalog"))
+    # or all of it is in Spark's own configuration
+    load_text(tmp_path, FILES.replace("{type: hadoop, warehouse: ./warehouse}", "{}"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

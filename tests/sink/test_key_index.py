@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from sink import keyindex
 from sink.errors import TableError, TemporaryError
+from sink.written import Written
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, tiny_thresholds
 
 pytestmark = pytest.mark.spark
@@ -90,6 +91,15 @@ def test_a_delete_of_an_unknown_key_is_a_counted_no_op(job: Job, caplog: pytest.
     assert job.rows() == [row(1)]
     assert [count for _, count in deletes(job)] == [1]
     assert "; keys: 1 deleted, 1 deleted but absent |" in caplog.text
+
+
+def test_a_micro_batch_of_bad_records_only_has_no_keys_to_show() -> None:
+    keys = dict.fromkeys(("inserted", "updated", "deleted", "absent", "duplicates"), 0)
+    records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
+    written = Written([], [], {}, records, 0, {"null_key": 6}, [], set(), set(), 0, [{"keys": keys}])
+    assert written.shown(unites_deletes=False).endswith("0 position deletes, 6 dead letters")
+    written.index[0]["keys"]["duplicates"] = 2
+    assert "; keys: 2 duplicate rows removed, 6 dead letters" in written.shown(unites_deletes=False)
 
 
 def test_duplicates_of_others_are_all_deleted_on_the_keys_next_change(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -296,6 +297,26 @@ def test_exit_code_of_bad_data(tmp_path: Path) -> None:
     assert "rowdelta: lake.shop.orders: 1 bad records" in result.stderr
 
 
+def test_a_failing_task_is_told_in_a_few_lines(tmp_path: Path) -> None:
+    """What Spark prints of it on its way, with the stacks of several exceptions, says no more."""
+
+    def change(folder: Path) -> Path:
+        (folder / "changes" / "000.json").unlink()
+        (folder / "changes" / "000.parquet").write_bytes(b"PAR1 and no Parquet file")
+        return write_config(folder, source={"type": "files", "format": "row-kind"})
+
+    result = refuse(tmp_path, change)
+    assert result.returncode in (3, 75), result.stderr
+    assert "000.parquet" in result.stderr.splitlines()[-1]
+    assert "\tat " not in result.stderr, result.stderr
+
+
+def test_exit_code_of_settings_that_spark_refuses(tmp_path: Path) -> None:
+    result = refuse(tmp_path, lambda folder: write_config(folder, spark=LOCAL | {"spark.driver.maxResultSize": "lots"}))
+    assert result.returncode == 2, result.stderr
+    assert "Correct the section spark" in result.stderr.splitlines()[-1]
+
+
 def test_exit_code_of_a_table_that_does_not_fit(spark: SparkSession, tmp_path: Path) -> None:
     def change(folder: Path) -> Path:
         jvm = spark.sparkContext._jvm
@@ -339,6 +360,13 @@ def test_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
             cli.main(arguments)
         assert ended.value.code == 2
         assert "usage: rowdelta" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"rowdelta (\d+\.\d+\.\d+|of unknown version)\n", capsys.readouterr().out)
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
