@@ -602,7 +602,8 @@ def load(path: str | Path) -> Config:
     try:
         return Config.model_validate(_absolute_paths(values, file.resolve().parent))
     except ValidationError as error:
-        problems = [_explain(problem, lines) for problem in error.errors()]
+        # once, what no alternative fits
+        problems = dict.fromkeys(_explain(problem, lines) for problem in error.errors())
         raise ConfigError("\n".join(f"{path}{problem}" for problem in problems)) from None
 
 
@@ -688,7 +689,9 @@ def _path_entries(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]
 def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
     """One pydantic problem as `:LINE: key: what is wrong`."""
     error = problem.get("ctx", {}).get("error")
-    path = tuple(problem["loc"]) + (error.path if isinstance(error, Misplaced) else ())
+    path = tuple(part for part in problem["loc"] if not _ALTERNATIVE.match(str(part)))
+    is_one_of = len(path) < len(problem["loc"])
+    path += error.path if isinstance(error, Misplaced) else ()
     line = next((lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in lines), 1)
     where = f":{line}: {_dotted(path)}: " if path else f":{line}: "
     kind, value = problem["type"], problem.get("input")
@@ -704,14 +707,20 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
         return f"{where}{error}."
     if error is not None:
         return f"{where}{error}." if isinstance(value, dict | list) or not path else f"{where}got {shown}; {error}."
+    if is_one_of:
+        return f"{where}got {shown}, expected text, or a list of texts that is not empty."
+    if kind == "model_type" and path[-2:-1] == ("columns",):
+        return f"{where}got {shown}, expected a type such as bigint, or a mapping with type."
     if kind in _LIST_KINDS and isinstance(value, str | int | float) and shown != "****":
         return f"{where}got {shown}, expected a list: [{value}]."
     if kind == "string_type" and isinstance(value, int | float) and shown != "****":
-        return f'{where}got {shown}, expected text: "{value}".'
+        return f'{where}got {shown}, expected text: "{shown}".'
     expected = _EXPECTED.get(kind, problem["msg"][0].lower() + problem["msg"][1:])
     return f"{where}got {shown}, expected {expected.format(**problem.get('ctx', {}))}."
 
 
+_ALTERNATIVE = re.compile(r"(function-\w+|tuple)\[")
+"""What pydantic puts into a place where a value may be of several types."""
 _LIST_KINDS = ("list_type", "tuple_type")
 _EXPECTED = {
     "string_type": "text",
@@ -738,6 +747,8 @@ def _shown(value: Any) -> str:
         return "a mapping"
     if isinstance(value, list):
         return f"a list of {len(value)}"
+    if isinstance(value, bool):
+        return str(value).lower()
     return "nothing" if value is None else repr(value)
 
 
@@ -749,7 +760,9 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
         "index": IndexSection,
     }
     model = Config if not path else models[str(path[0])]
-    return list(model.model_fields)
+    if path[-2:-1] == ("columns",):
+        model = ColumnSection
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _example(path: tuple[str | int, ...]) -> str:
