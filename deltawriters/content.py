@@ -7,10 +7,11 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 from pyiceberg.conversions import to_json
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import PrimitiveType, UUIDType
+from pyiceberg.types import DateType, PrimitiveType, TimestampType, TimestamptzType, UUIDType
 
 
 class FileContent(Enum):
@@ -57,10 +58,21 @@ class Partition:
         for partition_field, value in zip(self.spec.partition_type(schema).fields, self.values, strict=True):
             dtype = partition_field.field_type
             assert isinstance(dtype, PrimitiveType)
-            if isinstance(dtype, UUIDType) and value is not None:
-                value = UUID(bytes=value)
-            result[str(partition_field.field_id)] = None if value is None else to_json(dtype, value)
+            result[str(partition_field.field_id)] = None if value is None else _single_value(dtype, value)
         return result
+
+
+def _single_value(dtype: PrimitiveType, value: Any) -> Any:
+    """PyIceberg's `to_json`, with dates and times in ISO 8601 beyond the years that Python knows, as Java reads and writes them."""
+    if isinstance(dtype, UUIDType):
+        value = UUID(bytes=value)
+    if not isinstance(dtype, DateType | TimestampType | TimestamptzType):
+        return to_json(dtype, value)
+    moment = np.datetime64(value, "D" if isinstance(dtype, DateType) else "us")
+    year = int(moment.astype("datetime64[Y]").astype(int)) + 1970
+    shown = f"{year:04d}" if 0 <= year <= 9999 else f"{year:+05d}"
+    _, rest = str(moment).lstrip("-").split("-", 1)  # NumPy's year has no sign above 9999, and of 44 BC three digits
+    return f"{shown}-{rest}{'+00:00' if isinstance(dtype, TimestamptzType) else ''}"
 
 
 @dataclass(frozen=True)

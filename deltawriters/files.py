@@ -1,6 +1,7 @@
 """Where files of one task go: the file factory, which remembers what it opened, and the rolling data file writer."""
 
 from dataclasses import dataclass
+from urllib.parse import quote_plus
 
 import numpy as np
 import pyarrow as pa
@@ -149,3 +150,12 @@ class _TransformedKey(PartitionKey):
     @property
     def partition(self) -> Record:
         return Record(*(value.value for value in self.field_values))
+
+    def to_path(self) -> str:
+        try:
+            return super().to_path()
+        except (OverflowError, ValueError):
+            # a year that Python's dates have not. Readers go by the metadata, so a path may show the values as they are stored
+            return "/".join(
+                f"{quote_plus(part.field.name)}={quote_plus(str(part.value))}" for part in self.field_values
+            )

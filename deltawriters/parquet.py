@@ -1,26 +1,30 @@
 """One Parquet file: Arrow tables in, a file and its Iceberg column metrics out."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyiceberg.conversions import to_bytes
 from pyiceberg.io.pyarrow import (
     MetricModeTypes,
+    MetricsMode,
     StatisticsCollector,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
 )
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, FloatType, UUIDType
+from pyiceberg.types import DateType, DoubleType, FloatType, TimestampType, TimestamptzType, TimeType, UUIDType
 
 from deltawriters.content import Metrics
 from deltawriters.table import TableSpec
 
 COMPRESSION = "write.parquet.compression-codec"
 COMPRESSION_LEVEL = "write.parquet.compression-level"
+_TIMES = (DateType, TimeType, TimestampType, TimestamptzType)
 _SAMPLE_ROWS = 4096
 _DICTIONARY_PAYS_BELOW = 0.5  # distinct values per sampled row
 _MAX_INFERRED_METRICS = "write.metadata.metrics.max-inferred-column-defaults"
@@ -95,7 +99,12 @@ class ParquetFileWriter:
 
     def _metrics(self, footer: pq.FileMetaData) -> Metrics:
         plan = _metrics_plan(self._schema, self._table.properties_by_name)
-        stats = data_file_statistics_from_parquet_metadata(footer, plan, parquet_path_to_id_mapping(self._schema))
+        ids = parquet_path_to_id_mapping(self._schema)
+        times = {
+            i: column for i, column in plan.items() if isinstance(column.iceberg_type, _TIMES) and _has_bounds(column)
+        }
+        counted = {i: replace(column, mode=MetricsMode(MetricModeTypes.COUNTS)) for i, column in times.items()}
+        stats = data_file_statistics_from_parquet_metadata(footer, plan | counted, ids)
         kept = {i for i, column in plan.items() if column.mode.type is not MetricModeTypes.NONE}
         # Parquet orders UUIDs as unsigned bytes, Iceberg's Java up to 1.11 as signed longs: with bounds of the one and the
         # comparison of the other, an equality delete is skipped where it applies
@@ -103,6 +112,8 @@ class ParquetFileWriter:
         bounded = {i: agg for i, agg in stats.column_aggregates.items() if i not in unordered}
         lower = {i: bound for i, agg in bounded.items() if (bound := agg.min_as_bytes()) is not None}
         upper = {i: bound for i, agg in bounded.items() if (bound := agg.max_as_bytes()) is not None}
+        for i, (least, greatest) in _raw_bounds(footer, ids, times).items():
+            lower[i], upper[i] = (to_bytes(times[i].iceberg_type, bound) for bound in (least, greatest))
         return Metrics(
             column_sizes=stats.column_sizes,
             value_counts=stats.value_counts,
@@ -112,6 +123,30 @@ class ParquetFileWriter:
             upper_bounds=upper,
             split_offsets=tuple(stats.split_offsets),
         )
+
+
+def _has_bounds(column: StatisticsCollector) -> bool:
+    return column.mode.type not in (MetricModeTypes.NONE, MetricModeTypes.COUNTS)
+
+
+def _raw_bounds(
+    footer: pq.FileMetaData, ids: Mapping[str, int], columns: Collection[int]
+) -> dict[int, tuple[int, int]]:
+    """Least and greatest value of columns that are stored as integers, by field id; none for a column of nulls.
+
+    PyIceberg goes by way of Python's dates and times, which know the years 1 to 9999 only.
+    """
+    bounds: dict[int, tuple[int, int]] = {}
+    for position in range(footer.num_columns):
+        i = ids[footer.schema.column(position).path]
+        if i not in columns:
+            continue
+        for group in range(footer.num_row_groups):
+            found = footer.row_group(group).column(position).statistics
+            if found is not None and found.has_min_max:
+                least, greatest = bounds.get(i, (found.min_raw, found.max_raw))
+                bounds[i] = min(least, found.min_raw), max(greatest, found.max_raw)
+    return bounds
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, StatisticsCollector]:

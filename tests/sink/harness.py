@@ -186,8 +186,12 @@ class Job:
         if schema is None:
             fields = {name: arrow_type(sql_type) for name, sql_type in self.columns.items()}
             schema = pa.schema({"row_kind": pa.string(), "seq": pa.int64()} | fields)
+        return self.write_table(pa.Table.from_pylist(list(records), schema=schema))
+
+    def write_table(self, records: pa.Table) -> Path:
+        """One Parquet change file, also of values that Python has no objects for."""
         path = self._hidden_file()
-        pq.write_table(pa.Table.from_pylist(list(records), schema=schema), path)
+        pq.write_table(records, path)
         return self._publish(path)
 
     def write_text(self, text: str) -> Path:
