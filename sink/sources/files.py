@@ -11,10 +11,11 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
@@ -34,6 +35,8 @@ from sink.iceberg import JAVA_ERRORS, java_class, java_message
 from sink.session import activate
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import Position, Stream, TableBatch
+
+Found = TypeVar("Found")
 
 _MODIFIED = f"{PREFIX}modified"
 _NAME = f"{PREFIX}name"
@@ -132,7 +135,7 @@ class FilesSource:
         return [table.source for table in stream.tables]
 
     def _stream(self, table: TableSection, position: Position | None) -> Stream:
-        folder = CheckpointFolder(self._spark, f"{self._config.sink.checkpoint.rstrip('/')}/files/{table.target}")
+        folder = CheckpointFolder(self._spark, self._checkpoint(table))
         if position is not None and _continues(folder, position):
             generation = str(position["generation"])
         else:
@@ -169,6 +172,8 @@ class FilesSource:
             return None
         is_parquet = self._config.source.file_format == "parquet"
         footers = self._footers(table, fresh) if is_parquet else {}
+        if not is_parquet:
+            self._each(functools.partial(self._check_is_there, table), fresh)
         declared = {path: footer.schema for path, footer in footers.items()} if is_parquet else None
         rows = sum(footer.rows for footer in footers.values()) if is_parquet else None
         records = frame
@@ -257,14 +262,30 @@ class FilesSource:
         return files
 
     def _footers(self, table: TableSection, files: Sequence[_ChangeFile]) -> dict[str, "_Footer"]:
-        read = functools.partial(self._footer, table)
-        if len(files) <= _FEW:
-            found = [read(file) for file in files]
-        else:
-            # of an object store, each takes several round trips
-            with ThreadPoolExecutor(_AT_ONCE, initializer=activate, initargs=(self._spark,)) as pool:
-                found = list(pool.map(read, files))
+        found = self._each(functools.partial(self._footer, table), files)
         return {file.path: footer for file, footer in zip(files, found, strict=True)}
+
+    def _each(self, look: Callable[[_ChangeFile], Found], files: Sequence[_ChangeFile]) -> list[Found]:
+        if len(files) <= _FEW:
+            return [look(file) for file in files]
+        # of an object store, each takes several round trips
+        with ThreadPoolExecutor(_AT_ONCE, initializer=activate, initargs=(self._spark,)) as pool:
+            return list(pool.map(look, files))
+
+    def _check_is_there(self, table: TableSection, file: _ChangeFile) -> None:
+        """Spark lists a micro-batch's files once more before it reads them, and leaves out in silence what is gone by then."""
+        with _translated(table.source):
+            path = self._hadoop_path(self._uri(file.path))
+            if path.getFileSystem(self._hadoop_conf).exists(path):
+                return
+        raise DataError(
+            f"{table.target}: {self._decoded(file.path)} was listed as a change file and is gone now. Nothing of its micro-batch was "
+            "applied. Put it back and run again; or, to go on without its changes, stop the sink, delete the folder "
+            f"{self._checkpoint(table)} and run again."
+        )
+
+    def _checkpoint(self, table: TableSection) -> str:
+        return f"{self._config.sink.checkpoint.rstrip('/')}/files/{table.target}"
 
     def _footer(self, table: TableSection, file: _ChangeFile) -> "_Footer":
         path = self._hadoop_path(self._uri(file.path))
@@ -272,6 +293,7 @@ class FilesSource:
             content = self._parquet_input.fromPath(path, self._hadoop_conf)
             reader = self._parquet_reader.open(content, self._parquet_options)
         except Py4JJavaError as error:
+            self._check_is_there(table, file)
             raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
         message, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
         reader.close()

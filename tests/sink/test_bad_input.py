@@ -1,10 +1,13 @@
 """Records that can't be applied are kept with their reason, exactly once, or stop the job. None is dropped silently."""
 
+import os
+import re
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -12,6 +15,7 @@ from sink import exchange, microbatch, task
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
 from sink.mapping import map_tables
+from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
 from sink.tables import plan_table
 from tests.sink.harness import Job, crashing, fill_disk_in_task
@@ -382,19 +386,46 @@ def test_contradicting_changes_are_settled_alike_on_every_replay_in_upsert_mode(
     assert len(outcomes) == 1
 
 
-def test_a_file_that_vanished_is_no_silent_loss(job: Job) -> None:
+@pytest.mark.parametrize("file_format", ["parquet", "json"])
+@pytest.mark.parametrize("planned", [True, False], ids=["after its micro-batch was planned", "after it was listed"])
+def test_a_file_that_vanished_is_no_silent_loss(
+    job: Job, monkeypatch: pytest.MonkeyPatch, file_format: Literal["parquet", "json"], planned: bool
+) -> None:
+    """Spark itself leaves out files that are gone by the time that it plans to read them."""
+    job.file_format = file_format
     job.write([good(1)])
     path = job.write([good(2)])
-    with crashing("before the commit", after_commits=1), pytest.raises(TemporaryError):
-        job.run()
-    content = pq.read_table(path)
-    path.unlink()  # though the micro-batch that has it was planned
-    with pytest.raises((DataError, TemporaryError)):
-        job.run()
+    job.write([good(3)])
+    content = path.read_bytes(), path.stat().st_mtime
+    original = FilesSource.batch
+
+    def vanishing(*arguments: Any) -> Any:
+        path.unlink(missing_ok=True)
+        return original(*arguments)
+
+    if planned:
+        with crashing("before the commit", after_commits=1), pytest.raises(TemporaryError):
+            job.run()
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(FilesSource, "batch", vanishing)
+        with pytest.raises(DataError, match="was listed as a change file and is gone now") as caught:
+            job.run()
+    assert unquote(path.name) in str(caught.value)
     assert ids(job) == [1]
-    pq.write_table(content, path)
+    with pytest.raises(DataError, match="is gone now"):
+        job.run()
+    if planned:
+        path.write_bytes(content[0])
+        os.utime(path, (content[1], content[1]))
+        job.run()
+        assert ids(job) == [1, 2, 3]
+        return
+    folder = re.search(r"delete the folder (\S+) and", str(caught.value))
+    assert folder is not None
+    shutil.rmtree(folder[1])
     job.run()
-    assert ids(job) == [1, 2]
+    assert ids(job) == [1, 3]
 
 
 @pytest.mark.parametrize(
