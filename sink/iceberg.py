@@ -271,9 +271,7 @@ class Catalogs:
         Its first spec is unpartitioned and the wanted one evolves from it, so that global equality deletes are possible.
         """
         catalog, identifier = self._resolve(name)
-        converted = self._iceberg.spark.SparkSchemaUtil.convert(
-            self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
-        )
+        converted = self._converted(columns)
         ids = self._jvm.java.util.HashSet()
         for column in key:
             ids.add(converted.findField(column).fieldId())
@@ -283,15 +281,49 @@ class Catalogs:
             builder = catalog.buildTable(identifier, schema)
             for property_name, value in properties.items():
                 builder = builder.withProperty(property_name, value)
-            table = builder.create()
             if partition_by:
-                update = table.updateSpec()
+                creation = builder.createTransaction()
+                update = creation.updateSpec()
                 for field in partition_by:
                     update = update.addField(self._term(field))
                 update.commit()
+                creation.commitTransaction()
+                table = catalog.loadTable(identifier)
+            else:
+                table = builder.create()
         except JAVA_ERRORS as error:
             raise table_error(name, error) from None
         return IcebergTable(self._spark, name, table)
+
+    def check_partitioning(self, columns: T.StructType, partition_by: list[PartitionField], path: str) -> None:
+        """Have Iceberg say whether a table of these columns can be partitioned so.
+
+        :raises ConfigError: a transform that its column's type doesn't have, two fields that say the same.
+        """
+        try:
+            spec = self._iceberg.PartitionSpec.builderFor(self._converted(columns))
+        except JAVA_ERRORS as error:
+            raise ConfigError(f"{path}.columns: {java_message(error)}") from None
+        for number, field in enumerate(partition_by):
+            if field.column not in columns.names:
+                raise ConfigError(
+                    f"{path}.partition_by[{number}]: there is no column {field.column!r}. The columns are: {', '.join(columns.names)}."
+                )
+            parameters = [] if field.parameter is None else [field.parameter]
+            try:
+                spec = getattr(spec, field.transform)(field.column, *parameters)
+                spec.build()  # only this looks at the types
+            except JAVA_ERRORS as error:
+                dtype = columns[field.column].dataType.simpleString()
+                raise ConfigError(
+                    f"{path}.partition_by[{number}]: {field.transform} of column {field.column}, which is {dtype}: {java_message(error)}"
+                ) from None
+
+    def _converted(self, columns: T.StructType) -> JavaObject:
+        """As an Iceberg schema."""
+        return self._iceberg.spark.SparkSchemaUtil.convert(
+            self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
+        )
 
     def _term(self, field: PartitionField) -> Any:
         expressions = self._iceberg.expressions.Expressions

@@ -80,6 +80,8 @@ def plan_table(
         for column in columns:
             if column.name in whole and isinstance(column.type, T.FloatType | T.DoubleType):
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {_NO_FLOATS}")
+        if section.partition_by:
+            Catalogs(spark).check_partitioning(wanted, section.partition_fields, path)
     else:
         columns = column_specs(table)
         _check_columns(section, wanted, columns)

@@ -41,10 +41,12 @@ Found = TypeVar("Found")
 _MODIFIED = f"{PREFIX}modified"
 _NAME = f"{PREFIX}name"
 _OWN_OPTIONS = {"path_format"}
-_CHOOSING_OPTIONS = {"path_format", "maxFilesPerTrigger", "maxBytesPerTrigger"}
+_CHOOSING_OPTIONS = {"path_format", "maxFilesPerTrigger", "maxBytesPerTrigger", "maxFileAge"}
 """Options that have no influence on how a file is read."""
 _SPECIAL = re.compile(r"[,{}\[\]*?\\]|^(?:[^/:]+:)?(?://[^/]*)?+/.*:|=[^/]*/|/[_.][^/]*$")
 """Of paths: what means something in a list of them, or is refused there; folders that Spark takes column values from."""
+_ANY_AGE = "36500d"
+"""By default Spark ignores a file, in silence, that comes with a modification time a week before the newest one's."""
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _AS_WRITTEN = "CORRECTED"
 _JSON = re.compile(r"\.(json|jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)
@@ -146,6 +148,8 @@ class FilesSource:
 
     def _read(self, table: TableSection) -> DataFrame:
         options = {name: value for name, value in self._config.source.options.items() if name not in _OWN_OPTIONS}
+        if not any(name.lower() == "maxfileage" for name in options):
+            options["maxFileAge"] = _ANY_AGE
         reader = self._spark.readStream.options(**options)
         path = F.col("_metadata.file_path")
         if self._config.source.file_format == "parquet":

@@ -1,5 +1,6 @@
 """Exactly once, whoever else is at work: replays, second drivers, foreign writers, rollbacks, and tables changed underneath."""
 
+import datetime as dt
 import itertools
 import os
 import threading
@@ -17,7 +18,9 @@ from pyspark.sql import SparkSession
 from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.keyindex import KeyIndex
+from sink.mapping import map_tables
 from sink.microbatch import TableSink
+from sink.tables import plan_table
 from tests.sink.harness import Job, before_commit, crashing, java_error
 
 pytestmark = pytest.mark.spark
@@ -99,13 +102,16 @@ def test_a_batch_committed_before_the_crash_is_not_applied_again(job: Job) -> No
     assert job.rows() == [row(1), row(2)]
 
 
-def test_a_late_file_is_not_lost_while_the_checkpoint_lives(job: Job) -> None:
+@pytest.mark.parametrize("age", [0, 30 * 86_400], ids=["of this week", "a month older"])
+def test_a_late_file_is_not_lost_while_the_checkpoint_lives(job: Job, age: int) -> None:
     job.write(insert(1))
     job.write(insert(2))
     late = job.write(insert(3))
     hidden = late.rename(job.folder / "late")
     job.write(insert(4))
     job.run()
+    modified = hidden.stat().st_mtime - age
+    os.utime(hidden, (modified, modified))
     hidden.rename(late)
     job.run()
     assert [r["id"] for r in job.rows()] == [1, 2, 3, 4]
@@ -775,3 +781,30 @@ def test_a_dead_process_leaves_files_and_no_harm(job: Job) -> None:
     assert len(job.unreferenced_files()) == 1
     job.run()
     assert job.rows() == [row(1)]
+
+
+@pytest.mark.parametrize(
+    ("partition_by", "message"),
+    [
+        (["month(region)"], r"tables\[0\]\.partition_by\[0\]: month of column region, which is string: .*"),
+        (["region", "truncate(2, day)"], r"partition_by\[1\]: truncate of column day, which is date: .*"),
+        (["month(day)", "day(day)"], r"partition_by\[1\]: day of column day, which is date: .*redundant.*"),
+    ],
+)
+def test_partitions_that_do_not_fit_their_column_leave_no_table(
+    job: Job, partition_by: list[str], message: str
+) -> None:
+    """Left behind unpartitioned, it would refuse the corrected configuration."""
+    job.columns, job.partition_by = {"id": "bigint", "region": "string", "day": "date"}, partition_by
+    row = {"id": 1, "region": "eu", "day": dt.date(2026, 1, 2)}
+    job.write([("+I", row)])
+    mapped = map_tables(job.config(), ())[0]
+    with pytest.raises(ConfigError, match=message):  # as `check` does
+        plan_table(job.spark, job.config(), mapped, None)
+    with pytest.raises(ConfigError, match=message):
+        job.run()
+    job.partition_by = ["region", "day(day)"]
+    job.run()
+    assert job.rows() == [row]
+    assert len(list((job.table_folder / "data" / "region=eu" / "day_day=2026-01-02").iterdir())) == 1
+    assert job.java_table().currentSnapshot().parentId() is None

@@ -87,6 +87,11 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
             "bucket(0, id)",
             r"'bucket\(0, id\)' is not a partition field; write a column name, bucket\(N, column\)",
         ),
+        (
+            '["bucket(8, id)"]',
+            '["bucket(8, id)"]\n    properties: {format-version: "1"}',
+            r":18: tables\[0\]\.properties: format-version is '1'; write 2 or 3",
+        ),
         ("bucket(8, id)", "region", r"partition_by names 'region', which is not in columns"),
         ("lake.shop.orders", "orders", r":14: tables\[0\]\.target: got 'orders'; write catalog\.namespace\.table"),
         ("lake.shop.orders", "lak.shop.orders", r"target lak\.shop\.orders is in catalog 'lak'.*did you mean 'lake'"),
