@@ -4,8 +4,8 @@ All targets share one Iceberg table. It can't be committed together with a targe
 of its own for each target. While that is ahead of the target's, bad records are looked up in the table, and those it has are left out.
 
 If there is a topic too, a commit leaves the mark `unpublished` in its own transaction, and the records are sent from the table
-afterwards, by Spark's Kafka sink. The mark goes when the broker has acknowledged them. A crash in between leaves the
-mark, and the next run sends them again: at least once. To be exact, the mark and the messages would need one transaction.
+afterwards (`sink.dead_letter_topic`). The mark goes when the topic has them. A crash in between leaves the mark, and the next run asks
+the topic.
 """
 
 import json
@@ -19,8 +19,6 @@ from datetime import datetime
 from functools import reduce
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -30,6 +28,7 @@ from changelog.rows import BAD
 from deltawriters import TableSpec
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
+from sink.dead_letter_topic import DeadLetterTopic
 from sink.errors import TableError, TemporaryError, TooManyBadRecords
 from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
 from sink.sources.source import Position
@@ -51,17 +50,6 @@ COLUMNS = T.StructType(
         T.StructField("time", T.TimestampType()),
     ]
 )
-
-HEADERS = {
-    "rowdelta.topic": "source",
-    "rowdelta.partition": "partition",
-    "rowdelta.offset": "offset",
-    "rowdelta.table": "table",
-    "rowdelta.reason": "reason",
-    "rowdelta.error_class": "error_class",
-    "rowdelta.time": "time",
-}
-"""Headers of the messages in the dead-letter topic, as text, and the table's columns that they show."""
 
 RECORD = ("source", "partition", "offset", "key", "value")
 """Columns that tell a record from others. Its place alone doesn't: a topic may be created anew."""
@@ -113,6 +101,8 @@ class DeadLetters:
     def __init__(self, config: Config, table: IcebergTable) -> None:
         self._config = config
         self._table = table
+        name = config.sink.dead_letter_topic
+        self._topic = DeadLetterTopic(table.spark, config, name) if name else None
         self._turn = threading.Lock()
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
@@ -175,7 +165,7 @@ class DeadLetters:
                     base_snapshot=self._table.snapshot_id(),
                     previous_operation=stored.operation if stored else None,
                     summary={"rowdelta.sink-id": self._config.sink.id},
-                    properties={f"{prefix}.unpublished": operation} if self._config.sink.dead_letter_topic else {},
+                    properties={f"{prefix}.unpublished": operation} if self._topic else {},
                 )
             )
             self._counts[target] += Counter(bad)
@@ -183,9 +173,9 @@ class DeadLetters:
     def publish(self, target: str) -> None:
         """Send the target's last bad records to the topic, if that is still to be done: after `commit`, and when a run starts.
 
-        :raises TemporaryError: Kafka did not take them. Another call sends them all again.
+        :raises TemporaryError: Kafka did not take them. Another call sends them, if they aren't there.
         """
-        topic, prefix = self._config.sink.dead_letter_topic, self._prefix(target)
+        topic, prefix = self._topic, self._prefix(target)
         operation = self._table.property(f"{prefix}.unpublished")
         if topic is None or operation is None:
             return
@@ -196,10 +186,10 @@ class DeadLetters:
                 "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the table.",
                 self.name,
                 target,
-                topic,
+                topic.name,
             )
         else:
-            self._send(topic, self._added(snapshot))
+            topic.send(target, operation, self._added(snapshot))
         with self._turn:
             self._table.java.updateProperties().remove(f"{prefix}.unpublished").commit()
             self._table.refresh()
@@ -213,17 +203,6 @@ class DeadLetters:
         reader = reader.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot))
         return reader.table(_quoted(self.name))
 
-    def _send(self, topic: str, letters: DataFrame) -> None:
-        messages = letters.select("key", "value", F.array(*_headers()).alias("headers"))
-        options = topic_options(self._config)
-        try:
-            messages.write.format("kafka").options(**options).option("topic", topic).save()
-        except (PySparkException, Py4JJavaError) as error:
-            raise TemporaryError(
-                f"dead-letter topic {topic} at {options['kafka.bootstrap.servers']} did not take the bad records; they are in "
-                f"{self.name}, and the next run sends them. Does the topic exist, and may the sink write to it? {_cause(error)}"
-            ) from None
-
     def _prefix(self, target: str) -> str:
         return f"rowdelta.{self._config.sink.id}.{target}"
 
@@ -236,12 +215,6 @@ def open_dead_letters(spark: SparkSession, config: Config) -> DeadLetters:
     table = existing or catalogs.create(name, COLUMNS, [], [], {"format-version": "2"})
     _check_columns(table)
     return DeadLetters(config, table)
-
-
-def topic_options(config: Config) -> dict[str, str]:
-    """Options of Spark's Kafka sink for the dead-letter topic: its own, else the source's `kafka.…`."""
-    options = config.sink.dead_letter_options or config.source.options
-    return {name: value for name, value in options.items() if name.startswith("kafka.")}
 
 
 def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame:
@@ -343,20 +316,6 @@ def _check_columns(table: IcebergTable) -> None:
 
 def _quoted(name: str) -> str:
     return ".".join(quoted(part) for part in name.split("."))
-
-
-def _headers() -> Iterator[Column]:
-    for name, column in HEADERS.items():
-        value = F.col(column)
-        if column == "time":
-            value = F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX")
-        yield F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
-
-
-def _cause(error: Exception) -> str:
-    causes = [line.strip() for line in str(error).splitlines() if line.strip().startswith("Caused by:")]
-    lines = causes[-1:] or [line.strip() for line in str(error).splitlines() if line.strip()][:1]
-    return "".join(lines)[:500]
 
 
 def excerpt(value: bytes | None, length: int = 60) -> str:

@@ -1,0 +1,139 @@
+"""The topic that gets the dead letters too, each once: by Kafka's transactions.
+
+A transaction holds a commit's messages and, as an offset of a consumer group that nobody joins, the name of that commit. So who finds
+the name there knows that the messages are in the topic. (This is how Kafka's own consumers and producers pass offsets on; see the
+protocol's `TxnOffsetCommit`.)
+"""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from sink.config import Config
+from sink.errors import TemporaryError
+
+HEADERS = {
+    "rowdelta.topic": "source",
+    "rowdelta.partition": "partition",
+    "rowdelta.offset": "offset",
+    "rowdelta.table": "table",
+    "rowdelta.reason": "reason",
+    "rowdelta.error_class": "error_class",
+    "rowdelta.time": "time",
+}
+"""Headers of the messages, as text, and the dead-letter table's columns that they show."""
+
+_TIMEOUT_SECONDS = 30
+_BYTES = "org.apache.kafka.common.serialization.ByteArraySerializer"
+
+
+class DeadLetterTopic:
+    """Sends dead letters to `sink.dead_letter_topic`."""
+
+    def __init__(self, spark: SparkSession, config: Config, name: str) -> None:
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        self._jvm = jvm
+        self._kafka = jvm.org.apache.kafka
+        self._sink_id = config.sink.id
+        self._options = topic_options(config)
+        self.name = name
+
+    @property
+    def servers(self) -> str:
+        return self._options["kafka.bootstrap.servers"]
+
+    def send(self, target: str, commit: str, letters: DataFrame) -> None:
+        """Send what a commit added for a target, unless the topic has it.
+
+        :param letters: rows of the dead-letter table.
+        :raises TemporaryError: Kafka did not take them. Whether it did after all, the next call finds out.
+        """
+        group = f"rowdelta.{self._sink_id}.{target}"
+        messages = letters.select("key", "value", F.array(*_headers()).alias("headers"))
+        try:
+            self._send(group, commit, messages)
+        except (PySparkException, Py4JJavaError) as error:
+            raise TemporaryError(
+                f"dead-letter topic {self.name} at {self.servers} did not take the bad records; they are in the dead-letter table, and "
+                f"the next run sends them. Does the topic exist, and may the sink write to it, in transactions? {_cause(error)}"
+            ) from None
+
+    def _send(self, group: str, commit: str, messages: DataFrame) -> None:
+        spark_kafka = self._jvm.org.apache.spark.sql.kafka010
+        pool = getattr(getattr(spark_kafka.producer, "InternalKafkaProducerPool$"), "MODULE$")
+        properties = self._properties(
+            {
+                "key.serializer": _BYTES,
+                "value.serializer": _BYTES,
+                "acks": "all",
+                # what is still open under this name, of a run that died, is aborted, and a run that only seemed dead is fenced
+                "transactional.id": group,
+                # Spark has one producer for the same properties, and what was fenced or failed can't begin anew
+                "client.id": f"{group}.{uuid4().hex[:8]}",
+            }
+        )
+        query = messages._jdf.queryExecution()
+        writer = spark_kafka.KafkaWriteTask(
+            properties, query.analyzed().output(), self._jvm.scala.Option.apply(self.name)
+        )
+        cached = pool.acquire(properties)
+        producer = cached.producer()
+        try:
+            producer.initTransactions()
+            place = self._kafka.common.TopicPartition(self.name, 0)
+            if self._sent(group, place) == commit:
+                return
+            producer.beginTransaction()
+            writer.execute(query.executedPlan().executeToIterator())
+            writer.close()  # has everything sent, or raises
+            mark = self._jvm.java.util.HashMap()
+            mark.put(place, self._kafka.clients.consumer.OffsetAndMetadata(0, commit))
+            producer.sendOffsetsToTransaction(mark, self._kafka.clients.consumer.ConsumerGroupMetadata(group))
+            producer.commitTransaction()
+        finally:
+            # a transaction that is open is aborted
+            producer.close(self._jvm.java.time.Duration.ofSeconds(_TIMEOUT_SECONDS))
+            pool.release(cached)
+
+    def _sent(self, group: str, place: JavaObject) -> str | None:
+        """The commit whose messages were sent last."""
+        admin = self._kafka.clients.admin.Admin.create(self._properties({}))
+        try:
+            unit = self._jvm.java.util.concurrent.TimeUnit.SECONDS
+            found = admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get(_TIMEOUT_SECONDS, unit)
+        finally:
+            admin.close()
+        offset = found.get(place)
+        return None if offset is None else str(offset.metadata())
+
+    def _properties(self, more: dict[str, str]) -> JavaObject:
+        properties = self._jvm.java.util.HashMap()
+        for name, value in ({n.removeprefix("kafka."): v for n, v in self._options.items()} | more).items():
+            properties.put(name, value)
+        return properties
+
+
+def topic_options(config: Config) -> dict[str, str]:
+    """Options of Kafka's clients for the dead-letter topic: its own, else the source's `kafka.…`."""
+    options = config.sink.dead_letter_options or config.source.options
+    return {name: value for name, value in options.items() if name.startswith("kafka.")}
+
+
+def _headers() -> Iterator[Column]:
+    for name, column in HEADERS.items():
+        value = F.col(column)
+        if column == "time":
+            value = F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX")
+        yield F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
+def _cause(error: Exception) -> str:
+    causes = [line.strip() for line in str(error).splitlines() if line.strip().startswith("Caused by:")]
+    lines = causes[-1:] or [line.strip() for line in str(error).splitlines() if line.strip()][:1]
+    return "".join(lines)[:500]
