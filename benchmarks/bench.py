@@ -203,7 +203,10 @@ def _sinks(spark: SparkSession, folder: Path, warehouse: Path, only: str) -> lis
             RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
             MergeCase(spark, folder, buckets),
         ]
-    return [sink for sink in sinks if re.search(only, sink.case.name)]
+    chosen = [sink for sink in sinks if re.search(only, sink.case.name)]
+    if not chosen:
+        raise SystemExit(f"--only {only!r} matches none of: {', '.join(sink.case.name for sink in sinks)}")
+    return chosen
 
 
 def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int, only: str) -> None:
