@@ -212,7 +212,7 @@ def open_dead_letters(spark: SparkSession, config: Config) -> DeadLetters:
     catalogs = Catalogs(spark)
     name = config.dead_letter_table
     existing = catalogs.load(name)
-    table = existing or catalogs.create(name, COLUMNS, [], [], {"format-version": "2"})
+    table = existing or catalogs.create(name, COLUMNS, [], {"format-version": "2"})
     _check_columns(table)
     return DeadLetters(config, table)
 

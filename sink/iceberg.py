@@ -5,7 +5,7 @@ Through py4j, because Iceberg's Java library is the reference: retries, validati
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -262,14 +262,11 @@ class Catalogs:
         self,
         name: str,
         columns: T.StructType,
-        key: list[str],
-        partition_by: list[PartitionField],
+        key: Sequence[str],
         properties: Mapping[str, str],
+        partition_spec: JavaObject | None = None,
     ) -> IcebergTable:
-        """Create a table with `key` as identifier fields.
-
-        Its first spec is unpartitioned and the wanted one evolves from it, so that global equality deletes are possible.
-        """
+        """Create a table with `key` as identifier fields."""
         catalog, identifier = self._resolve(name)
         converted = self._converted(columns)
         ids = self._jvm.java.util.HashSet()
@@ -281,59 +278,45 @@ class Catalogs:
             builder = catalog.buildTable(identifier, schema)
             for property_name, value in properties.items():
                 builder = builder.withProperty(property_name, value)
-            if partition_by:
-                creation = builder.createTransaction()
-                update = creation.updateSpec()
-                for field in partition_by:
-                    update = update.addField(self._term(field))
-                update.commit()
-                creation.commitTransaction()
-                table = catalog.loadTable(identifier)
-            else:
-                table = builder.create()
+            if partition_spec is not None:
+                builder = builder.withPartitionSpec(partition_spec)
+            table = builder.create()
         except JAVA_ERRORS as error:
             raise table_error(name, error) from None
         return IcebergTable(self._spark, name, table)
 
-    def check_partitioning(self, columns: T.StructType, partition_by: list[PartitionField], path: str) -> None:
-        """Have Iceberg say whether a table of these columns can be partitioned so.
+    def partition_spec(self, columns: T.StructType, partition_by: Sequence[PartitionField], path: str) -> JavaObject:
+        """Iceberg's, for a new table of these columns.
 
+        :param path: of the table in the configuration.
         :raises ConfigError: a transform that its column's type doesn't have, two fields that say the same.
         """
         try:
-            spec = self._iceberg.PartitionSpec.builderFor(self._converted(columns))
+            builder = self._iceberg.PartitionSpec.builderFor(self._converted(columns))
         except JAVA_ERRORS as error:
             raise ConfigError(f"{path}.columns: {java_message(error)}") from None
+        spec = builder.build()
         for number, field in enumerate(partition_by):
+            where = f"{path}.partition_by[{number}]"
             if field.column not in columns.names:
-                raise ConfigError(
-                    f"{path}.partition_by[{number}]: there is no column {field.column!r}. The columns are: {', '.join(columns.names)}."
-                )
+                names = ", ".join(columns.names)
+                raise ConfigError(f"{where}: there is no column {field.column!r}. The columns are: {names}.")
             parameters = [] if field.parameter is None else [field.parameter]
             try:
-                spec = getattr(spec, field.transform)(field.column, *parameters)
-                spec.build()  # only this looks at the types
+                builder = getattr(builder, field.transform)(field.column, *parameters)
+                spec = builder.build()  # only this looks at the types
             except JAVA_ERRORS as error:
                 dtype = columns[field.column].dataType.simpleString()
                 raise ConfigError(
-                    f"{path}.partition_by[{number}]: {field.transform} of column {field.column}, which is {dtype}: {java_message(error)}"
+                    f"{where}: {field.transform} of column {field.column}, which is {dtype}: {java_message(error)}"
                 ) from None
+        return spec
 
     def _converted(self, columns: T.StructType) -> JavaObject:
         """As an Iceberg schema."""
         return self._iceberg.spark.SparkSchemaUtil.convert(
             self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
         )
-
-    def _term(self, field: PartitionField) -> Any:
-        expressions = self._iceberg.expressions.Expressions
-        if field.transform == "identity":
-            return expressions.ref(field.column)
-        if field.parameter is not None:
-            if field.transform == "bucket":
-                return expressions.bucket(field.column, field.parameter)
-            return expressions.truncate(field.column, field.parameter)
-        return getattr(expressions, field.transform)(field.column)
 
     def _resolve(self, name: str) -> tuple[JavaObject, JavaObject]:
         catalog_name, *namespace, table = name.split(".")

@@ -81,7 +81,7 @@ def plan_table(
             if column.name in whole and isinstance(column.type, T.FloatType | T.DoubleType):
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {_NO_FLOATS}")
         if section.partition_by:
-            Catalogs(spark).check_partitioning(wanted, section.partition_fields, path)
+            Catalogs(spark).partition_spec(wanted, section.partition_fields, path)
     else:
         columns = column_specs(table)
         _check_columns(section, wanted, columns)
@@ -111,7 +111,8 @@ def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tupl
         wanted = wanted_columns(section, mapped.path, types)
         assert wanted is not None
         properties = {"format-version": "2"} | section.properties
-        table = catalogs.create(section.target, wanted, section.key, section.partition_fields, properties)
+        spec = catalogs.partition_spec(wanted, section.partition_fields, mapped.path)
+        table = catalogs.create(section.target, wanted, section.key, properties, spec)
     if section.deletes == "equality" and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
         table.ensure_unpartitioned_spec()
     return table, plan
