@@ -267,14 +267,6 @@ class TableSection(_Section):
             PartitionField.parse(text)
         return value
 
-    @field_validator("properties")
-    @classmethod
-    def _properties(cls, value: dict[str, str]) -> dict[str, str]:
-        version = value.get("format-version", "2")
-        if version not in ("2", "3"):
-            raise ValueError(f"format-version is {version!r}; write 2 or 3, the versions that have row-level deletes")
-        return value
-
     @property
     def partition_fields(self) -> list[PartitionField]:
         return [PartitionField.parse(text) for text in self.partition_by]

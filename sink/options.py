@@ -64,6 +64,8 @@ def check_table(properties: Mapping[str, str]) -> None:
     :raises Misplaced: with such a value nothing could be written, or not as it says.
     """
     for name, value in properties.items():
+        if name == "format-version" and value not in ("2", "3"):
+            raise Misplaced(f"got {value!r}, expected 2 or 3, the versions that have row-level deletes", name)
         if name in _NUMBER_PROPERTIES and not re.fullmatch(r"-?\d+", value):
             raise Misplaced(f"got {value!r}, expected a whole number", name)
         if name in _FORMAT_PROPERTIES and value.lower() != "parquet":

@@ -90,7 +90,7 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
         (
             '["bucket(8, id)"]',
             '["bucket(8, id)"]\n    properties: {format-version: "1"}',
-            r":18: tables\[0\]\.properties: format-version is '1'; write 2 or 3",
+            r":18: tables\[0\]\.properties\.format-version: got '1', expected 2 or 3",
         ),
         ("bucket(8, id)", "region", r"partition_by names 'region', which is not in columns"),
         ("lake.shop.orders", "orders", r":14: tables\[0\]\.target: got 'orders'; write catalog\.namespace\.table"),
