@@ -141,7 +141,7 @@ def configured(name: str, **options: str) -> Config:
 def test_a_format_of_ones_own(own_format: str) -> None:
     assert own_format in formats.names()
     assert not deletes_carry_row(configured(own_format))
-    with pytest.raises(ValueError, match=f"unknown key 'separator'. Known for {own_format}: none"):
+    with pytest.raises(ValueError, match=rf"unknown key\. Known for {own_format}: none"):
         configured(own_format, separator="|")
     values = [b"+;7;Ada;10.50", None, b"-;7;;", b"+;x;Ada;1", b"+;8;Eve;1.234", b"\xff", b"+;9;Bob;"]
     found = decode(own_format, fuzz.records(values), spec(ORDERS))
@@ -167,7 +167,7 @@ def test_no_such_format() -> None:
 
 @pytest.mark.parametrize("name", ["avro", "debezium-avro"])
 def test_a_registry_is_required(name: str) -> None:
-    with pytest.raises(ValueError, match=f"format_options needs schema.registry.url for format: {name}"):
+    with pytest.raises(ValueError, match=f"format: {name} needs schema.registry.url"):
         configured(name)
     assert configured(name, **{"schema.registry.url": "http://localhost:8081"}).source.format_options
 

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from sink import keyindex
@@ -337,7 +338,12 @@ def test_the_index_is_where_the_configuration_says(spark: SparkSession, tmp_path
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
 def test_an_index_inside_the_tables_folder_is_refused(spark: SparkSession, tmp_path: Path, scheme: str) -> None:
+    """By the configuration alone, where the paths are spelled alike."""
     job = Job(spark, tmp_path)
     job.index_location = f"{scheme}{job.table_folder}"
+    if not scheme:
+        with pytest.raises(ValidationError, match=rf"is inside of .*, which is for table {job.target}\. Name a folder"):
+            job.config()
+        return
     with pytest.raises(TableError, match=r"inside the table's own folder.*Set index\.location to a folder elsewhere"):
         job.run()
