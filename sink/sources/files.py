@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import unquote
 
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -239,16 +240,15 @@ class FilesSource:
         return [found(table) for table in tables]
 
     def check_patterns(self) -> Sequence[RowdeltaError]:
-        missing = [parent for parent in self._parents() if not self._exists(parent)]
+        missing = [parent for parent in self._parents() if not self._exists(self._hadoop_path(parent))]
         return [
             ConfigError(f"tables[{n}].source: there is no folder {_parent(table)}. Create it, or correct the path.")
             for n, table in enumerate(self._config.tables)
             if table.is_pattern and _parent(table) in missing
         ]
 
-    def _exists(self, folder: str) -> bool:
-        with _translated(folder):
-            path = self._hadoop_path(folder)
+    def _exists(self, path: JavaObject) -> bool:
+        with _translated(str(path)):
             return bool(path.getFileSystem(self._hadoop_conf).exists(path))
 
     def _files(self, table: TableSection, batch_id: int) -> list[_ChangeFile]:
@@ -278,10 +278,8 @@ class FilesSource:
 
     def _check_is_there(self, table: TableSection, file: _ChangeFile) -> None:
         """Spark lists a micro-batch's files once more before it reads them, and leaves out in silence what is gone by then."""
-        with _translated(table.source):
-            path = self._hadoop_path(self._uri(file.path))
-            if path.getFileSystem(self._hadoop_conf).exists(path):
-                return
+        if self._exists(self._hadoop_path(self._uri(file.path))):
+            return
         raise DataError(
             f"{table.target}: {self._decoded(file.path)} was listed as a change file and is gone now. Nothing of its micro-batch was "
             "applied. Put it back and run again; or, to go on without its changes, stop the sink, delete the folder "
