@@ -106,7 +106,10 @@ class DeadLetterTopic:
         admin = self._kafka.clients.admin.Admin.create(self._properties({}))
         try:
             unit = self._jvm.java.util.concurrent.TimeUnit.SECONDS
-            found = admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get(_TIMEOUT_SECONDS, unit)
+            # a transaction that was just completed may not have reached the group yet
+            stable = self._kafka.clients.admin.ListConsumerGroupOffsetsOptions().requireStable(True)
+            answer = admin.listConsumerGroupOffsets(group, stable).partitionsToOffsetAndMetadata()
+            found = answer.get(_TIMEOUT_SECONDS, unit)
         finally:
             admin.close()
         offset = found.get(place)
