@@ -22,7 +22,7 @@ from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, settle, t
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.equality import EqualityDeletes
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.partitioning import PartitionedWriter, source_columns, storage
+from deltawriters.partitioning import PartitionedWriter, as_table_types, source_columns, storage
 from deltawriters.positions import FLUSH_THRESHOLD, PositionDeletes
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, register, resolve
 from deltawriters.rowhash import row_hash
@@ -164,7 +164,7 @@ class DeltaWriter:
         sets = np.flatnonzero(changed & sets_row(all_kinds[outcome.last]))
         sets = sets[np.argsort(outcome.last[sets], kind="stable")]  # ascending rows: `take` reads memory in order
         rows = _take(changes.select(self._table.arrow_schema.names), outcome.last[sets] - m)
-        located = self._data.write(_as_table_types(rows, self._table.arrow_schema), last)
+        located = self._data.write(as_table_types(rows, self._table.arrow_schema), last)
         file[sets], pos[sets] = located.file, located.pos
 
         new_keys = _take(changes.select(self._options.key), outcome.last[m:] - m)
@@ -252,7 +252,7 @@ class DeltaWriter:
         """Delete from earlier snapshots every key that they may hold."""
         deletes = EqualityDeletes(self._table, self._factory, self._options.key)
         types = self._table.arrow_schema
-        keys = _as_table_types(self._map.keys, pa.schema([types.field(name) for name in self._options.key]))
+        keys = as_table_types(self._map.keys, pa.schema([types.field(name) for name in self._options.key]))
         first = self._map.first
         if first is not None:
             kinds = storage(first.column(KIND)).to_numpy(zero_copy_only=False)
@@ -265,7 +265,7 @@ class DeltaWriter:
         elif first is None:
             deletes.delete_globally(keys)
         else:
-            sources = _as_table_types(first.select(self._sources), pa.schema([types.field(n) for n in self._sources]))
+            sources = as_table_types(first.select(self._sources), pa.schema([types.field(n) for n in self._sources]))
             known = pa.array(self._old_partition_known(first))
             deletes.delete(keys.filter(known), sources.filter(known))
             deletes.delete_globally(keys.filter(pc.invert(known)))
@@ -322,15 +322,3 @@ def _take(table: pa.Table, rows: Ints) -> pa.Table:
         return table  # nothing was collapsed, as in a snapshot of the source: most of the time would go into copies
     # `take` on a table of many chunks gathers chunk by chunk; on one chunk it is a plain gather
     return table.combine_chunks().take(pa.array(rows))
-
-
-def _as_table_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast to the table's Arrow types and field ids; a no-op copy-wise where Spark's type is the same."""
-    columns = [_cast(rows.column(field.name), field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _cast(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
-    if isinstance(dtype, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(dtype, storage(column).cast(dtype.storage_type))
-    return column if column.type == dtype else column.cast(dtype)

@@ -96,11 +96,28 @@ def storage(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
+def aligned(column: pa.Array) -> pa.Array:
+    """For PyIceberg's transforms: those in Rust panic at decimals that aren't aligned to 16 bytes, and Spark's Arrow streams align to 8."""
+    return column.take(pa.array(np.arange(len(column)))) if pa.types.is_decimal(column.type) else column
+
+
+def as_table_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast to the table's Arrow types and field ids; a no-op copy-wise where Spark's type is the same."""
+    columns = [_cast(rows.column(field.name), field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
+    if isinstance(dtype, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(dtype, storage(column).cast(dtype.storage_type))
+    return column if column.type == dtype else column.cast(dtype)
+
+
 def _transformed(field: Any, schema: Schema, rows: pa.Table) -> pa.Array:
     name = schema.find_column_name(field.source_id)
     if name is None or isinstance(field.transform, VoidTransform):
         return pa.nulls(rows.num_rows, pa.int32())
-    source = storage(_nested(rows, name.split(".")) if name not in rows.column_names else rows.column(name))
+    source = aligned(storage(_nested(rows, name.split(".")) if name not in rows.column_names else rows.column(name)))
     transform = field.transform.pyarrow_transform(schema.find_type(field.source_id))
     return storage(transform(source))
 

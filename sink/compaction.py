@@ -16,6 +16,9 @@ log = logging.getLogger("rowdelta")
 OWN = "rowdelta.compaction"
 """In the summary of a snapshot that is a compaction of ours, though Iceberg made it."""
 
+MINOR = "rowdelta.minor-compaction"
+"""In the summary of a snapshot that is a minor compaction (`sink.minor_compaction`): how many there were, with it."""
+
 
 class Compaction:
     """Iceberg's `rewrite_data_files` on one table, after every so many commits.
@@ -64,8 +67,11 @@ class Compaction:
         table = self._table.java
         table.refresh()
         snapshot, count = table.currentSnapshot(), 0
-        while snapshot is not None and count < self._every and str(snapshot.operation()) != "replace":
-            count += 1
+        while snapshot is not None and count < self._every:
+            is_minor = snapshot.summary().get(MINOR) is not None
+            if not is_minor and str(snapshot.operation()) == "replace":
+                break
+            count += not is_minor
             parent = snapshot.parentId()
             snapshot = None if parent is None else table.snapshot(parent)
         return count

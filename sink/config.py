@@ -229,6 +229,7 @@ class TableSection(_Section):
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog"] = "upsert"
     deletes: Literal["position", "equality"] = "position"
+    merge_small_files: bool = True
     compact_every: Annotated[int, Field(ge=1)] | None = None
     properties: dict[str, Text] = Field(default_factory=dict)
     group: Annotated[str, Field(min_length=1)] | None = None

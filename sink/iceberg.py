@@ -6,7 +6,7 @@ Through py4j, because Iceberg's Java library is the reference: retries, validati
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,13 +47,15 @@ def java_exception(error: Exception) -> JavaObject:
 class StoredPosition:
     """A sink's position as a table stores it, and which commit stored it.
 
-    `index` names the version of the key index that belongs to the commit (`sink.keyindex`), if it has one.
+    `index` names the version of the key index that belongs to the commit (`sink.keyindex`), if it has one, and `index_snapshot_id` the
+    snapshot that is the last one in it: the commit's own, or that of a rewrite which came after.
     """
 
     position: Position
     operation: str
     snapshot_id: int | None = None
     index: Mapping[str, Any] | None = None
+    index_snapshot_id: int | None = None
 
 
 class IcebergTable:
@@ -103,6 +105,11 @@ class IcebergTable:
     def _as_json(self, collection: JavaObject) -> Any:
         """A Java map or set in one call across the bridge; Python's iteration takes several for each entry."""
         return json.loads(self.json_mapper.writeValueAsString(collection))
+
+    def summary(self, snapshot: JavaObject) -> dict[str, str]:
+        """A snapshot's, with what it added and removed."""
+        summary: dict[str, str] = self._as_json(snapshot.summary())
+        return summary
 
     def snapshot_id(self) -> int | None:
         snapshot = self.java.currentSnapshot()
@@ -154,22 +161,21 @@ class IcebergTable:
         if text is None:
             return None
         stored = json.loads(text)
-        result = StoredPosition(stored["position"], stored["operation"], stored.get("snapshot-id"), stored.get("index"))
         current, committed = self.snapshot_id(), stored.get("snapshot-id")
+        result = StoredPosition(stored["position"], stored["operation"], committed, stored.get("index"), committed)
         if current == committed or committed is None:
             return result  # as is nearly always
         util = self.iceberg.util.SnapshotUtil
         if current is not None and util.isAncestorOf(self.java, current, committed):
-            return result
+            return self._with_newer_index(result, prefix, current)
         snapshot, may_have_expired = self.java.currentSnapshot(), False
         is_behind = False
         while snapshot is not None:
             summary = snapshot.summary().get(f"{prefix}.position")
             if summary is not None:
                 older = json.loads(str(summary))
-                return StoredPosition(
-                    older["position"], older["operation"], int(snapshot.snapshotId()), older.get("index")
-                )
+                number = int(snapshot.snapshotId())
+                return StoredPosition(older["position"], older["operation"], number, older.get("index"), number)
             # on the way back, the commit would come before what is older than it, were it an ancestor
             is_behind = is_behind or int(snapshot.sequenceNumber()) < stored.get("sequence-number", 0)
             parent = snapshot.parentId()
@@ -181,6 +187,17 @@ class IcebergTable:
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read the "
             "source again from the start, remove the stored position (see README, Reset)."
         )
+
+    def _with_newer_index(self, stored: StoredPosition, prefix: str, current: int) -> StoredPosition:
+        """With the index version of a rewrite that came after the commit, if one did."""
+        text = self.property(f"{prefix}.index")
+        newer = json.loads(text) if text is not None else {}
+        number = newer.get("snapshot-id")
+        if newer.get("operation") != stored.operation:
+            return stored
+        if current != number and not self.iceberg.util.SnapshotUtil.isAncestorOf(self.java, current, number):
+            return stored
+        return replace(stored, index=newer["index"], index_snapshot_id=number)
 
     def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +40,7 @@ from pyspark.sql import functions as F
 from changelog.row_kind_columns import binary_uuid, quoted
 from deltawriters import TableSpec, TaskId
 from deltawriters.content import StoredPartition
-from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, xxhash64
+from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, run_files, xxhash64
 from deltawriters.positions import bitmap, positions_of, read_deletion_vectors, write_deletion_vectors
 from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
@@ -56,6 +56,8 @@ log = logging.getLogger("rowdelta")
 _FORMAT = 1
 _FEWEST_BUCKETS = 8
 """With fewer buckets in the table, to give each to one task would leave too many tasks idle."""
+_DEAD_UNTIL_LOOKED = 1000
+"""Dead data files in a version before it is looked whether runs still name them."""
 
 
 class IndexLost(Exception):  # noqa: N818 - a signal to build it again, not an error for people
@@ -105,7 +107,7 @@ class IndexCommit:
     """What a commit needs of the index.
 
     :param stored: goes into the stored position. :param files: further delete files, `ContentFileParser` JSON.
-    :param removed: deletion vectors that `files` replace. :param referenced: data files whose rows are deleted.
+    :param removed: deletion vectors that `files` replace, or whose data files are gone. :param referenced: data files whose rows are deleted.
     :param base: the snapshot in which the rows were looked up. :param new_paths: of all files written for it, to delete if the commit fails.
     """
 
@@ -139,6 +141,7 @@ class KeyIndex:
         self._obsolete: list[str] = []
         self._current_name: str | None = None
         self._damaged = False
+        self._dead_until_looked = _DEAD_UNTIL_LOOKED
         jvm = table.jvm
         self._hadoop_path = jvm.org.apache.hadoop.fs.Path
         self._fs = self._hadoop_path(self._location).getFileSystem(table.spark._jsc.hadoopConfiguration())
@@ -301,7 +304,7 @@ class KeyIndex:
             version,
             sequence=sequence,
             runs=tuple(runs),
-            dead={path: sequence for path, sequence in version.dead.items() if sequence > oldest},
+            dead=self._still_dead({path: seq for path, seq in version.dead.items() if seq > oldest}, runs),
             vectors=vectors,
             parquet_deletes=parquet_deletes,
         )
@@ -311,13 +314,52 @@ class KeyIndex:
         stored = {"version": operation, "base": base}
         return IndexCommit(base, stored, files, removed, sorted(united), new_paths)
 
+    def rewritten(
+        self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], new_paths: Sequence[str]
+    ) -> IndexCommit:
+        """Like `prepare`, for a commit that moves rows from the data files `gone` to others, in which `runs` have them.
+
+        :param new_paths: of the files that were written.
+        """
+        version = self._synchronized()
+        removed, sequence = set(gone), self.next_sequence
+        self._appended = None
+        all_runs = (*version.runs, *runs)
+        self._prepared = replace(
+            version,
+            sequence=sequence,
+            runs=all_runs,
+            dead=self._still_dead(dict(version.dead) | dict.fromkeys(removed, sequence), all_runs),
+            vectors={path: vector for path, vector in version.vectors.items() if path not in removed},
+            parquet_deletes={path: files for path, files in version.parquet_deletes.items() if path not in removed},
+        )
+        self._prepared_name, self._prepared_base = operation, self._base
+        self._write_manifest(operation, self._prepared)
+        stored = {"version": operation, "base": self._base}
+        vectors = [json.dumps(vector) for path, vector in version.vectors.items() if path in removed]
+        return IndexCommit(self._base, stored, (), vectors, (), (*new_paths, self._manifest(operation)))
+
+    def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
+        """Now and then without the data files that no older run names any more, or each commit would write a longer list.
+
+        :raises CorruptIndex: a run is missing.
+        """
+        if len(dead) <= self._dead_until_looked:
+            return dead
+        oldest: dict[str, int] = {}
+        for run in sorted(runs, key=lambda run: -run.sequence):
+            oldest |= dict.fromkeys(run_files(self._table.spec.io, f"{self._location}/runs", run), run.sequence)
+        kept = {path: sequence for path, sequence in dead.items() if oldest.get(path, sequence) < sequence}
+        self._dead_until_looked = max(_DEAD_UNTIL_LOOKED, 2 * len(kept))
+        return kept
+
     def committed(self, stored: StoredPosition | None) -> None:
         """The commit that names the prepared version succeeded. Deletes what the version before last had and no later one has.
 
         :param stored: the table's position, which names the version.
         """
         ours = stored is not None and stored.index is not None and stored.index["version"] == self._prepared_name
-        if stored is None or not ours or stored.snapshot_id is None or self._prepared is None:
+        if stored is None or not ours or stored.index_snapshot_id is None or self._prepared is None:
             self.forget()  # a second driver committed at once, and the version isn't that of its snapshot
             return
         assert self._version is not None
@@ -328,7 +370,7 @@ class KeyIndex:
         if self._current_name is not None:
             self._obsolete.append(self._manifest(self._current_name))
         self._version, self._prepared = self._prepared, None
-        self._base, self._included = self._prepared_base, {stored.snapshot_id}
+        self._base, self._included = self._prepared_base, {stored.index_snapshot_id}
         self._current_name = self._prepared_name
 
     def _synchronized(self) -> IndexVersion:
@@ -348,7 +390,7 @@ class KeyIndex:
             return
         self._version = version
         self._base = stored.index["base"]
-        self._included = {stored.snapshot_id} if stored.snapshot_id is not None else set()
+        self._included = {stored.index_snapshot_id} if stored.index_snapshot_id is not None else set()
         self._current_name = name
         self._clean_up(version)
 

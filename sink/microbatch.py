@@ -49,6 +49,7 @@ from sink.exchange import (
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLost, KeyIndex
 from sink.mapping import MappedTable
+from sink.minor_compaction import MinorCompaction
 from sink.routing import RANGES, KeyHash, bucket_of_key
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.tables import (
@@ -160,6 +161,9 @@ class TableSink:
         self._not_plain = table.spark.sparkContext.accumulator(0)
         every = plan.section.compact_every
         self._compaction = Compaction(table, every) if every is not None else None
+        self._minor_compaction = MinorCompaction(
+            table, plan.section.key, self._committer, self._prefix, self._written_paths
+        )
         self._adopt()
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
@@ -310,9 +314,29 @@ class TableSink:
             self._rebase()
 
     def compact(self) -> None:
-        """Compact the table if the configuration says so; to be called after each commit, when others needn't wait for it."""
+        """Merge small files, and compact the table if the configuration says so; to be called after each commit, when others needn't
+        wait for it.
+        """
+        if self._key_index is not None and self.plan.section.merge_small_files and self._minor_compaction.is_due():
+            self._merge_small_files(self._key_index)
         if self._compaction is not None:
             self._compaction.after_commit()
+
+    def _merge_small_files(self, key_index: KeyIndex) -> None:
+        self._take_bearings()
+        if key_index is not self._key_index or self._stored is None:
+            return  # the table was altered
+        try:
+            key_index.synchronize(self._stored)
+            if not self._minor_compaction.run(self._spec, key_index, self._stored.operation):
+                return
+        except IndexLost as error:
+            self._forget_index(error)
+            return
+        self.table.refresh()
+        self._committer.check_not_fenced(self._prefix, self._stored.operation)
+        self._adopt()
+        key_index.committed(self._stored)
 
     def discard(self) -> None:
         """Delete what was written and isn't committed."""

@@ -15,6 +15,7 @@ from pyiceberg.types import IcebergType
 from changelog.rows import BAD, HASH
 from deltawriters import TableSpec
 from deltawriters.keyindex import xxhash64
+from deltawriters.partitioning import aligned
 
 RANGES = 1024
 """The hash space is dealt out to tasks by its top 10 bits, so more tasks than this would have nothing to do."""
@@ -50,7 +51,7 @@ class KeyHash:
         if self.bucket is None:
             return by_key
         transform = BucketTransform(self.bucket.count).pyarrow_transform(self.bucket.type)
-        numbers = transform(keys.column(self.bucket.column)).to_numpy().astype(np.uint64) % np.uint64(RANGES)
+        numbers = transform(aligned(keys.column(self.bucket.column))).to_numpy().astype(np.uint64) % np.uint64(RANGES)
         share = np.uint64(max(1, RANGES // self.bucket.count))
         hashes: Hashes = (numbers * share << _BELOW) | (by_key >> np.uint64(_RANGE_BITS))
         return hashes

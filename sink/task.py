@@ -5,7 +5,7 @@ import resource
 import sys
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.positions import bitmap
 from deltawriters.resolve import IndexTask, key_columns
+from deltawriters.rewrite import RewriteGroup, Rewriter
 from sink.exchange import Step, owned, packed
 from sink.routing import KeyHash, range_of
 
@@ -389,6 +390,46 @@ def build_index(
             table.io.delete(f"{location}/{run.name}")
         runs = merged
     yield _results([[run.to_json() for run in runs]])
+
+
+@dataclass(frozen=True)
+class RewritePlan:
+    """What every task of a minor compaction must know (`deltawriters.rewrite.Rewriter`)."""
+
+    table: TableSpec
+    key: tuple[str, ...]
+    index: IndexSlice
+    sequence: int
+    hash: KeyHash
+    operation: str
+
+
+def rewrite(
+    plan: RewritePlan, written: Accumulator[list[str]], shares: Iterable[Sequence[RewriteGroup]]
+) -> Iterator[dict[str, Any]]:
+    """Rewrite a task's share of small files. Yields what `rewritten` returns."""
+    context = TaskContext.get()
+    assert context is not None
+    task = TaskId(context.partitionId(), context.taskAttemptId(), plan.operation)
+    for groups in shares:
+        yield rewritten(plan, task, groups, written.add)
+    _forget_archives()
+
+
+def rewritten(
+    plan: RewritePlan, task: TaskId, groups: Iterable[RewriteGroup], written: Callable[[list[str]], None]
+) -> dict[str, Any]:
+    """Rewrite groups of small files. Returns the `files` and the `runs` for the key index, as JSON objects.
+
+    :param written: told the paths.
+    """
+    result = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task).rewrite(groups)
+    written(result.paths)
+    schema = plan.table.iceberg_schema
+    return {
+        "files": [file.to_json(schema) for file in result.files],
+        "runs": [run.to_json() for run in result.runs],
+    }
 
 
 def encode_positions(positions: BitMap64) -> str:

@@ -38,6 +38,7 @@ from deltawriters.keyindex.runs import (
     Run,
     RunInfo,
     open_run,
+    run_files,
     write_run,
 )
 from deltawriters.keyindex.xxhash64 import xxhash64
@@ -55,6 +56,7 @@ __all__ = [
     "low_hash",
     "open_run",
     "plan_merge",
+    "run_files",
     "write_run",
     "xxhash64",
 ]

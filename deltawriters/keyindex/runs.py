@@ -150,6 +150,21 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
     return run
 
 
+def run_files(io: FileIO, location: str, info: RunInfo) -> list[str]:
+    """Paths of the data files that entries of the run `{location}/{info.name}` point into. Reads no entries, and verifies nothing.
+
+    :raises CorruptIndex: the file is missing, or not a run.
+    """
+    path = f"{location}/{info.name}"
+    try:
+        with io.new_input(path).open() as stream, pa.ipc.open_file(stream) as reader:
+            return [file["path"] for file in json.loads(reader.schema.metadata[_FILES])]
+    except FileNotFoundError as e:
+        raise CorruptIndex(f"{path} is missing") from e
+    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as e:
+        raise CorruptIndex(f"{path} is not an index run") from e
+
+
 def _open(io: FileIO, location: str, info: RunInfo) -> Run:
     path = f"{location}/{info.name}"
     scheme, _, local = PyArrowFileIO.parse_location(path, io.properties)

@@ -38,8 +38,8 @@ from pyspark.sql import SparkSession
 
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
-from sink import microbatch, task
-from sink.commit import IcebergCommitter, RowDeltaCommit
+from sink import microbatch, minor_compaction, task
+from sink.commit import IcebergCommitter, RewriteCommit, RowDeltaCommit
 from sink.config import Config, PartitionField
 from sink.keyindex import IndexVersion
 from sink.pipeline import Pipeline
@@ -307,6 +307,9 @@ class Job:
         table = self.java_table()
         current = table.currentSnapshot()
         stored = json.loads(str(table.properties().get(f"rowdelta.{self.sink_id}.position") or "{}"))
+        newer = json.loads(str(table.properties().get(f"rowdelta.{self.sink_id}.index") or "{}"))
+        if newer.get("operation", "none") == stored.get("operation"):
+            stored |= newer
         if "index" not in stored or current is None or stored["snapshot-id"] != int(current.snapshotId()):
             return None
         if current.parentId() != stored["index"]["base"]:
@@ -437,14 +440,14 @@ class Crash(OSError):  # noqa: N818 - stands for the death of the process
     """The process dies here: no error that the sink could handle, and nothing is cleaned up."""
 
 
-Fault = Literal["in a task", "before the commit", "after the commit"]
+Fault = Literal["in a task", "before the commit", "after the commit", "before a rewrite", "after a rewrite"]
 
 
 @contextmanager
 def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> Iterator[None]:
     """Whatever runs inside dies at `fault`, once it has made `after_commits` commits to the table named `table`."""
     commits = itertools.count(1)
-    original = IcebergCommitter.commit
+    original, original_rewrite = IcebergCommitter.commit, IcebergCommitter.rewrite
 
     with pytest.MonkeyPatch.context() as patch:
 
@@ -458,7 +461,15 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
             if fault == "in a task" and number >= after_commits:
                 patch.setattr(task, "run", die_in_task)
 
+        def rewrite(self: IcebergCommitter, request: RewriteCommit) -> None:
+            if fault == "before a rewrite":
+                raise Crash(f"crash {fault}")
+            original_rewrite(self, request)
+            if fault == "after a rewrite":
+                raise Crash(f"crash {fault}")
+
         patch.setattr(IcebergCommitter, "commit", commit)
+        patch.setattr(IcebergCommitter, "rewrite", rewrite)
         if fault == "in a task" and after_commits == 0:
             patch.setattr(task, "run", die_in_task)
         yield
@@ -477,6 +488,36 @@ def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(IcebergCommitter, "_try", attempt)
+        yield
+
+
+@contextmanager
+def before_rewrite(action: Callable[[], object]) -> Iterator[None]:
+    """Run `action` between the writing of the next minor compaction's files and their commit."""
+    remaining = iter(range(1))
+    original = IcebergCommitter.rewrite
+
+    def rewrite(self: IcebergCommitter, request: RewriteCommit) -> None:
+        if next(remaining, None) is not None:
+            action()
+        original(self, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IcebergCommitter, "rewrite", rewrite)
+        yield
+
+
+@contextmanager
+def merging_soon(every: int = 2, *, fewest: int = 2, on_driver: bool = True) -> Iterator[None]:
+    """Minor compactions after so few commits, of so few files, that a short test has some.
+
+    :param on_driver: rather than in Spark tasks.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minor_compaction, "EVERY", every)
+        patch.setattr(minor_compaction, "_FEWEST", fewest)
+        if not on_driver:
+            patch.setattr(minor_compaction, "_ON_DRIVER", -1)
         yield
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -24,7 +24,18 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from sink.errors import TemporaryError
-from tests.sink.harness import Change, Fault, Job, Row, before_commit, crashing, damage, tiny_thresholds
+from tests.sink.harness import (
+    Change,
+    Fault,
+    Job,
+    Row,
+    before_commit,
+    before_rewrite,
+    crashing,
+    damage,
+    merging_soon,
+    tiny_thresholds,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -112,12 +123,15 @@ class Operation:
 
 @dataclass(frozen=True)
 class Run:
-    """Files that the job finds when it starts, what befalls it, between a write and its commit too, and what happens before the next run."""
+    """Files that the job finds when it starts, what befalls it, between a write and its commit too (a micro-batch's, or a minor
+    compaction's), and what happens before the next run.
+    """
 
     files: tuple[tuple[Operation, ...], ...]
     fault: Fault | None = None
     fault_after: int = 0
     meanwhile: Meanwhile = "none"
+    meanwhile_at: Literal["commit", "rewrite"] = "commit"
     then: Disturbance = "none"
     deletes: Deletes = "position"
 
@@ -134,6 +148,7 @@ class Story:
     foreign_writes: Literal["copy-on-write", "merge-on-read"] = "merge-on-read"
     file_format: Literal["parquet", "json"] = "parquet"
     compact_every: int | None = None
+    merges: Literal["never", "on the driver", "in tasks"] = "never"
     tasks: int = 1
     shuffles: bool = True
     flush_bytes: int = 1
@@ -163,6 +178,7 @@ def stories(draw: st.DrawFn) -> Story:
         st.sampled_from([None, *get_args(Fault)]),
         st.integers(0, 1),
         st.sampled_from(get_args(Meanwhile)),
+        st.sampled_from(["commit", "commit", "rewrite"]),
         st.sampled_from(get_args(Disturbance)),
         st.sampled_from(["position", "position", "equality"]),
     )
@@ -175,6 +191,7 @@ def stories(draw: st.DrawFn) -> Story:
         foreign_writes=draw(st.sampled_from(["copy-on-write", "merge-on-read"])),
         file_format=draw(st.sampled_from(["parquet", "json"])),
         compact_every=draw(st.sampled_from([None, None, 1, 2])),
+        merges=draw(st.sampled_from(["never", "on the driver", "in tasks"])),
         tasks=draw(st.integers(1, 3)),
         shuffles=draw(st.booleans()),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
@@ -305,11 +322,12 @@ class Player:
             file_format=story.file_format,
             properties={
                 "format-version": str(story.version),
-                "write.target-file-size-bytes": "1500",
+                # either tasks write several files of a partition, or these are small enough to be merged
+                "write.target-file-size-bytes": "1500" if story.merges == "never" else "20000",
                 "write.delete.mode": story.foreign_writes,
                 "write.merge.mode": story.foreign_writes,
             },
-            table={"compact_every": story.compact_every},
+            table={"compact_every": story.compact_every, "merge_small_files": story.merges != "never"},
             tasks=story.tasks,
         )
         if set(story.key) & set(NOT_IN_SQL):
@@ -342,9 +360,14 @@ class Player:
         self._settle()
         self._compare("at the end")
 
-    def _small_writers(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _small_writers(self) -> Iterator[None]:
         story = self.story
-        return tiny_thresholds(story.flush_bytes, story.batch_rows, self.spark, shuffles=story.shuffles)
+        with (
+            tiny_thresholds(story.flush_bytes, story.batch_rows, self.spark, shuffles=story.shuffles),
+            merging_soon(on_driver=story.merges == "on the driver"),
+        ):
+            yield
 
     def _run(self, run: Run) -> None:
         """Run until the job dies of the fault, and again as a scheduler would."""
@@ -355,7 +378,8 @@ class Player:
                 except TemporaryError as error:
                     if "crash " not in str(error):
                         raise
-        with before_commit(lambda: self._disturb(run.meanwhile)):
+        before = before_commit if run.meanwhile_at == "commit" else before_rewrite
+        with before(lambda: self._disturb(run.meanwhile)):
             self.job.run()
         self.rolled_back = False
 

@@ -1,0 +1,218 @@
+"""Small data files into large ones, without the rows that are deleted: the writing half of a minor compaction.
+
+Which rows live is asked of the key index, so no delete is read. The rows go through the writers that a micro-batch's rows go through, and
+the index learns where they are now: nothing has to be read again.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from deltawriters.collapse import Ints
+from deltawriters.content import ContentFile, StoredPartition
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.keyindex import SUPERSEDES, Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
+from deltawriters.partitioning import PartitionedWriter, as_table_types
+from deltawriters.positions import PositionDeletes
+from deltawriters.resolve import key_columns
+from deltawriters.table import TableSpec, TaskId
+
+ROW_ID = "_row_id"
+LAST_UPDATED = "_last_updated_sequence_number"
+_LINEAGE_FIELDS = (
+    {"id": 2147483540, "name": ROW_ID, "type": "long", "required": False},
+    {"id": 2147483539, "name": LAST_UPDATED, "type": "long", "required": False},
+)
+_FLUSH_BYTES = 128 * 1024 * 1024
+
+HashKeys = Callable[[pa.RecordBatch], npt.NDArray[np.uint64]]
+"""High hashes of keys, given in the types that Spark has for them."""
+
+
+@dataclass(frozen=True)
+class SmallFile:
+    """A data file that the sink wrote under the table's current schema and spec.
+
+    :param first_row_id: of the rows that have no `_row_id` of their own; None before format version 3.
+    """
+
+    path: str
+    size_in_bytes: int
+    first_row_id: int | None
+    sequence_number: int
+
+
+@dataclass(frozen=True)
+class RewriteGroup:
+    """Files of one partition that are to become one.
+
+    :param partition: as in `ContentFile.to_json`. :param deletes: position delete files (v2).
+    """
+
+    spec_id: int
+    partition: str
+    files: tuple[SmallFile, ...]
+    deletes: tuple[str, ...] = ()
+
+    @property
+    def size_in_bytes(self) -> int:
+        return sum(file.size_in_bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What a task wrote instead of its groups' files: new ones, and runs that say where the rows are now."""
+
+    files: list[ContentFile]
+    runs: list[RunInfo]
+    paths: list[str]
+
+
+class Rewriter:
+    """Rewrites groups of small files.
+
+    :param index: the table's key index as of the snapshot that has the files. :param sequence: of the runs to write.
+    """
+
+    def __init__(
+        self, table: TableSpec, key: Sequence[str], index: IndexSlice, sequence: int, hash_keys: HashKeys, task: TaskId
+    ) -> None:
+        self._table = table
+        self._key = list(key)
+        self._index = index
+        self._sequence = sequence
+        self._hash_keys = hash_keys
+        self._task = task
+        self._factory = FileFactory(table, task)
+        self._files = DataFiles()
+        self._entries: list[Entries] = []
+
+    def rewrite(self, groups: Iterable[RewriteGroup]) -> Rewritten:
+        """:raises CorruptIndex: a run is not as it was written. Whatever is raised, nothing that was written is left."""
+        run_name = f"{self._task.operation}-{self._task.partition:05d}-{self._task.attempt}"
+        try:
+            data = PartitionedWriter(self._written_table, self._factory, self._files)
+            deletes = PositionDeletes(self._table, self._factory, self._files)
+            for group in groups:
+                for rows, high, low, superseding in self._live_rows(group.files):
+                    located = data.write(rows, last=True)
+                    file = located.file.astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
+                    self._entries.append(Entries(high, low, file, located.pos.astype(np.uint32), ()))
+                self._delete_again(group, deletes)
+            files = data.close() + deletes.close()
+            runs = self._write_run(run_name)
+        except BaseException:
+            self._factory.delete_all()
+            raise
+        return Rewritten(files, runs, [*self._factory.created, *(f"{self._index.location}/{r.name}" for r in runs)])
+
+    @cached_property
+    def _written_table(self) -> TableSpec:
+        """The table, with the columns that keep rows' identities (spec, "Row Lineage"): a row that is only moved keeps its own."""
+        if self._table.format_version < 3:
+            return self._table
+        schema = json.loads(self._table.schema)
+        schema["fields"] += _LINEAGE_FIELDS
+        # no bounds: what is null there is inherited, and says nothing
+        no_metrics = tuple((f"write.metadata.metrics.column.{name}", "none") for name in (ROW_ID, LAST_UPDATED))
+        return replace(self._table, schema=json.dumps(schema), properties=(*self._table.properties, *no_metrics))
+
+    def _live_rows(
+        self, files: Sequence[SmallFile]
+    ) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]]:
+        """Rows to keep, the two halves of their keys' hashes, and whether no other row of the key lives; about a row group at a time."""
+        waiting, size = list[tuple[pa.Table, Ints, Ints, npt.NDArray[np.bool_]]](), 0
+        for small in files:
+            rows = self._read(small)
+            keys = rows.select(self._key)
+            high = self._hash_keys(_as_spark_types(keys))
+            low = low_hash(key_columns(self._table, keys))
+            located = self._index.probe(high, low, 0, 2**64)
+            own = next((n for n, file in enumerate(located.files) if file.path == small.path), -1)
+            query = located.query[(located.file == own) & (located.pos == located.query)]
+            alone = np.bincount(located.query, minlength=len(high)) == 1
+            live = np.sort(query)
+            waiting.append((rows.take(pa.array(live)), high[live], low[live], alone[live]))
+            size += waiting[-1][0].nbytes
+            if size >= _FLUSH_BYTES:
+                yield _joined(waiting)
+                waiting, size = [], 0
+        if any(len(high) for _, high, _, _ in waiting):
+            yield _joined(waiting)
+
+    def _read(self, small: SmallFile) -> pa.Table:
+        with self._table.io.new_input(small.path).open() as stream:
+            rows = pq.read_table(stream)
+        if self._table.format_version >= 3:
+            inherited = {
+                ROW_ID: pa.nulls(len(rows), pa.int64())
+                if small.first_row_id is None
+                else pa.array(np.arange(small.first_row_id, small.first_row_id + len(rows))),
+                LAST_UPDATED: pa.repeat(pa.scalar(small.sequence_number, pa.int64()), len(rows)),
+            }
+            for name, values in inherited.items():
+                if name in rows.column_names:
+                    stored = rows.column(name)
+                    rows = rows.set_column(
+                        rows.column_names.index(name), name, pc.coalesce(stored, pa.chunked_array([values]))
+                    )
+                else:
+                    rows = rows.append_column(name, values)
+        return as_table_types(rows, self._written_table.arrow_schema)
+
+    def _delete_again(self, group: RewriteGroup, deletes: PositionDeletes) -> None:
+        """What the group's delete files delete from other data files."""
+        gone = pa.array([file.path for file in group.files], pa.string())
+        numbers: dict[str, int] = {}
+        for path in group.deletes:
+            with self._table.io.new_input(path).open() as stream:
+                rows = pq.read_table(stream)
+            rows = rows.filter(pc.invert(pc.is_in(rows.column("file_path"), gone)))
+            if not len(rows):
+                continue
+            paths = rows.column("file_path").combine_chunks().dictionary_encode()
+            for data_file in paths.dictionary.to_pylist():
+                if data_file not in numbers:
+                    numbers[data_file] = self._files.add(data_file, StoredPartition(group.spec_id, group.partition))
+            of_dictionary = np.array([numbers[data_file] for data_file in paths.dictionary.to_pylist()], np.int64)
+            deletes.delete(of_dictionary[paths.indices.to_numpy()], rows.column("pos").to_numpy())
+
+    def _write_run(self, name: str) -> list[RunInfo]:
+        if not self._entries:
+            return []
+        files, schema = self._files, self._table.iceberg_schema
+        entries = Entries(
+            high=np.concatenate([part.high for part in self._entries]),
+            low=np.concatenate([part.low for part in self._entries]),
+            file=np.concatenate([part.file for part in self._entries]),
+            pos=np.concatenate([part.pos for part in self._entries]),
+            files=tuple(
+                IndexedFile(files.path(n), files.partition(n).spec_id, files.partition(n).json(schema))
+                for n in range(len(files))
+            ),
+        )
+        return [write_run(self._table.io, self._index.location, name, self._sequence, entries)]
+
+
+def _joined(
+    parts: Sequence[tuple[pa.Table, Ints, Ints, npt.NDArray[np.bool_]]],
+) -> tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+    tables, high, low, alone = zip(*parts, strict=True)
+    return pa.concat_tables(tables), np.concatenate(high), np.concatenate(low), np.concatenate(alone)
+
+
+def _as_spark_types(keys: pa.Table) -> pa.RecordBatch:
+    """Spark's binary where Iceberg has uuids."""
+    columns = []
+    for column in keys.columns:
+        values = column.combine_chunks()
+        values = values.storage if isinstance(values, pa.ExtensionArray) else values
+        columns.append(values.cast(pa.binary()) if pa.types.is_fixed_size_binary(values.type) else values)
+    return pa.RecordBatch.from_arrays(columns, keys.column_names)

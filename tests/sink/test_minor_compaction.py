@@ -1,0 +1,376 @@
+"""Minor compactions: small files become larger ones by themselves, and nobody notices but by the speed of reads."""
+
+import datetime as dt
+import logging
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink import keyindex
+from sink.errors import FencedError, TemporaryError
+from sink.keyindex import IndexVersion
+from tests.sink.harness import Job, before_rewrite, crashing, merging_soon
+
+pytestmark = pytest.mark.spark
+
+EVERY = 3
+BOTH = pytest.mark.parametrize("version", [2, 3])
+
+
+def new_job(spark: SparkSession, folder: Path, version: int, **arguments: Any) -> Job:
+    return Job(spark, folder, properties={"format-version": str(version)}, **arguments)
+
+
+class Changes:
+    """Micro-batches that update rows of all earlier ones, each with two rows of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._rows: dict[int, str] = {}
+
+    def write(self, batches: int) -> None:
+        for _ in range(batches):
+            number = len(self._rows)
+            changed = {number: f"r{number}", number + 1: "new"} | dict.fromkeys(range(0, number, 3), f"r{number}")
+            self._rows |= changed
+            self._job.write([("+U", {"id": key, "region": region}) for key, region in changed.items()])
+
+    def expected(self) -> list[dict[str, Any]]:
+        return [{"id": key, "region": region} for key, region in sorted(self._rows.items())]
+
+
+def numbers(job: Job) -> list[int]:
+    """Of the minor compactions, in order."""
+    found = [snapshot["summary"].get("rowdelta.minor-compaction") for snapshot in job.snapshots()]
+    return [int(number) for number in found if number is not None]
+
+
+def data_files(job: Job) -> list[str]:
+    return [file["file_path"] for file in job.files() if file["content"] == 0]
+
+
+@BOTH
+@pytest.mark.parametrize("partition_by", [(), ("bucket(2, id)",)])
+@pytest.mark.parametrize("on_driver", [True, False])
+def test_small_files_are_merged(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    version: int,
+    partition_by: tuple[str, ...],
+    on_driver: bool,
+) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = new_job(spark, tmp_path, version, partition_by=partition_by)
+    changes = Changes(job)
+    changes.write(EVERY)
+    with merging_soon(EVERY, on_driver=on_driver):
+        job.run()
+        partitions = 2 if partition_by else 1
+        assert numbers(job) == [1]
+        assert len(data_files(job)) == partitions
+        assert job.rows() == changes.expected()
+        assert job.check_index() is not None
+        assert "small files and" in caplog.text
+        # level by level: the third one merges what the first two wrote, too
+        changes.write(2 * EVERY)
+        job.run()
+        assert numbers(job) == [1, 2, 3]
+        assert len(data_files(job)) == partitions
+        assert job.rows() == changes.expected()
+        assert job.check_index() is not None
+        # the ones before are left to the next of the second level
+        changes.write(EVERY + 1)
+        job.run()
+        assert numbers(job) == [1, 2, 3, 4]
+        assert len(data_files(job)) == 3 * partitions
+    deletes = [file for file in job.files() if file["content"] == 1]
+    assert len(deletes) <= 3 * partitions, "a v2 table's delete files are merged with them"
+    assert job.rows() == changes.expected()
+    job.check_deletes()
+    assert job.check_index() is not None
+    assert "catching up" not in caplog.text, "the index knows where the rows are now"
+    assert "others" not in caplog.text
+
+
+@BOTH
+def test_runs_of_one_micro_batch_have_them_too(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """As a scheduler would start them: commits are counted across runs."""
+    job = new_job(spark, tmp_path, version)
+    changes = Changes(job)
+    with merging_soon(EVERY):
+        for _ in range(2 * EVERY):
+            changes.write(1)
+            job.run()
+    assert numbers(job) == [1, 2]
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
+def test_large_files_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """What a first load wrote isn't written again for a few small files, though rows of it are deleted."""
+    job = new_job(spark, tmp_path, 3, tasks=1)
+    loaded = {key: f"{key * 7919}" for key in range(20_000)}
+    job.write([("+I", {"id": key, "region": region}) for key, region in loaded.items()])
+    with merging_soon(4):
+        job.run()
+        (large,) = data_files(job)
+        for number in range(4):
+            loaded |= {number: "changed", 20_000 + number: "new"}
+            job.write([("+U", {"id": key, "region": loaded[key]}) for key in (number, 20_000 + number)])
+            job.run()
+    assert numbers(job) == [1]
+    assert len(data_files(job)) == 3, "the large one, the merged ones, and the one after"
+    assert large in data_files(job)
+    assert job.rows() == [{"id": key, "region": region} for key, region in sorted(loaded.items())]
+
+
+def test_rows_keep_their_identity(spark: SparkSession, tmp_path: Path) -> None:
+    """Format version 3: a row that is only moved keeps its row id, and the sequence number of its last change (spec, "Row Lineage")."""
+    job = new_job(spark, tmp_path, 3)
+    changes = Changes(job)
+
+    def lineage() -> list[tuple[Any, ...]]:
+        frame = spark.sql(f"SELECT id, _row_id, _last_updated_sequence_number FROM {job.target}")
+        return sorted(tuple(row) for row in frame.collect())
+
+    seen: list[list[tuple[Any, ...]]] = []
+    with merging_soon(EVERY):
+        for number in range(1, 4):  # of which the third moves rows once more
+            changes.write(EVERY)
+            with before_rewrite(lambda: seen.append(lineage())):
+                job.run()
+            assert numbers(job)[-1] == len(seen) == number
+            assert lineage() == seen[-1]
+    assert len({row_id for _, row_id, _ in lineage()}) == len(lineage())
+
+
+@BOTH
+def test_values_of_all_types(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    fields: list[dict[str, Any]] = [
+        {"id": 1, "name": "id", "required": True, "type": "uuid"},
+        {"id": 2, "name": "amount", "required": False, "type": "decimal(38, 10)"},
+        {"id": 3, "name": "at", "required": False, "type": "timestamptz"},
+        {"id": 4, "name": "local", "required": False, "type": "timestamp"},
+        {"id": 5, "name": "day", "required": False, "type": "date"},
+        {"id": 6, "name": "raw", "required": False, "type": "binary"},
+        {"id": 7, "name": "ratio", "required": False, "type": "double"},
+        {
+            "id": 8,
+            "name": "tags",
+            "required": False,
+            "type": {"type": "list", "element-id": 9, "element": "string", "element-required": False},
+        },
+    ]
+    columns = {
+        "id": "uuid",
+        "amount": "decimal(38,10)",
+        "at": "timestamp",
+        "local": "timestamp_ntz",
+        "day": "date",
+        "raw": "binary",
+        "ratio": "double",
+        "tags": "array<string>",
+    }
+    job = new_job(spark, tmp_path, version, columns=columns, configure_columns=False, partition_by=("bucket(2, id)",))
+    job.create_table(fields)
+    rows = {
+        n: {
+            "id": f"{n:08x}-9abc-def0-8234-56789abcdef0",
+            "amount": None if n % 3 else Decimal("9999999999999999999999999999.9999999999"),
+            "at": dt.datetime(1969, 12, 31, 23, 59, 59, n, tzinfo=dt.UTC),
+            "local": dt.datetime(2026, 3, 29, 1, 30, 0, n),
+            "day": dt.date(1, 1, 1 + n),
+            "raw": bytes([0xFF, n]),
+            "ratio": float("inf") if n % 2 else -0.0,
+            "tags": [None, [], ["", None, "ä"]][n % 3],
+        }
+        for n in range(12)
+    }
+    with merging_soon(EVERY):
+        for number in range(EVERY):
+            job.write([("+U", row) for n, row in rows.items() if n % EVERY <= number])
+            job.run()
+    assert numbers(job) == [1]
+    assert len(data_files(job)) == 2
+
+    def shown(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"at": row["at"].astimezone(dt.UTC), "ratio": str(row["ratio"])}
+
+    assert [shown(row) for row in job.rows()] == [shown(row) for row in rows.values()]
+    assert job.check_index() is not None
+
+
+def test_files_of_an_earlier_schema_are_left(spark: SparkSession, tmp_path: Path) -> None:
+    job = new_job(spark, tmp_path, 3, table={"schema_changes": "evolve"}, file_format="json", configure_columns=False)
+    job.create_table(
+        [
+            {"id": 1, "name": "id", "required": True, "type": "long"},
+            {"id": 2, "name": "region", "required": False, "type": "string"},
+        ]
+    )
+    changes = Changes(job)
+    with merging_soon(EVERY):
+        changes.write(2)
+        job.run()
+        spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note string")
+        changes.write(2)
+        job.run()
+        assert numbers(job) == []
+        changes.write(1)
+        job.run()
+    assert numbers(job) == [1]
+    expected = [row | {"note": None} for row in changes.expected()]
+    assert job.rows() == expected
+
+
+def test_it_can_be_switched_off(spark: SparkSession, tmp_path: Path) -> None:
+    job = new_job(spark, tmp_path, 2, table={"merge_small_files": False})
+    Changes(job).write(EVERY)
+    with merging_soon(EVERY):
+        job.run()
+    assert numbers(job) == []
+
+
+@BOTH
+@pytest.mark.parametrize("disturbance", ["append", "delete", "compaction", "rollback"])
+def test_others_commit_meanwhile(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, disturbance: str
+) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = new_job(spark, tmp_path, version)
+    changes = Changes(job)
+    changes.write(EVERY)
+    expected = changes.expected
+    actions: dict[str, Callable[[], object]] = {
+        "append": lambda: job.append([{"id": -1, "region": "theirs"}]),
+        "delete": lambda: spark.sql(f"DELETE FROM {job.target} WHERE id = 1"),
+        "compaction": job.compact,
+        "rollback": lambda: job.rollback(job.own_ancestors()[-1]),
+    }
+    with merging_soon(EVERY):
+        with before_rewrite(actions[disturbance]):
+            job.run()
+        changes.write(2)
+        job.run()
+    theirs = {
+        "append": [{"id": -1, "region": "theirs"}, *expected()],
+        "delete": [row for row in expected() if row["id"] != 1],
+    }
+    assert job.rows() == theirs.get(disturbance, expected())
+    if disturbance != "append":
+        assert f"{job.target}: small files not merged, tried again after {EVERY} commits: " in caplog.text
+    assert job.unreferenced_files() == []
+    job.check_deletes()
+
+
+@BOTH
+@pytest.mark.parametrize("touches", [True, False])
+def test_another_run_commits_meanwhile(spark: SparkSession, tmp_path: Path, version: int, touches: bool) -> None:
+    """The position that the other one stored stays, and the one that is late stops.
+
+    :param touches: the other one deletes rows of the files that are merged, so they stay too.
+    """
+    job = new_job(spark, tmp_path, version)
+    changes = Changes(job)
+    changes.write(EVERY)
+    more: list[dict[str, Any]] = []
+    other = job.second_driver()
+
+    def run_other() -> None:
+        if touches:
+            changes.write(1)
+        else:
+            more.append({"id": 1000, "region": "theirs"})
+            job.write([("+I", more[0])])
+        with merging_soon(100):
+            other.run()
+
+    with merging_soon(EVERY):
+        with before_rewrite(run_other):
+            if touches:
+                job.run()
+            else:
+                with pytest.raises(FencedError):
+                    job.run()
+        assert numbers(job) == ([] if touches else [1])
+        assert job.rows() == [*changes.expected(), *more]
+        before = job.current_snapshot()
+        other.run()
+        assert job.current_snapshot() == before, "nothing is applied twice"
+        changes.write(1)
+        other.run()
+    assert job.rows() == [*changes.expected(), *more]
+    assert job.unreferenced_files() == []
+
+
+@BOTH
+@pytest.mark.parametrize("fault", ["before a rewrite", "after a rewrite"])
+def test_a_crash(spark: SparkSession, tmp_path: Path, version: int, fault: Any) -> None:
+    job = new_job(spark, tmp_path, version)
+    changes = Changes(job)
+    changes.write(EVERY)
+    with merging_soon(EVERY):
+        with crashing(fault), pytest.raises(TemporaryError, match="crash"):
+            job.run()
+        assert numbers(job) == ([1] if fault == "after a rewrite" else [])
+        assert job.rows() == changes.expected()
+        changes.write(1)
+        job.run()
+        assert job.rows() == changes.expected()
+        assert job.check_index() is not None
+        changes.write(EVERY)
+        job.run()
+    assert numbers(job) == [1, 2]
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+    job.check_deletes()
+
+
+def test_commits_to_a_compaction_are_counted_without_them(spark: SparkSession, tmp_path: Path) -> None:
+    job = new_job(spark, tmp_path, 3, table={"compact_every": 5})
+    changes = Changes(job)
+    changes.write(10)
+    with merging_soon(EVERY):
+        job.run()
+    operations = [
+        "minor" if "rowdelta.minor-compaction" in snapshot["summary"] else snapshot["operation"]
+        for snapshot in job.snapshots()
+    ]
+    made = [
+        operations[: n + 1].count("overwrite") + operations[: n + 1].count("append")
+        for n, operation in enumerate(operations)
+        if operation == "replace"
+    ]
+    assert made == [5, 10]
+    assert job.rows() == changes.expected()
+
+
+@BOTH
+def test_dead_files_are_not_listed_for_ever(
+    spark: SparkSession, tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit writes the list, and each merge makes it longer."""
+    monkeypatch.setattr(keyindex, "_DEAD_UNTIL_LOOKED", 4)
+    job = new_job(spark, tmp_path, version)
+    changes = Changes(job)
+    listed = []
+    with merging_soon(2):
+        for _ in range(12):
+            changes.write(2)
+            job.run()
+            manifest = newest(job)
+            listed.append(len(IndexVersion.from_json(manifest.read_bytes()).dead))
+            assert job.check_index() is not None
+    assert numbers(job) == list(range(1, 13))
+    assert max(listed) <= 10, "of some 30 files that are gone"
+    assert job.rows() == changes.expected()
+
+
+def newest(job: Job) -> Path:
+    """The index version that was written last."""
+    return max((job.index_folder / "versions").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
