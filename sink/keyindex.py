@@ -408,13 +408,13 @@ class KeyIndex:
             return False
         if foreign:
             io = self._table.java.io()
-            added = {str(file.location()) for s in foreign for file in _elements(self._table, s.addedDataFiles(io))}
-            gone = {str(file.location()) for s in foreign for file in _elements(self._table, s.removedDataFiles(io))}
+            added = {str(file.location()) for s in foreign for file in self._table.elements(s.addedDataFiles(io))}
+            gone = {str(file.location()) for s in foreign for file in self._table.elements(s.removedDataFiles(io))}
             deletes = {
                 str(file.location())
                 for s in foreign
                 for files in (s.addedDeleteFiles(io), s.removedDeleteFiles(io))
-                for file in _elements(self._table, files)
+                for file in self._table.elements(files)
             }
             own = sum(s.summary().get(OWN) is not None for s in foreign)
             counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
@@ -522,7 +522,7 @@ class KeyIndex:
             bare = builder(spec).copy(file).build() if void and int(file.specId()) in void else file
             return json.loads(parser.toJson(bare, spec))
 
-        for scan in _elements(self._table, plan.planFiles()):
+        for scan in self._table.elements(plan.planFiles()):
             data = described(scan.file(), iceberg.DataFiles.builder)
             vector, parquet, others = None, [], []
             for delete in scan.deletes():
@@ -635,11 +635,6 @@ def _encoding(plan: TablePlan, spec: TableSpec, bucket: Bucket | None) -> str:
 
 def _only_append(snapshots: Sequence[JavaObject]) -> bool:
     return all(str(snapshot.operation()) == "append" for snapshot in snapshots)
-
-
-def _elements(table: IcebergTable, iterable: JavaObject) -> list[JavaObject]:
-    lists = table.iceberg.relocated.com.google.common.collect.Lists
-    return list(lists.newArrayList(iterable))
 
 
 def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile, BitMap64]]:

@@ -12,8 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 from uuid import uuid4
 
 from py4j.java_gateway import JavaObject
@@ -33,41 +32,44 @@ from sink.keyindex import IndexLost, KeyIndex
 
 log = logging.getLogger("rowdelta")
 
-EVERY = 8
+EVERY = 4
 """Commits from one minor compaction to the next, and of these from one of a level to the next one of the level above."""
-_HIGHEST_LEVEL = 2
-"""The files of `EVERY`**3 commits become one; to look further back would take longer than it saves."""
+_HIGHEST_LEVEL = 3
+"""The files of 256 commits become one; to look further back would take longer than it saves."""
 _FEWEST = 4
 """Files of a partition, for which it pays."""
+_OTHER_LEVEL = 8
+"""A file that is so many times as large as those that are smaller, on average, isn't merged with them."""
+_MOST_KNOWN = 1000
+"""Snapshots whose files are remembered. More than a minor compaction ever looks back to."""
 _ON_DRIVER = 4 * 1024 * 1024
 """Bytes of files up to which a Spark job would cost more than it does."""
 
 
-@dataclass
-class _Small:
-    """A partition's small files, and (v2) position delete files."""
+@dataclass(frozen=True)
+class _File:
+    """A data file of the sink's, or (v2) a position delete file."""
 
-    spec_id: int
+    is_data: bool
     partition: str
-    files: list[tuple[SmallFile, JavaObject]] = field(default_factory=list)
-    deletes: list[tuple[str, JavaObject]] = field(default_factory=list)
+    small: SmallFile
+    java: JavaObject
 
-    def chosen(self) -> "_Small":
-        """Without the files that are much larger than the others: these are of another level, like what a first load wrote."""
-        by_size = sorted(self.files, key=lambda file: file[0].size_in_bytes)
-        count, total = 0, 0
-        for small, _ in by_size:
-            if count and small.size_in_bytes * count > EVERY * total:
-                break
-            count += 1
-            total += small.size_in_bytes
-        files = by_size[:count] if count >= _FEWEST else []
-        deletes = self.deletes if (files and len(self.deletes) > 1) or len(self.deletes) >= _FEWEST else []
-        return _Small(self.spec_id, self.partition, files, deletes)
 
-    def group(self) -> RewriteGroup:
-        files = tuple(small for small, _ in self.files)
-        return RewriteGroup(self.spec_id, self.partition, files, tuple(path for path, _ in self.deletes))
+def _chosen(files: Sequence[_File]) -> list[_File]:
+    """Of a partition's files those to merge, if it pays: not the ones much larger than the others, which are of another level, like what a
+    first load wrote.
+    """
+    data = sorted((file for file in files if file.is_data), key=lambda file: file.small.size_in_bytes)
+    deletes = [file for file in files if not file.is_data]
+    count, total = 0, 0
+    for file in data:
+        if count and file.small.size_in_bytes * count > _OTHER_LEVEL * total:
+            break
+        count += 1
+        total += file.small.size_in_bytes
+    data = data[:count] if count >= _FEWEST else []
+    return data + (deletes if (data and len(deletes) > 1) or len(deletes) >= _FEWEST else [])
 
 
 class MinorCompaction:
@@ -90,6 +92,7 @@ class MinorCompaction:
         self._prefix = prefix
         self._written = written
         self._commits = EVERY  # what an earlier run left is counted after the first commit
+        self._known: dict[int, list[_File]] = {}
 
     def is_due(self) -> bool:
         """To be asked after each commit."""
@@ -104,17 +107,25 @@ class MinorCompaction:
         :raises IndexLost: the index has to be built again. :raises TableError, TemporaryError: see `IcebergCommitter.rewrite`.
         """
         started = time.monotonic()
-        found = _Search(self._table, spec, self._prefix)
+        found = _Search(self._table, spec, self._prefix, self._known)
         self._commits = found.commits
         if found.commits < EVERY:
             return False
         self._commits = 0
-        chosen = [small for small in (s.chosen() for s in found.partitions.values()) if small.files or small.deletes]
-        if not chosen:
+        by_partition = [chosen for files in found.partitions.values() if (chosen := _chosen(files))]
+        if not by_partition:
             return False
         self._written.value = []
         name = uuid4().hex[:16]
-        groups = [small.group() for small in chosen]
+        groups = [
+            RewriteGroup(
+                spec.current_spec_id,
+                chosen[0].partition,
+                tuple(file.small for file in chosen if file.is_data),
+                tuple(file.small.path for file in chosen if not file.is_data),
+            )
+            for chosen in by_partition
+        ]
         gone = [file.path for group in groups for file in group.files]
         try:
             files, runs = self._rewrite(spec, key_index, name, groups)
@@ -125,7 +136,7 @@ class MinorCompaction:
                 raise IndexLost(str(error).split("\n", 1)[0]) from error
             self._give_up(error)
             return False
-        replaced = [java for small in chosen for _, java in (*small.files, *small.deletes)]
+        replaced = [file.java for chosen in by_partition for file in chosen]
         summary = {MINOR: str(found.number), "rowdelta.sink-id": self._prefix.removeprefix("rowdelta.")}
         try:
             self._committer.rewrite(RewriteCommit(self._prefix, operation, files, replaced, index, summary))
@@ -133,6 +144,9 @@ class MinorCompaction:
             self._delete(spec, index.new_paths)
             self._give_up(error)
             return False
+        merged = {file.small.path for chosen in by_partition for file in chosen}
+        for number, known in self._known.items():
+            self._known[number] = [file for file in known if file.small.path not in merged]
         log.info(
             "%s: merged %d small files and %d delete files into %d | %.1f MB | %d ms",
             self._table.name,
@@ -184,22 +198,24 @@ class MinorCompaction:
 
 class _Search:
     """What the snapshots say of the sink's small files: the `number` of the next minor compaction, `commits` since the last one, and the
-    files that it is to merge, by partition.
+    files that it may merge, by partition.
+
+    :param known: files by snapshot, without those that were merged. Gets what is read, since each file takes some calls to the JVM.
     """
 
-    def __init__(self, table: IcebergTable, spec: TableSpec, prefix: str) -> None:
+    def __init__(self, table: IcebergTable, spec: TableSpec, prefix: str, known: dict[int, list[_File]]) -> None:
         self.number = 1
         self.commits = 0
-        self.partitions: dict[str, _Small] = {}
+        self.partitions: dict[str, list[_File]] = {}
         self._table = table
         self._spec = spec
         self._sink_id = prefix.removeprefix("rowdelta.")
         snapshots = list(self._snapshots())
         if self.commits >= EVERY and not _keeps_dropped_fields(spec):
-            self._collect(snapshots)
+            self._collect(snapshots, known)
 
-    def _snapshots(self) -> Iterator[JavaObject]:
-        """Those whose files are to be merged, newest first. Counts the commits."""
+    def _snapshots(self) -> Iterator[tuple[JavaObject, bool]]:
+        """Those whose files may be merged, newest first, and whether it is a minor compaction. Counts the commits."""
         java = self._table.java
         java_snapshot, last = java.currentSnapshot(), None
         while java_snapshot is not None:
@@ -216,7 +232,7 @@ class _Search:
                 return
             if number is not None or summary.get("rowdelta.sink-id") == self._sink_id:
                 self.commits += number is None and last is None
-                yield java_snapshot
+                yield java_snapshot, number is not None
             if last is None and self.commits >= EVERY**2:
                 return  # a table that has never been compacted so
             parent = java_snapshot.parentId()
@@ -226,40 +242,45 @@ class _Search:
         """In v3 each commit removes deletion vectors, but these aren't merged here."""
         return self._spec.format_version < 3 and summary.get("removed-delete-files", "0") != "0"
 
-    def _collect(self, snapshots: Sequence[JavaObject]) -> None:
+    def _collect(self, snapshots: Sequence[tuple[JavaObject, bool]], known: dict[int, list[_File]]) -> None:
+        if len(known) > _MOST_KNOWN:
+            known.clear()
         io = self._table.java.io()
         gone = set[str]()
-        for snapshot in snapshots:
-            sequence_number = int(snapshot.sequenceNumber())
-            for java in snapshot.addedDataFiles(io):
-                content = self._described(java)
-                if content["file-path"] in gone or content["file-size-in-bytes"] * 2 > self._spec.target_file_size:
-                    continue
-                first_row_id = java.firstRowId() if self._spec.format_version >= 3 else None
-                small = SmallFile(content["file-path"], content["file-size-in-bytes"], first_row_id, sequence_number)
-                self._partition(content).files.append((small, java))
-            if self._spec.format_version < 3:
-                for java in snapshot.addedDeleteFiles(io):
-                    content = self._described(java)
-                    if content["file-path"] not in gone and content["content"].upper().startswith("POSITION"):
-                        self._partition(content).deletes.append((content["file-path"], java))
-            if MINOR in self._table.summary(snapshot):
-                gone |= {str(java.location()) for java in snapshot.removedDataFiles(io)}
-                gone |= {str(java.location()) for java in snapshot.removedDeleteFiles(io)}
-        current = self._spec.current_spec_id
-        self.partitions = {text: small for text, small in self.partitions.items() if small.spec_id == current}
+        newer_rewrites = list[JavaObject]()
+        for snapshot, is_rewrite in snapshots:
+            number = int(snapshot.snapshotId())
+            if number not in known:
+                for rewrite in newer_rewrites:
+                    for removed in (rewrite.removedDataFiles(io), rewrite.removedDeleteFiles(io)):
+                        gone |= {str(file.location()) for file in self._table.elements(removed)}
+                newer_rewrites = []
+                known[number] = [file for file in self._files(snapshot) if file.small.path not in gone]
+            if is_rewrite:
+                newer_rewrites.append(snapshot)
+            for file in known[number]:
+                self.partitions.setdefault(file.partition, []).append(file)
 
-    def _described(self, java: JavaObject) -> dict[str, Any]:
-        spec = self._table.java.specs().get(java.specId())
-        described: dict[str, Any] = json.loads(self._table.content_file_parser.toJson(java, spec))
-        return described
-
-    def _partition(self, content: Mapping[str, Any]) -> _Small:
-        fields = self._spec.specs_by_id[content["spec-id"]].fields
-        values = content.get("partition", [None] * len(fields))
-        ids = (str(field.field_id) for field in fields)
-        text = json.dumps(dict(zip(ids, values, strict=True)))
-        return self.partitions.setdefault(f"{content['spec-id']} {text}", _Small(content["spec-id"], text))
+    def _files(self, snapshot: JavaObject) -> Iterator[_File]:
+        """What the snapshot added under the current spec: small data files and, in v2, position delete files."""
+        io, spec, parser = self._table.java.io(), self._table.java.spec(), self._table.content_file_parser
+        sequence_number = int(snapshot.sequenceNumber())
+        fields = [str(field.field_id) for field in self._spec.current_spec.fields]
+        added = [snapshot.addedDataFiles(io)]
+        if self._spec.format_version < 3:
+            added.append(snapshot.addedDeleteFiles(io))
+        for java in (java for files in added for java in self._table.elements(files)):
+            if java.specId() != self._spec.current_spec_id:
+                continue
+            content = json.loads(parser.toJson(java, spec))
+            kind, size = content["content"].upper(), content["file-size-in-bytes"]
+            if kind != "DATA" and not kind.startswith("POSITION"):
+                continue
+            if kind == "DATA" and size * 2 > self._spec.target_file_size:
+                continue
+            partition = dict(zip(fields, content.get("partition", [None] * len(fields)), strict=True))
+            small = SmallFile(content["file-path"], size, content.get("first-row-id"), sequence_number)
+            yield _File(kind == "DATA", json.dumps(partition), small, java)
 
 
 def _level(number: int) -> int:
