@@ -187,6 +187,9 @@ class IcebergCommitter:
                 "snapshot-id": int(transaction.table().currentSnapshot().snapshotId()),
             }
             transaction.updateProperties().set(name, json.dumps(stored)).commit()
+        except JAVA_ERRORS as error:  # whatever it is: the transaction wasn't committed
+            raise TableChanged(java_message(error)) from None
+        try:
             transaction.commitTransaction()
         except JAVA_ERRORS as error:
             if self._is_refusal(error):

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 from py4j.java_gateway import JavaObject
@@ -75,7 +76,7 @@ def _chosen(files: Sequence[_File]) -> list[_File]:
 class MinorCompaction:
     """The minor compactions of one table.
 
-    :param written: told the paths of files that tasks wrote. :param sink_id: whose files are merged.
+    :param prefix: property prefix of the sink's state; only its own files are merged. :param written: told the paths of files that tasks wrote.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class MinorCompaction:
         self._written = written
         self._commits = EVERY  # what an earlier run left is counted after the first commit
         self._known: dict[int, list[_File]] = {}
+        self._known_as: object = None
 
     def is_due(self) -> bool:
         """To be asked after each commit."""
@@ -100,14 +102,21 @@ class MinorCompaction:
         return self._commits >= EVERY
 
     def run(self, spec: TableSpec, key_index: KeyIndex, operation: str) -> bool:
-        """Merge the small files, if there are enough of them. What goes wrong is logged and no more.
+        """Merge the small files, if there are enough of them. What goes wrong before the commit is logged and no more.
 
         :param key_index: of the current snapshot. :param operation: the commit that stored the sink's position.
         :return: whether there is a new snapshot.
         :raises IndexLost: the index has to be built again. :raises TableError, TemporaryError: see `IcebergCommitter.rewrite`.
         """
         started = time.monotonic()
-        found = _Search(self._table, spec, self._prefix, self._known)
+        layout = spec.current_spec_id, spec.format_version
+        if self._known_as != layout or len(self._known) > _MOST_KNOWN:
+            self._known, self._known_as = {}, layout
+        try:
+            found = _Search(self._table, spec, self._prefix, self._known)
+        except JAVA_ERRORS as error:
+            self._give_up(error)  # perhaps what it read has just expired
+            return False
         self._commits = found.commits
         if found.commits < EVERY:
             return False
@@ -243,8 +252,6 @@ class _Search:
         return self._spec.format_version < 3 and summary.get("removed-delete-files", "0") != "0"
 
     def _collect(self, snapshots: Sequence[tuple[JavaObject, bool]], known: dict[int, list[_File]]) -> None:
-        if len(known) > _MOST_KNOWN:
-            known.clear()
         io = self._table.java.io()
         gone = set[str]()
         newer_rewrites = list[JavaObject]()
@@ -276,11 +283,15 @@ class _Search:
             kind, size = content["content"].upper(), content["file-size-in-bytes"]
             if kind != "DATA" and not kind.startswith("POSITION"):
                 continue
-            if kind == "DATA" and size * 2 > self._spec.target_file_size:
+            if kind == "DATA" and (size * 2 > self._spec.target_file_size or self._has_unknown_row_ids(content)):
                 continue
             partition = dict(zip(fields, content.get("partition", [None] * len(fields)), strict=True))
             small = SmallFile(content["file-path"], size, content.get("first-row-id"), sequence_number)
             yield _File(kind == "DATA", json.dumps(partition), small, java)
+
+    def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
+        """Written before the table became v3: row ids were given later, and aren't in the manifest that says the file was added."""
+        return self._spec.format_version >= 3 and "first-row-id" not in content
 
 
 def _level(number: int) -> int:

@@ -374,3 +374,29 @@ def test_dead_files_are_not_listed_for_ever(
 def newest(job: Job) -> Path:
     """The index version that was written last."""
     return max((job.index_folder / "versions").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["ADD PARTITION FIELD bucket(2, id)", "SET TBLPROPERTIES ('format-version' = '3')", "ADD COLUMN note string"],
+)
+def test_the_table_changes_meanwhile(spark: SparkSession, tmp_path: Path, change: str) -> None:
+    """What was found out about its files before isn't true any more."""
+    job = new_job(spark, tmp_path, 2)
+    job.properties = {"format-version": "2", "write.delete.mode": "merge-on-read"}
+    changes = Changes(job)
+    changes.write(4 * EVERY)
+
+    def disturb() -> None:
+        spark.sql(f"ALTER TABLE {job.target} {change}")
+        spark.sql(f"DELETE FROM {job.target} WHERE id = 1")  # so the files stay as they are until the next time
+
+    with merging_soon(EVERY), before_rewrite(disturb):
+        job.run()
+        changes.write(EVERY)
+        job.run()
+    assert numbers(job), "there were some afterwards"
+    expected = [row for row in changes.expected() if row["id"] != 1]
+    assert [(row["id"], row["region"]) for row in job.rows()] == [(row["id"], row["region"]) for row in expected]
+    job.check_deletes()
+    assert job.check_index() is not None
