@@ -16,7 +16,8 @@ EVERY = 5
 
 def new_job(spark: SparkSession, folder: Path, deletes: Literal["position", "equality"], version: int) -> Job:
     properties = {"format-version": str(version)}
-    return Job(spark, folder, tasks=1, deletes=deletes, properties=properties, table={"compact_every": EVERY})
+    table = {"compact_every": EVERY, "merge_small_files": False}
+    return Job(spark, folder, tasks=1, deletes=deletes, properties=properties, table=table)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_split_offsets_and_sizes(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_filter_prunes_files(spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, tasks=1)
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False})
     for start in (0, 100, 200, 300):
         job.write([("+I", {"id": n, "region": f"r{n:03d}"}) for n in range(start, start + 100)])
     job.run()
