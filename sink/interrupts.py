@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM while nothing is applied yet, or where there is nothing to finish: the process ends soon, and its JVM with it."""
 
+import logging
 import signal
 import subprocess
 import threading
@@ -35,6 +36,7 @@ def raised() -> Iterator[None]:
     def handle(number: int, _: FrameType | None) -> None:
         for other in _SIGNALS:
             signal.signal(other, signal.SIG_IGN)
+        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)  # calls that wait for the JVM are about to fail
         jvms.terminate()  # first, so that no thread waits for it while the exception is on its way
         raise Interrupted(number)
 
