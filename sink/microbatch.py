@@ -282,7 +282,9 @@ class TableSink:
         schemas = 0
         while True:
             try:
-                self._commit_attempt(pending, attempt or self._attempt(pending.batch))
+                attempt = attempt or self._attempt(pending.batch)
+                self._commit_attempt(pending, attempt)
+                self._minor_compaction.count(len(attempt.written.files))
                 self._adopt()
                 if self._key_index is not None:
                     self._key_index.committed(self._stored)

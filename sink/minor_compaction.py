@@ -1,8 +1,8 @@
 """Minor compactions: the small files of the last commits become larger ones, so that reads stay fast at next to no cost.
 
-As in a log-structured merge tree: after every `EVERY` commits what they wrote is merged, after as many minor compactions what these
-wrote, and so on. So a row is written again only once a level, and large files are left alone, however many of their rows are deleted: these
-are for `compact_every` (`sink.compaction`), or for whoever maintains the table.
+As in a log-structured merge tree: once the last commits, `EVERY` at least, wrote `_ENOUGH` files, these are merged, after `EVERY` minor
+compactions what these wrote, and so on. So a row is written again only once a level, and large files are left alone, however many of
+their rows are deleted: these are for `compact_every` (`sink.compaction`), or for whoever maintains the table.
 
 Only the sink's own files are merged, and none that are planned by looking at the whole table: the snapshots since the last minor
 compaction name them. A commit of others that removes files ends the search.
@@ -34,9 +34,11 @@ from sink.keyindex import IndexLost, KeyIndex
 log = logging.getLogger("rowdelta")
 
 EVERY = 4
-"""Commits from one minor compaction to the next, and of these from one of a level to the next one of the level above."""
+"""Commits from one minor compaction to the next, at least, and of these from one of a level to the next one of the level above."""
+_ENOUGH = 16
+"""Files of the last commits, likewise: a read hardly notices fewer, and a table with a file a commit is left alone for longer."""
 _HIGHEST_LEVEL = 3
-"""The files of 256 commits become one; to look further back would take longer than it saves."""
+"""The files of 64 minor compactions become one; to look further back would take longer than it saves."""
 _FEWEST = 4
 """Files of a partition, for which it pays."""
 _OTHER_LEVEL = 8
@@ -92,14 +94,17 @@ class MinorCompaction:
         self._committer = committer
         self._prefix = prefix
         self._written = written
-        self._commits = EVERY  # what an earlier run left is counted after the first commit
+        self._commits, self._files = EVERY, _ENOUGH  # what an earlier run left is counted after the first commit
         self._known: dict[int, list[_File]] = {}
         self._known_as: object = None
 
-    def is_due(self) -> bool:
-        """To be asked after each commit."""
+    def count(self, files: int) -> None:
+        """To be told after each commit how many files it wrote."""
         self._commits += 1
-        return self._commits >= EVERY
+        self._files += files
+
+    def is_due(self) -> bool:
+        return _are_enough(self._commits, self._files)
 
     def run(self, spec: TableSpec, key_index: KeyIndex, operation: str) -> bool:
         """Merge the small files, if there are enough of them. What goes wrong before the commit is logged and no more.
@@ -117,10 +122,10 @@ class MinorCompaction:
         except JAVA_ERRORS as error:
             self._give_up(error)  # perhaps what it read has just expired
             return False
-        self._commits = found.commits
-        if found.commits < EVERY:
+        self._commits, self._files = found.commits, found.files
+        if not self.is_due():
             return False
-        self._commits = 0
+        self._commits = self._files = 0
         by_partition = [chosen for files in found.partitions.values() if (chosen := _chosen(files))]
         if not by_partition:
             return False
@@ -190,12 +195,7 @@ class MinorCompaction:
 
     def _give_up(self, error: Exception) -> None:
         reason = java_message(error) if isinstance(error, JAVA_ERRORS) else str(error)
-        log.warning(
-            "%s: small files not merged, tried again after %d commits: %s",
-            self._table.name,
-            EVERY,
-            reason.split("\n", 1)[0],
-        )
+        log.warning("%s: small files not merged, tried again later: %s", self._table.name, reason.split("\n", 1)[0])
 
     def _delete(self, spec: TableSpec, paths: Iterable[str]) -> None:
         for path in paths:
@@ -206,21 +206,21 @@ class MinorCompaction:
 
 
 class _Search:
-    """What the snapshots say of the sink's small files: the `number` of the next minor compaction, `commits` since the last one, and the
-    files that it may merge, by partition.
+    """What the snapshots say of the sink's small files: the `number` of the next minor compaction, `commits` since the last one and how many
+    `files` they added, and those that it may merge, by partition.
 
     :param known: files by snapshot, without those that were merged. Gets what is read, since each file takes some calls to the JVM.
     """
 
     def __init__(self, table: IcebergTable, spec: TableSpec, prefix: str, known: dict[int, list[_File]]) -> None:
         self.number = 1
-        self.commits = 0
+        self.commits = self.files = 0
         self.partitions: dict[str, list[_File]] = {}
         self._table = table
         self._spec = spec
         self._sink_id = prefix.removeprefix("rowdelta.")
         snapshots = list(self._snapshots())
-        if self.commits >= EVERY and not _keeps_dropped_fields(spec):
+        if _are_enough(self.commits, self.files) and not _keeps_dropped_fields(spec):
             self._collect(snapshots, known)
 
     def _snapshots(self) -> Iterator[tuple[JavaObject, bool]]:
@@ -233,19 +233,26 @@ class _Search:
             if number is not None:
                 last = last or int(number)
                 self.number = last + 1
-                if self.commits < EVERY or _level(int(number)) >= _level(self.number):
+                if not _are_enough(self.commits, self.files) or _level(int(number)) >= _level(self.number):
                     return
             elif summary.get("deleted-data-files", "0") != "0" or self._removes_deletes(summary):
                 return
             if java_snapshot.schemaId() != java.schema().schemaId():
                 return
             if number is not None or summary.get("rowdelta.sink-id") == self._sink_id:
-                self.commits += number is None and last is None
+                if number is None and last is None:
+                    self.commits += 1
+                    self.files += self._added(summary)
                 yield java_snapshot, number is not None
-            if last is None and self.commits >= EVERY**2:
+            if last is None and self.commits >= EVERY**2 and self.files >= _ENOUGH:
                 return  # a table that has never been compacted so
             parent = java_snapshot.parentId()
             java_snapshot = None if parent is None else java.snapshot(parent)
+
+    def _added(self, summary: Mapping[str, str]) -> int:
+        """Files that are merged; in v3 no deletes are."""
+        deletes = summary.get("added-delete-files", "0") if self._spec.format_version < 3 else "0"
+        return int(summary.get("added-data-files", "0")) + int(deletes)
 
     def _removes_deletes(self, summary: Mapping[str, str]) -> bool:
         """In v3 each commit removes deletion vectors, but these aren't merged here."""
@@ -292,6 +299,10 @@ class _Search:
     def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
         """Written before the table became v3: row ids were given later, and aren't in the manifest that says the file was added."""
         return self._spec.format_version >= 3 and "first-row-id" not in content
+
+
+def _are_enough(commits: int, files: int) -> bool:
+    return commits >= EVERY and files >= _ENOUGH
 
 
 def _level(number: int) -> int:

@@ -362,6 +362,24 @@ class Job:
         return _jvm(self.spark).org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.namespace}.orders")
 
 
+class Changes:
+    """Micro-batches that update rows of all earlier ones, each with two rows of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._rows: dict[int, str] = {}
+
+    def write(self, batches: int) -> None:
+        for _ in range(batches):
+            number = len(self._rows)
+            changed = {number: f"r{number}", number + 1: "new"} | dict.fromkeys(range(0, number, 3), f"r{number}")
+            self._rows |= changed
+            self._job.write([("+U", {"id": key, "region": region}) for key, region in changed.items()])
+
+    def expected(self) -> list[dict[str, Any]]:
+        return [{"id": key, "region": region} for key, region in sorted(self._rows.items())]
+
+
 def live_entries(version: IndexVersion, runs: Path) -> list[tuple[tuple[str, int], tuple[int, int]]]:
     """((data file, position), hashes of the key) by the rules of `deltawriters.keyindex`, the slow and plain way."""
     io = PyArrowFileIO({})
@@ -508,13 +526,14 @@ def before_rewrite(action: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def merging_soon(every: int = 2, *, fewest: int = 2, on_driver: bool = True) -> Iterator[None]:
+def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver: bool = True) -> Iterator[None]:
     """Minor compactions after so few commits, of so few files, that a short test has some.
 
     :param on_driver: rather than in Spark tasks.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minor_compaction, "EVERY", every)
+        patch.setattr(minor_compaction, "_ENOUGH", enough)
         patch.setattr(minor_compaction, "_FEWEST", fewest)
         if not on_driver:
             patch.setattr(minor_compaction, "_ON_DRIVER", -1)

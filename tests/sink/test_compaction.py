@@ -2,12 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.sink.harness import Job
+from tests.sink.harness import Changes, Job
 
 pytestmark = pytest.mark.spark
 
@@ -23,24 +23,6 @@ def new_job(spark: SparkSession, folder: Path, deletes: Literal["position", "equ
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path) -> Job:
     return new_job(spark, tmp_path, "position", 3)
-
-
-class Changes:
-    """Micro-batches that update rows of all earlier ones, each with a row of its own."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._rows: dict[int, str] = {}
-
-    def write(self, batches: int) -> None:
-        for _ in range(batches):
-            number = len(self._rows)
-            changed = {number: f"r{number}"} | dict.fromkeys(range(0, number, 2), f"r{number}")
-            self._rows |= changed
-            self._job.write([("+U", {"id": key, "region": region}) for key, region in changed.items()])
-
-    def expected(self) -> list[dict[str, Any]]:
-        return [{"id": key, "region": region} for key, region in sorted(self._rows.items())]
 
 
 def compactions(job: Job) -> list[int]:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from sink import keyindex
 from sink.errors import FencedError, TemporaryError
 from sink.keyindex import IndexVersion
-from tests.sink.harness import Job, before_rewrite, crashing, merging_soon
+from tests.sink.harness import Changes, Job, before_rewrite, crashing, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -23,24 +23,6 @@ BOTH = pytest.mark.parametrize("version", [2, 3])
 
 def new_job(spark: SparkSession, folder: Path, version: int, **arguments: Any) -> Job:
     return Job(spark, folder, properties={"format-version": str(version)}, **arguments)
-
-
-class Changes:
-    """Micro-batches that update rows of all earlier ones, each with two rows of its own."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._rows: dict[int, str] = {}
-
-    def write(self, batches: int) -> None:
-        for _ in range(batches):
-            number = len(self._rows)
-            changed = {number: f"r{number}", number + 1: "new"} | dict.fromkeys(range(0, number, 3), f"r{number}")
-            self._rows |= changed
-            self._job.write([("+U", {"id": key, "region": region}) for key, region in changed.items()])
-
-    def expected(self) -> list[dict[str, Any]]:
-        return [{"id": key, "region": region} for key, region in sorted(self._rows.items())]
 
 
 def numbers(job: Job) -> list[int]:
@@ -109,6 +91,27 @@ def test_runs_of_one_micro_batch_have_them_too(spark: SparkSession, tmp_path: Pa
     assert numbers(job) == [1, 2]
     assert job.rows() == changes.expected()
     assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize(("version", "commits"), [(2, 4), (3, 7)])
+def test_not_before_there_are_enough_files(
+    spark: SparkSession, tmp_path: Path, version: int, commits: int, runs: bool
+) -> None:
+    """In v2 a file of deletes comes with each but the first.
+
+    :param runs: one for each commit.
+    """
+    job = new_job(spark, tmp_path, version, tasks=1)
+    changes = Changes(job)
+    with merging_soon(2, enough=7):
+        for number in range(commits):
+            assert numbers(job) == []
+            changes.write(1)
+            if runs or number in (commits - 2, commits - 1):
+                job.run()
+        assert numbers(job) == [1]
+    assert job.rows() == changes.expected()
 
 
 def test_large_files_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
@@ -263,7 +266,7 @@ def test_others_commit_meanwhile(
     }
     assert job.rows() == theirs.get(disturbance, expected())
     if disturbance != "append":
-        assert f"{job.target}: small files not merged, tried again after {EVERY} commits: " in caplog.text
+        assert f"{job.target}: small files not merged, tried again later: " in caplog.text
     assert job.unreferenced_files() == []
     job.check_deletes()
 
