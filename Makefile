@@ -45,8 +45,9 @@ jdk:
 demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo, no server needed
 	$(BIN)/rowdelta demo --folder demo
 
+# In two processes, each with a Spark of its own: one alone leaves almost half of two cores idle.
 test: jdk setup lint ## The whole suite, after lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then decoding, then the key index alone
 	$(BIN)/python -m benchmarks.bench

@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 
 from sink import session
 from sink.config import Config
+from tests.services.jars import ivy_to_itself
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             },
         }
     )
-    started = session.start(config)
+    with ivy_to_itself():
+        started = session.start(config)
     yield started
     started.stop()

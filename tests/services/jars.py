@@ -10,6 +10,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
@@ -30,11 +32,8 @@ def jars(module: Path) -> list[Path]:
     Raises RuntimeError with Ivy's output when they cannot be resolved.
     """
     cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"{module.stem}-{hashlib.sha256(module.read_bytes()).hexdigest()[:12]}"
-    # Ivy's cache is not made for several processes at a time.
-    with (cache / "ivy.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ivy_to_itself():
         if not folder.exists():
             # Renamed when complete: an interrupted download leaves no folder that looks finished.
             partial = Path(tempfile.mkdtemp(prefix=f"{module.stem}-partial-", dir=cache))
@@ -47,6 +46,16 @@ def jars(module: Path) -> list[Path]:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     return sorted(folder.glob("*.jar"))
+
+
+@contextmanager
+def ivy_to_itself() -> Iterator[None]:
+    """One process at a time: Ivy's caches, Spark's too, are not made for several."""
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "ivy.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def sqlite_jdbc_jar() -> Path:
