@@ -18,7 +18,16 @@ import pyarrow.parquet as pq
 from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, StoredPartition
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.keyindex import SUPERSEDES, Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
+from deltawriters.keyindex import (
+    SUPERSEDES,
+    CorruptIndex,
+    Entries,
+    IndexedFile,
+    IndexSlice,
+    RunInfo,
+    low_hash,
+    write_run,
+)
 from deltawriters.partitioning import PartitionedWriter, as_table_types
 from deltawriters.positions import PositionDeletes
 from deltawriters.resolve import key_columns
@@ -31,39 +40,48 @@ _LINEAGE_FIELDS = (
     {"id": 2147483539, "name": LAST_UPDATED, "type": "long", "required": False},
 )
 _FLUSH_BYTES = 128 * 1024 * 1024
+_RUN_ENTRIES = 4_000_000
+"""Index entries held before a run is written (24 bytes each)."""
 
 HashKeys = Callable[[pa.RecordBatch], npt.NDArray[np.uint64]]
 """High hashes of keys, given in the types that Spark has for them."""
 
 
+class OtherColumns(ValueError):  # noqa: N818, a state of the table
+    """A data file was written before the table's columns changed, and committed after."""
+
+
 @dataclass(frozen=True)
 class SmallFile:
-    """A data file that the sink wrote under the table's current schema and spec.
+    """A file that the sink wrote under the table's current schema and spec: data, or (v2) position deletes.
 
-    :param first_row_id: of the rows that have no `_row_id` of their own; None before format version 3.
+    :param first_row_id: of the rows that have no `_row_id` of their own; None before format version 3, and of deletes.
+    :param live_rows: how many there are by the table's metadata, if that says so.
     """
 
     path: str
     size_in_bytes: int
     first_row_id: int | None
     sequence_number: int
+    live_rows: int | None = None
 
 
 @dataclass(frozen=True)
 class RewriteGroup:
-    """Files of one partition that are to become one.
+    """Files of one partition that are to become one: data files, or position delete files (v2).
 
-    :param partition: as in `ContentFile.to_json`. :param deletes: position delete files (v2).
+    :param partition: as in `ContentFile.to_json`. :param gone: data files that are merged too, so that none of their rows has to be deleted.
     """
 
     spec_id: int
     partition: str
     files: tuple[SmallFile, ...]
-    deletes: tuple[str, ...] = ()
+    deletes: tuple[SmallFile, ...] = ()
+    gone: frozenset[str] = frozenset()
 
     @property
     def size_in_bytes(self) -> int:
-        return sum(file.size_in_bytes for file in self.files)
+        return sum(file.size_in_bytes for file in (*self.files, *self.deletes))
 
 
 @dataclass(frozen=True)
@@ -93,25 +111,33 @@ class Rewriter:
         self._factory = FileFactory(table, task)
         self._files = DataFiles()
         self._entries: list[Entries] = []
+        self._runs: list[RunInfo] = []
 
     def rewrite(self, groups: Iterable[RewriteGroup]) -> Rewritten:
-        """:raises CorruptIndex: a run is not as it was written. Whatever is raised, nothing that was written is left."""
-        run_name = f"{self._task.operation}-{self._task.partition:05d}-{self._task.attempt}"
+        """:raises CorruptIndex: a run is not as it was written. :raises OtherColumns: a file isn't of the table's schema. Whatever is raised,
+        no file that was written is left.
+        """
+        data = PartitionedWriter(self._written_table, self._factory, self._files)
+        deletes = PositionDeletes(self._table, self._factory, self._files)
         try:
-            data = PartitionedWriter(self._written_table, self._factory, self._files)
-            deletes = PositionDeletes(self._table, self._factory, self._files)
             for group in groups:
                 for rows, high, low, superseding in self._live_rows(group.files):
-                    located = data.write(rows, last=True)
+                    located = data.write(rows)
                     file = located.file.astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
                     self._entries.append(Entries(high, low, file, located.pos.astype(np.uint32), ()))
+                    if sum(len(part.high) for part in self._entries) >= _RUN_ENTRIES:
+                        self._write_run()
                 self._delete_again(group, deletes)
             files = data.close() + deletes.close()
-            runs = self._write_run(run_name)
+            self._write_run()
         except BaseException:
+            data.abort()
             self._factory.delete_all()
+            for run in self._runs:
+                self._table.io.delete(f"{self._index.location}/{run.name}")
             raise
-        return Rewritten(files, runs, [*self._factory.created, *(f"{self._index.location}/{r.name}" for r in runs)])
+        paths = [*self._factory.created, *(f"{self._index.location}/{run.name}" for run in self._runs)]
+        return Rewritten(files, self._runs, paths)
 
     @cached_property
     def _written_table(self) -> TableSpec:
@@ -139,6 +165,8 @@ class Rewriter:
             query = located.query[(located.file == own) & (located.pos == located.query)]
             alone = np.bincount(located.query, minlength=len(high)) == 1
             live = np.sort(query)
+            if small.live_rows not in (None, len(live)):
+                raise CorruptIndex(f"it knows {len(live):,} rows of {small.path}, which has {small.live_rows:,}")
             waiting.append((rows.take(pa.array(live)), high[live], low[live], alone[live]))
             size += waiting[-1][0].nbytes
             if size >= _FLUSH_BYTES:
@@ -150,6 +178,7 @@ class Rewriter:
     def _read(self, small: SmallFile) -> pa.Table:
         with self._table.io.new_input(small.path).open() as stream:
             rows = pq.read_table(stream)
+        self._check_columns(small, rows.schema)
         if self._table.format_version >= 3:
             inherited = {
                 ROW_ID: pa.nulls(len(rows), pa.int64())
@@ -167,26 +196,31 @@ class Rewriter:
                     rows = rows.append_column(name, values)
         return as_table_types(rows, self._written_table.arrow_schema)
 
+    def _check_columns(self, small: SmallFile, found: pa.Schema) -> None:
+        """The columns are found by name. So they have to be the table's, by their field ids, which its schema at the commit doesn't say."""
+        stored = {field.name: _field_id(field) for field in found if field.name not in (ROW_ID, LAST_UPDATED)}
+        wanted = {field.name: _field_id(field) for field in self._table.arrow_schema}
+        if stored != wanted:
+            raise OtherColumns(f"{small.path} has other columns than the table")
+
     def _delete_again(self, group: RewriteGroup, deletes: PositionDeletes) -> None:
         """What the group's delete files delete from other data files."""
-        gone = pa.array([file.path for file in group.files], pa.string())
         numbers: dict[str, int] = {}
-        for path in group.deletes:
-            with self._table.io.new_input(path).open() as stream:
-                rows = pq.read_table(stream)
-            rows = rows.filter(pc.invert(pc.is_in(rows.column("file_path"), gone)))
-            if not len(rows):
-                continue
-            paths = rows.column("file_path").combine_chunks().dictionary_encode()
-            for data_file in paths.dictionary.to_pylist():
-                if data_file not in numbers:
+        for small in group.deletes:
+            with self._table.io.new_input(small.path).open() as stream:
+                rows = pq.read_table(stream, columns=["file_path", "pos"], read_dictionary=["file_path"])
+            paths = rows.column("file_path").unify_dictionaries().combine_chunks()
+            names = paths.dictionary.to_pylist()
+            for data_file in names:
+                if data_file not in numbers and data_file not in group.gone:
                     numbers[data_file] = self._files.add(data_file, StoredPartition(group.spec_id, group.partition))
-            of_dictionary = np.array([numbers[data_file] for data_file in paths.dictionary.to_pylist()], np.int64)
-            deletes.delete(of_dictionary[paths.indices.to_numpy()], rows.column("pos").to_numpy())
+            file = np.array([numbers.get(data_file, -1) for data_file in names], np.int64)[paths.indices.to_numpy()]
+            deletes.delete(file[file >= 0], rows.column("pos").to_numpy()[file >= 0])
 
-    def _write_run(self, name: str) -> list[RunInfo]:
+    def _write_run(self) -> None:
         if not self._entries:
-            return []
+            return
+        name = f"{self._task.operation}-{self._task.partition:05d}-{self._task.attempt}-{len(self._runs)}"
         files, schema = self._files, self._table.iceberg_schema
         entries = Entries(
             high=np.concatenate([part.high for part in self._entries]),
@@ -198,7 +232,8 @@ class Rewriter:
                 for n in range(len(files))
             ),
         )
-        return [write_run(self._table.io, self._index.location, name, self._sequence, entries)]
+        self._runs.append(write_run(self._table.io, self._index.location, name, self._sequence, entries))
+        self._entries = []
 
 
 def _joined(
@@ -216,3 +251,8 @@ def _as_spark_types(keys: pa.Table) -> pa.RecordBatch:
         values = values.storage if isinstance(values, pa.ExtensionArray) else values
         columns.append(values.cast(pa.binary()) if pa.types.is_fixed_size_binary(values.type) else values)
     return pa.RecordBatch.from_arrays(columns, keys.column_names)
+
+
+def _field_id(field: pa.Field) -> bytes | None:
+    """The Parquet field id, which is the column's in the table's schema."""
+    return (field.metadata or {}).get(b"PARQUET:field_id")

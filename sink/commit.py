@@ -43,7 +43,8 @@ class RowDeltaCommit:
     :param properties: further table properties to set in the same transaction.
     :param index: the key index's part: rows were looked up in `base_snapshot`, so no other will do.
     :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
-    :param written_under_spec: id of the partition spec that was current; None if there are no deletes.
+    :param written_under_schema: id of the schema that was current. A snapshot says of which schema it is, and readers of single commits
+        go by that; None if it doesn't matter. :param written_under_spec: id of the partition spec likewise; None if there are no deletes.
     """
 
     prefix: str
@@ -52,6 +53,7 @@ class RowDeltaCommit:
     files: Sequence[str]
     base_snapshot: int | None
     previous_operation: str | None
+    written_under_schema: int | None = None
     written_under_spec: int | None = None
     written_for_empty_table: bool = False
     summary: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class RewriteCommit:
     :param prefix: as in `RowDeltaCommit`. :param position_operation: the commit that stored the sink's position.
     :param files: `ContentFileParser` JSON. :param replaced: Java `DataFile`s and `DeleteFile`s.
     :param index: the key index's part: `index.base` is the snapshot that `files` have the rows of.
+    :param written_for: ids of the schema and the partition spec, and the format version, of `files`.
     """
 
     prefix: str
@@ -76,6 +79,7 @@ class RewriteCommit:
     replaced: Sequence[JavaObject]
     index: IndexCommit
     summary: Mapping[str, str]
+    written_for: tuple[int, int, int]
 
 
 class IcebergCommitter:
@@ -128,9 +132,12 @@ class IcebergCommitter:
         if request.index is not None:
             stored["index"] = request.index.stored
         transaction = table.newTransaction()  # of metadata that it reads anew
-        if request.written_under_spec not in (None, int(transaction.table().spec().specId())):
+        found = transaction.table()
+        if request.written_under_spec not in (None, int(found.spec().specId())):
             # a delete in a partition of the one doesn't reach the rows that others moved to partitions of the other
             raise TableChanged("the table was partitioned in another way")
+        if request.written_under_schema not in (None, int(found.schema().schemaId())):
+            raise TableChanged("the table has other columns")
         delta = transaction.newRowDelta()
         for name, value in request.summary.items():
             delta = delta.set(name, value)
@@ -170,6 +177,10 @@ class IcebergCommitter:
         name = f"{request.prefix}.index"
         try:
             transaction = table.newTransaction()
+            found = transaction.table()
+            layout = int(found.schema().schemaId()), int(found.spec().specId()), self._table.format_version(found)
+            if layout != request.written_for:
+                raise TableChanged("the table was altered")
             rewrite = transaction.newRewrite()
             for key, value in request.summary.items():
                 rewrite = rewrite.set(key, value)

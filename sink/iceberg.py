@@ -74,7 +74,7 @@ class IcebergTable:
         self._spec_parser = self.iceberg.PartitionSpecParser
         self.content_file_parser = self.iceberg.ContentFileParser
         self.json_mapper = self.iceberg.util.JsonUtil.mapper()
-        self._format_version = self.iceberg.TableUtil.formatVersion
+        self._util = self.iceberg.TableUtil
 
     def refresh(self) -> None:
         """Read the table's metadata again.
@@ -87,6 +87,10 @@ class IcebergTable:
             raise table_error(self.name, error) from None
         self.__dict__.pop("spec", None)
 
+    def format_version(self, java: JavaObject) -> int:
+        """Of this table, or of it in a transaction."""
+        return int(self._util.formatVersion(java))
+
     @cached_property
     def spec(self) -> TableSpec:
         """What the delta writers need, as plain values."""
@@ -94,7 +98,7 @@ class IcebergTable:
         ids = sorted(self._as_json(by_id.keySet()))
         return TableSpec(
             location=str(self.java.location()),
-            format_version=int(self._format_version(self.java)),
+            format_version=self.format_version(self.java),
             schema=str(self._schema_parser.toJson(self.java.schema())),
             specs=tuple(str(self._spec_parser.toJson(by_id.get(i))) for i in ids),
             current_spec_id=int(self.java.spec().specId()),
@@ -187,7 +191,8 @@ class IcebergTable:
             snapshot = None if parent is None else self.java.snapshot(parent)
             may_have_expired = parent is not None and snapshot is None
         if may_have_expired and not is_behind:
-            return result
+            assert current is not None
+            return self._with_newer_index(result, prefix, current)
         raise TableError(
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read the "
             "source again from the start, remove the stored position (see README, Reset)."

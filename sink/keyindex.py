@@ -314,6 +314,13 @@ class KeyIndex:
         stored = {"version": operation, "base": base}
         return IndexCommit(base, stored, files, removed, sorted(united), new_paths)
 
+    def deleted_rows(self, path: str) -> int | None:
+        """How many rows of a data file its deletion vector deletes (v3); None if position delete files may delete others."""
+        version = self._synchronized()
+        if self._table.spec.format_version < 3 or path in version.parquet_deletes:
+            return None
+        return int(version.vectors[path]["record-count"]) if path in version.vectors else 0
+
     def rewritten(
         self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], new_paths: Sequence[str]
     ) -> IndexCommit:

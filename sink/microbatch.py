@@ -161,9 +161,7 @@ class TableSink:
         self._not_plain = table.spark.sparkContext.accumulator(0)
         every = plan.section.compact_every
         self._compaction = Compaction(table, every) if every is not None else None
-        self._minor_compaction = MinorCompaction(
-            table, plan.section.key, self._committer, self._prefix, self._written_paths
-        )
+        self._minor_compaction = MinorCompaction(table, plan.section.key, self._committer, self._prefix)
         self._adopt()
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
@@ -244,6 +242,7 @@ class TableSink:
             return None
         if begun.index is not None and begun.index.merged_entries > SMALL_MERGE:
             return None
+        self._written_paths.value = []
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
         return TableShare(batch, begun, task.Share(decoder, self._task_plan(begun, 1), self._key_hash(1)))
 
@@ -665,6 +664,7 @@ class TableSink:
             files=written.files,
             base_snapshot=self._base,
             previous_operation=self._stored.operation if self._stored else None,
+            written_under_schema=self._spec.iceberg_schema.schema_id,
             written_under_spec=self._spec.current_spec_id,
             written_for_empty_table=begun.empty,
             summary={"rowdelta.sink-id": self._config.sink.id},

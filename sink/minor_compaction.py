@@ -12,15 +12,13 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
 from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JJavaError
 from pyiceberg.transforms import VoidTransform
 from pyspark.accumulators import Accumulator
-from pyspark.errors import PySparkException
 
 from deltawriters import TableSpec, TaskId
 from deltawriters.keyindex import CorruptIndex, RunInfo
@@ -50,11 +48,20 @@ _ON_DRIVER = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
+class _Seen:
+    """What a snapshot of the sink's added that may be merged, and the paths that it removed if it was a minor compaction."""
+
+    added: Sequence["_File"]
+    removed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class _File:
     """A data file of the sink's, or (v2) a position delete file."""
 
     is_data: bool
     partition: str
+    rows: int
     small: SmallFile
     java: JavaObject
 
@@ -75,10 +82,28 @@ def _chosen(files: Sequence[_File]) -> list[_File]:
     return data + (deletes if (data and len(deletes) > 1) or len(deletes) >= _FEWEST else [])
 
 
+def _groups(chosen: Sequence[_File], spec: TableSpec) -> Iterator[RewriteGroup]:
+    """A partition's files in groups that tasks can share: of about as much data as a file should have, and one of the deletes."""
+    spec_id, partition = spec.current_spec_id, chosen[0].partition
+    data = [file.small for file in chosen if file.is_data]
+    waiting, size = list[SmallFile](), 0
+    for small in data:
+        waiting.append(small)
+        size += small.size_in_bytes
+        if size >= spec.target_file_size:
+            yield RewriteGroup(spec_id, partition, tuple(waiting))
+            waiting, size = [], 0
+    if waiting:
+        yield RewriteGroup(spec_id, partition, tuple(waiting))
+    deletes = tuple(file.small for file in chosen if not file.is_data)
+    if deletes:
+        yield RewriteGroup(spec_id, partition, (), deletes, frozenset(small.path for small in data))
+
+
 class MinorCompaction:
     """The minor compactions of one table.
 
-    :param prefix: property prefix of the sink's state; only its own files are merged. :param written: told the paths of files that tasks wrote.
+    :param prefix: property prefix of the sink's state; only its own files are merged.
     """
 
     def __init__(
@@ -87,15 +112,15 @@ class MinorCompaction:
         key: Sequence[str],
         committer: IcebergCommitter,
         prefix: str,
-        written: Accumulator[list[str]],
     ) -> None:
         self._table = table
         self._key = tuple(key)
         self._committer = committer
         self._prefix = prefix
-        self._written = written
+        # not the micro-batches' accumulator: what it has is deleted if the next one fails
+        self._written: Accumulator[list[str]] = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
         self._commits, self._files = EVERY, _ENOUGH  # what an earlier run left is counted after the first commit
-        self._known: dict[int, list[_File]] = {}
+        self._known: dict[int, _Seen] = {}
         self._known_as: object = None
 
     def count(self, files: int) -> None:
@@ -131,20 +156,18 @@ class MinorCompaction:
             return False
         self._written.value = []
         name = uuid4().hex[:16]
-        groups = [
-            RewriteGroup(
-                spec.current_spec_id,
-                chosen[0].partition,
-                tuple(file.small for file in chosen if file.is_data),
-                tuple(file.small.path for file in chosen if not file.is_data),
-            )
+        exact = found.equality_deletes == 0
+        by_partition = [
+            [replace(file, small=self._counted(file, key_index)) if exact and file.is_data else file for file in chosen]
             for chosen in by_partition
         ]
+        groups = [group for chosen in by_partition for group in _groups(chosen, spec)]
         gone = [file.path for group in groups for file in group.files]
         try:
             files, runs = self._rewrite(spec, key_index, name, groups)
             index = key_index.rewritten(name, gone, runs, self._written.value)
-        except (CorruptIndex, PySparkException, Py4JJavaError, OSError) as error:
+        except Exception as error:
+            # whatever it is, nothing is lost by leaving the files as they are
             self._delete(spec, self._written.value)
             if isinstance(error, CorruptIndex) or "CorruptIndex" in str(error):
                 raise IndexLost(str(error).split("\n", 1)[0]) from error
@@ -152,25 +175,29 @@ class MinorCompaction:
             return False
         replaced = [file.java for chosen in by_partition for file in chosen]
         summary = {MINOR: str(found.number), "rowdelta.sink-id": self._prefix.removeprefix("rowdelta.")}
+        written_for = spec.iceberg_schema.schema_id, spec.current_spec_id, spec.format_version
         try:
-            self._committer.rewrite(RewriteCommit(self._prefix, operation, files, replaced, index, summary))
+            self._committer.rewrite(
+                RewriteCommit(self._prefix, operation, files, replaced, index, summary, written_for)
+            )
         except TableChanged as error:
             self._delete(spec, index.new_paths)
             self._give_up(error)
             return False
-        merged = {file.small.path for chosen in by_partition for file in chosen}
-        for number, known in self._known.items():
-            self._known[number] = [file for file in known if file.small.path not in merged]
         log.info(
             "%s: merged %d small files and %d delete files into %d | %.1f MB | %d ms",
             self._table.name,
             len(gone),
-            sum(len(group.deletes) for group in groups),
+            len(replaced) - len(gone),
             len(files),
             sum(group.size_in_bytes for group in groups) / 1e6,
             (time.monotonic() - started) * 1000,
         )
         return True
+
+    def _counted(self, file: _File, key_index: KeyIndex) -> SmallFile:
+        deleted = key_index.deleted_rows(file.small.path)
+        return file.small if deleted is None else replace(file.small, live_rows=file.rows - deleted)
 
     def _rewrite(
         self, spec: TableSpec, key_index: KeyIndex, name: str, groups: Sequence[RewriteGroup]
@@ -207,14 +234,15 @@ class MinorCompaction:
 
 class _Search:
     """What the snapshots say of the sink's small files: the `number` of the next minor compaction, `commits` since the last one and how many
-    `files` they added, and those that it may merge, by partition.
+    `files` they added, and those that it may merge, by partition; and how many rows the table's equality deletes have.
 
-    :param known: files by snapshot, without those that were merged. Gets what is read, since each file takes some calls to the JVM.
+    :param known: by snapshot. Gets what is read, since each file takes some calls to the JVM.
     """
 
-    def __init__(self, table: IcebergTable, spec: TableSpec, prefix: str, known: dict[int, list[_File]]) -> None:
+    def __init__(self, table: IcebergTable, spec: TableSpec, prefix: str, known: dict[int, _Seen]) -> None:
         self.number = 1
         self.commits = self.files = 0
+        self.equality_deletes = int(table.summary(table.java.currentSnapshot()).get("total-equality-deletes", "0"))
         self.partitions: dict[str, list[_File]] = {}
         self._table = table
         self._spec = spec
@@ -226,26 +254,29 @@ class _Search:
     def _snapshots(self) -> Iterator[tuple[JavaObject, bool]]:
         """Those whose files may be merged, newest first, and whether it is a minor compaction. Counts the commits."""
         java = self._table.java
-        java_snapshot, last = java.currentSnapshot(), None
+        java_snapshot, last, first_passed, older = java.currentSnapshot(), None, False, 0
         while java_snapshot is not None:
             summary: Mapping[str, str] = self._table.summary(java_snapshot)
-            number = summary.get(MINOR)
+            own = summary.get("rowdelta.sink-id") == self._sink_id
+            number = int(summary[MINOR]) if own and MINOR in summary else None
             if number is not None:
-                last = last or int(number)
+                last = last or number
                 self.number = last + 1
-                if not _are_enough(self.commits, self.files) or _level(int(number)) >= _level(self.number):
+                if not _are_enough(self.commits, self.files) or number <= self.number - EVERY ** _level(self.number):
                     return
+                first_passed = number == 1
             elif summary.get("deleted-data-files", "0") != "0" or self._removes_deletes(summary):
                 return
             if java_snapshot.schemaId() != java.schema().schemaId():
                 return
-            if number is not None or summary.get("rowdelta.sink-id") == self._sink_id:
+            if own:
                 if number is None and last is None:
                     self.commits += 1
                     self.files += self._added(summary)
+                older += number is None and (first_passed or last is None)
                 yield java_snapshot, number is not None
-            if last is None and self.commits >= EVERY**2 and self.files >= _ENOUGH:
-                return  # a table that has never been compacted so
+            if older >= EVERY**2 and _are_enough(self.commits, self.files):
+                return  # commits from before there were minor compactions: there may be any number of them
             parent = java_snapshot.parentId()
             java_snapshot = None if parent is None else java.snapshot(parent)
 
@@ -258,22 +289,25 @@ class _Search:
         """In v3 each commit removes deletion vectors, but these aren't merged here."""
         return self._spec.format_version < 3 and summary.get("removed-delete-files", "0") != "0"
 
-    def _collect(self, snapshots: Sequence[tuple[JavaObject, bool]], known: dict[int, list[_File]]) -> None:
-        io = self._table.java.io()
+    def _collect(self, snapshots: Sequence[tuple[JavaObject, bool]], known: dict[int, _Seen]) -> None:
         gone = set[str]()
-        newer_rewrites = list[JavaObject]()
         for snapshot, is_rewrite in snapshots:
             number = int(snapshot.snapshotId())
             if number not in known:
-                for rewrite in newer_rewrites:
-                    for removed in (rewrite.removedDataFiles(io), rewrite.removedDeleteFiles(io)):
-                        gone |= {str(file.location()) for file in self._table.elements(removed)}
-                newer_rewrites = []
-                known[number] = [file for file in self._files(snapshot) if file.small.path not in gone]
-            if is_rewrite:
-                newer_rewrites.append(snapshot)
-            for file in known[number]:
-                self.partitions.setdefault(file.partition, []).append(file)
+                removed = self._removed(snapshot) if is_rewrite else ()
+                known[number] = _Seen(list(self._files(snapshot)), frozenset(removed))
+            for file in known[number].added:
+                if file.small.path not in gone:
+                    self.partitions.setdefault(file.partition, []).append(file)
+            gone |= known[number].removed
+
+    def _removed(self, snapshot: JavaObject) -> Iterator[str]:
+        """Also what Iceberg removed by itself: delete files that are older than all data."""
+        io = self._table.java.io()
+        removed = [snapshot.removedDataFiles(io)]
+        if self._spec.format_version < 3:
+            removed.append(snapshot.removedDeleteFiles(io))
+        return (str(file.location()) for files in removed for file in self._table.elements(files))
 
     def _files(self, snapshot: JavaObject) -> Iterator[_File]:
         """What the snapshot added under the current spec: small data files and, in v2, position delete files."""
@@ -294,7 +328,7 @@ class _Search:
                 continue
             partition = dict(zip(fields, content.get("partition", [None] * len(fields)), strict=True))
             small = SmallFile(content["file-path"], size, content.get("first-row-id"), sequence_number)
-            yield _File(kind == "DATA", json.dumps(partition), small, java)
+            yield _File(kind == "DATA", json.dumps(partition), content["record-count"], small, java)
 
     def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
         """Written before the table became v3: row ids were given later, and aren't in the manifest that says the file was added."""

@@ -32,6 +32,7 @@ from sink.pipeline import Pipeline
 from sink.sources.source import TableBatch
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
+from tests.sink.harness import merging_soon
 from tests.sink.test_kafka import Running
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -369,6 +370,36 @@ def test_bad_records_that_fail_stop_their_table_only(shop: Shop) -> None:
     with pytest.raises(DataError, match="1 bad records"):
         shop.run()
     assert shop.is_exact("a")
+
+
+def test_what_was_merged_stays_when_the_next_micro_batch_fails(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that a minor compaction wrote are the table's, and none that a failed micro-batch left behind."""
+    shop.sink = {"on_bad_record": "fail"}
+    shop.create("a", "b")
+    shared = list[set[str]]()
+    original = JointWriter.write
+
+    def write(self: JointWriter, spark: Any, sinks: Mapping[str, TableSink], shares: Any) -> Any:
+        shared.append({sink.table.name for sink in sinks.values()})
+        return original(self, spark, sinks, shares)
+
+    monkeypatch.setattr(JointWriter, "write", write)
+    with merging_soon(2), shop.start():
+        for _ in range(4):
+            for name in "ab":
+                shop.change(name, 10)
+            assert wait_until(lambda: shop.is_exact(), 60)
+        time.sleep(1)
+        before = shop.expected("a")
+        merged = "summary['rowdelta.minor-compaction'] IS NOT NULL"
+        assert shop.spark.table(f"{shop.target('a')}.snapshots").where(merged).count()
+        shared.clear()
+        shop._producer.produce(shop.topic("a"), value=b"not JSON", partition=0)
+        shop.change("b", 10)
+        assert wait_until(lambda: shop.is_exact("b"), 60)
+        time.sleep(1)
+        assert shop.rows("a") == before
+    assert {shop.target("a"), shop.target("b")} in shared
 
 
 def test_on_table_error_stop(shop: Shop) -> None:

@@ -3,6 +3,7 @@
 import datetime as dt
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from deltawriters import rewrite
+from deltawriters.keyindex import IndexSlice, Located
 from sink import keyindex
+from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.errors import FencedError, TemporaryError
 from sink.keyindex import IndexVersion
-from tests.sink.harness import Changes, Job, before_rewrite, crashing, merging_soon
+from tests.sink.harness import Changes, Job, before_commit, before_rewrite, crashing, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -105,12 +109,11 @@ def test_not_before_there_are_enough_files(
     job = new_job(spark, tmp_path, version, tasks=1)
     changes = Changes(job)
     with merging_soon(2, enough=7):
-        for number in range(commits):
-            assert numbers(job) == []
+        for number in range(1, commits + 1):
             changes.write(1)
-            if runs or number in (commits - 2, commits - 1):
+            if runs or number >= commits - 1:
                 job.run()
-        assert numbers(job) == [1]
+                assert numbers(job) == ([1] if number == commits else [])
     assert job.rows() == changes.expected()
 
 
@@ -408,4 +411,176 @@ def test_the_table_changes_meanwhile(spark: SparkSession, tmp_path: Path, change
     expected = [row for row in changes.expected() if row["id"] != 1]
     assert [(row["id"], row["region"]) for row in job.rows()] == [(row["id"], row["region"]) for row in expected]
     job.check_deletes()
+    assert job.check_index() is not None
+
+
+def columns_of(job: Job) -> list[tuple[Any, ...]]:
+    return [(row["id"], row["region"]) for row in job.rows()]
+
+
+@BOTH
+@pytest.mark.parametrize("when", [before_commit, before_rewrite])
+def test_a_column_is_added_while_files_are_written(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, when: Any
+) -> None:
+    """The snapshot would say that the files have it, and later minor compactions look for it in them."""
+    job = new_job(spark, tmp_path, version)
+    changes = Changes(job)
+    changes.write(EVERY)
+    with merging_soon(EVERY):
+        with when(lambda: spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note string")):
+            job.run()
+        assert ("small files not merged" in caplog.text) == (when is before_rewrite)
+        caplog.clear()
+        for _ in range(3):
+            changes.write(EVERY)
+            job.run()
+    assert "small files not merged" not in caplog.text
+    assert len(numbers(job)) >= 3
+    assert columns_of(job) == [(row["id"], row["region"]) for row in changes.expected()]
+    assert job.check_index() is not None
+
+
+def test_files_of_other_columns_are_left_alone(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If Iceberg's own retry of a commit came upon a new schema, only the files themselves tell."""
+    job = new_job(spark, tmp_path, 2)
+    changes = Changes(job)
+    changes.write(EVERY - 1)
+    original = IcebergCommitter._try
+
+    def alter() -> None:
+        spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note string")
+
+    def late(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
+        original(self, replace(request, written_under_schema=None), base)
+
+    monkeypatch.setattr(IcebergCommitter, "_try", late)
+    with merging_soon(EVERY):
+        job.run()
+        changes.write(1)
+        with before_commit(alter):
+            job.run()
+        changes.write(EVERY)
+        job.run()
+    assert f"{job.target}: small files not merged, tried again later: " in caplog.text
+    assert "has other columns than the table" in caplog.text
+    assert numbers(job) == []
+    assert columns_of(job) == [(row["id"], row["region"]) for row in changes.expected()]
+    assert job.unreferenced_files() == []
+
+
+def test_commits_from_before_are_looked_at_as_far_as_needed(spark: SparkSession, tmp_path: Path) -> None:
+    """A table may have thousands that were never merged."""
+    job = new_job(spark, tmp_path, 3, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(8)
+    job.run()
+    old = data_files(job)
+    job.table = {}
+    with merging_soon(2):
+        changes.write(3)
+        job.run()
+    assert numbers(job) == [1, 2]
+    left = set(data_files(job)) & set(old)
+    assert len(left) == 5, "the last four commits were merged, and nothing older"
+    assert job.rows() == changes.expected()
+
+
+@BOTH
+@pytest.mark.parametrize("on_driver", [True, False])
+def test_rows_of_a_partition_become_files_of_the_usual_size(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, on_driver: bool
+) -> None:
+    """However they are read, and dealt out to tasks."""
+    monkeypatch.setattr(rewrite, "_FLUSH_BYTES", 1)
+    monkeypatch.setattr(rewrite, "_RUN_ENTRIES", 2)
+    job = new_job(spark, tmp_path, version, tasks=1)
+    changes = Changes(job)
+    changes.write(2 * EVERY)
+    with merging_soon(2 * EVERY, on_driver=on_driver):
+        job.run()
+        assert numbers(job) == [1]
+        assert len(data_files(job)) == 1
+        sizes = [file["file_size_in_bytes"] for file in job.files() if file["content"] == 0]
+        spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('write.target-file-size-bytes' = '{2 * max(sizes)}')")
+        changes.write(2 * EVERY)
+        job.run()
+    assert numbers(job) == [1, 2]
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+    job.check_deletes()
+
+
+def test_deletes_that_iceberg_dropped_by_itself(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It drops delete files that are older than all data, and doesn't say so in the commit that replaces the data."""
+    job = new_job(spark, tmp_path, 2, tasks=1)
+    kept = dict.fromkeys(range(10), "new")
+    job.write([("+I", {"id": number, "region": "new"}) for number in range(5)])
+    job.write(
+        [("+I", {"id": number, "region": "new"}) for number in range(5, 10)] + [("-D", {"id": 0, "region": "new"})]
+    )
+    del kept[0]
+    with merging_soon(2):
+        job.run()
+        assert numbers(job) == [1]
+        assert [file["content"] for file in job.files()] == [0], "what it is about"
+        for number in (1, 2):
+            kept[number] = "changed"
+            job.write([("+U", {"id": number, "region": "changed"})])
+            job.run()
+    assert numbers(job) == [1, 2]
+    assert "small files not merged" not in caplog.text
+    assert job.rows() == [{"id": number, "region": region} for number, region in sorted(kept.items())]
+
+
+@BOTH
+def test_snapshots_expire_before_a_restart(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
+    """The commit that stored the position is gone then, and what the minor compaction after it said of the index still counts."""
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = new_job(spark, tmp_path, version)
+    changes = Changes(job)
+    changes.write(EVERY)
+    with merging_soon(EVERY):
+        job.run()
+        assert numbers(job) == [1]
+        job.expire_snapshots()
+        assert len(job.snapshots()) == 1
+        caplog.clear()
+        changes.write(1)
+        job.run()
+    assert "index" not in caplog.text
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
+def test_an_index_that_lacks_rows_is_found_out(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that it doesn't know would be lost. Format version 3 says how many there are."""
+    job = new_job(spark, tmp_path, 3)
+    changes = Changes(job)
+    changes.write(EVERY)
+    probe = IndexSlice.probe
+
+    def lossy(*arguments: Any) -> Located:
+        found = probe(*arguments)
+        return Located(found.query[1:], found.file[1:], found.pos[1:], found.files)
+
+    with merging_soon(EVERY), monkeypatch.context() as patch:
+        patch.setattr(IndexSlice, "probe", lossy)  # on the driver, so in minor compactions only
+        job.run()
+    assert "building the key index again" in caplog.text
+    assert numbers(job) == []
+    assert job.rows() == changes.expected()
+    with merging_soon(EVERY):
+        changes.write(EVERY)
+        job.run()
+    assert numbers(job) == [1]
+    assert job.rows() == changes.expected()
     assert job.check_index() is not None
