@@ -503,8 +503,9 @@ def test_rows_of_a_partition_become_files_of_the_usual_size(
         job.run()
         assert numbers(job) == [1]
         assert len(data_files(job)) == 1
-        sizes = [file["file_size_in_bytes"] for file in job.files() if file["content"] == 0]
-        spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('write.target-file-size-bytes' = '{2 * max(sizes)}')")
+        (merged,) = spark.table(f"{job.target}.files").where("content = 0").collect()
+        target = 2 * merged["file_size_in_bytes"]
+        spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('write.target-file-size-bytes' = '{target}')")
         changes.write(2 * EVERY)
         job.run()
     assert numbers(job) == [1, 2]
@@ -518,21 +519,21 @@ def test_deletes_that_iceberg_dropped_by_itself(
 ) -> None:
     """It drops delete files that are older than all data, and doesn't say so in the commit that replaces the data."""
     job = new_job(spark, tmp_path, 2, tasks=1)
-    kept = dict.fromkeys(range(10), "new")
-    job.write([("+I", {"id": number, "region": "new"}) for number in range(5)])
+    kept = dict.fromkeys(range(1, 6), "new")
+    job.write([("+I", {"id": number, "region": "new"}) for number in range(2)])
     job.write(
-        [("+I", {"id": number, "region": "new"}) for number in range(5, 10)] + [("-D", {"id": 0, "region": "new"})]
+        [("+I", {"id": 2, "region": "new"}), ("+I", {"id": 3, "region": "new"}), ("-D", {"id": 0, "region": "new"})]
     )
-    del kept[0]
-    with merging_soon(2):
+    job.write([("+I", {"id": number, "region": "new"}) for number in range(4, 6)])
+    with merging_soon(EVERY):
         job.run()
         assert numbers(job) == [1]
         assert [file["content"] for file in job.files()] == [0], "what it is about"
-        for number in (1, 2):
-            kept[number] = "changed"
-            job.write([("+U", {"id": number, "region": "changed"})])
-            job.run()
-    assert numbers(job) == [1, 2]
+        for number in range(2 * EVERY):
+            kept[1] = f"changed {number}"
+            job.write([("+U", {"id": 1, "region": kept[1]})])
+        job.run()
+    assert numbers(job) == [1, 2, 3], "of which the last looks at what the first did"
     assert "small files not merged" not in caplog.text
     assert job.rows() == [{"id": number, "region": region} for number, region in sorted(kept.items())]
 
