@@ -36,7 +36,8 @@ def raised() -> Iterator[None]:
     def handle(number: int, _: FrameType | None) -> None:
         for other in _SIGNALS:
             signal.signal(other, signal.SIG_IGN)
-        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)  # calls that wait for the JVM are about to fail
+        # calls that wait for the JVM are about to fail; py4j logs them with a traceback, some by the root logger
+        logging.disable(logging.CRITICAL)
         jvms.terminate()  # first, so that no thread waits for it while the exception is on its way
         raise Interrupted(number)
 
@@ -47,6 +48,7 @@ def raised() -> Iterator[None]:
         jvms.end()
         raise
     finally:
+        logging.disable(logging.NOTSET)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
