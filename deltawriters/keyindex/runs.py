@@ -37,7 +37,10 @@ _CHUNK = 1 << 20
 _OPEN_RUNS = 256
 """Runs a process keeps mapped. A mapped run that was deleted holds its disk space until it is replaced here."""
 _CACHE_SECONDS = 3600
-"""A cached copy of a remote run that nobody opened for this long is deleted."""
+"""A cached copy of a remote run that nobody opened for this long is deleted, and a mark."""
+_MARKED_BYTES = 16 << 20
+"""A run of this size is verified once by the machine, a smaller one by each process: that takes less than 10 ms."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class CorruptIndex(Exception):  # noqa: N818, a state of the index
@@ -137,7 +140,7 @@ _opened: OrderedDict[tuple[str, RunInfo], Run] = OrderedDict()
 
 
 def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
-    """Map the run `{location}/{info.name}`. Verified once in a process; a remote run is copied to local disk first.
+    """Map the run `{location}/{info.name}`. Verified, if large once by the machine; a remote run is copied to local disk first.
 
     :raises CorruptIndex: the file is missing or isn't the one that `info` describes. Other failures to read are the storage's
         errors, and may pass.
@@ -185,19 +188,37 @@ def _open(io: FileIO, location: str, info: RunInfo) -> Run:
 
 def _verify(path: str, info: RunInfo) -> None:
     with open(path, "rb") as stream:
+        mark = _mark(os.fstat(stream.fileno()), info)
+        if mark is not None and mark.exists():
+            mark.touch()
+            return
         _copy(stream, None, path, info)
+    if mark is not None:
+        _remove_unused()
+        mark.touch()
+
+
+def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
+    """An empty file that says that `file` was verified, and not written to since then; None for small files.
+
+    Spark ends workers that were idle for a minute, and to read all of the index again in each new one would cost more than all else in a
+    micro-batch. After a power failure a file may have lost content without a trace, so the mark is that of the boot.
+    """
+    if info.size_in_bytes < _MARKED_BYTES or not _BOOT_ID.exists():
+        return None
+    name = f"{_BOOT_ID.read_text()} {file.st_dev} {file.st_ino} {file.st_mtime_ns} {file.st_size} {info}"
+    return _local_folder() / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}-verified"
 
 
 def _cached(io: FileIO, path: str, info: RunInfo) -> str:
     """The path of a verified local copy of remote file `path`. Processes share the copies."""
-    folder = Path(tempfile.gettempdir()) / f"rowdelta-index-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = _local_folder()
     copy = folder / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}-{info.crc32:08x}"
     with suppress(FileNotFoundError, CorruptIndex):
         _verify(str(copy), info)
-        os.utime(copy)
+        os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
         return str(copy)
-    _remove_unused(folder)
+    _remove_unused()
     descriptor, partial = tempfile.mkstemp(dir=folder)
     try:
         with os.fdopen(descriptor, "wb") as target, io.new_input(path).open(seekable=False) as source:
@@ -209,12 +230,19 @@ def _cached(io: FileIO, path: str, info: RunInfo) -> str:
     return str(copy)
 
 
-def _remove_unused(folder: Path) -> None:
+def _local_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"rowdelta-index-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _remove_unused() -> None:
     """Merged runs are never asked for again. A mapped copy stays readable after its removal."""
     horizon = time.time() - _CACHE_SECONDS
-    for file in folder.iterdir():
+    for file in _local_folder().iterdir():
         with suppress(FileNotFoundError):  # another process removes too
-            if file.stat().st_mtime < horizon:
+            stat = file.stat()
+            if max(stat.st_atime, stat.st_mtime) < horizon:
                 file.unlink()
 
 

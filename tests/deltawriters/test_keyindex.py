@@ -1,10 +1,13 @@
 """The key index against plain Python: a slow polynomial for the hash, a dict of live rows for runs, probes and merges."""
 
+import os
 import pickle
 import random
 import tempfile
+import time
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime
+from datetime import time as time_of_day
 from decimal import Decimal
 from itertools import pairwise, product
 from pathlib import Path
@@ -72,7 +75,7 @@ SAMPLES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.int32(), [-(2**31), -1, 2**31 - 1]),
     (pa.int64(), [-(2**63), -1, 2**63 - 1]),
     (pa.date32(), [date(1969, 12, 31), date(1970, 1, 1), date(2026, 1, 1)]),
-    (pa.time64("us"), [time(0), time(1), time(23, 59, 59, 999999)]),
+    (pa.time64("us"), [time_of_day(0), time_of_day(1), time_of_day(23, 59, 59, 999999)]),
     (pa.timestamp("us"), [datetime(1950, 1, 1), datetime(1970, 1, 1), MOMENT.replace(tzinfo=None)]),
     (pa.timestamp("us", "UTC"), [datetime(1970, 1, 1, tzinfo=UTC), MOMENT, MOMENT.replace(year=1960)]),
     (pa.decimal128(38, 2), [Decimal("-1.25"), Decimal("0.00"), Decimal("9" * 36 + ".99")]),
@@ -285,6 +288,44 @@ def test_a_remote_run_is_copied_once_and_its_copy_verified(tmp_path: Path, monke
     with pytest.raises(CorruptIndex):
         open_run(io, "s3://bucket/index", info)
     assert list(copy.parent.iterdir()) == []
+
+
+def test_a_large_run_is_verified_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tells is what isn't noticed: other bytes with the old time of modification, until the machine starts again."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(runs, "_MARKED_BYTES", 0)
+    monkeypatch.setattr(runs, "_BOOT_ID", tmp_path / "boot_id")
+    (tmp_path / "tmp").mkdir()
+    runs._BOOT_ID.write_text("one")
+    info = write_run(IO, str(tmp_path), "r", 1, entries((1, 2, 0, 3)))
+    file = tmp_path / "r"
+
+    def opened_by_another_process() -> list[tuple[int, int, int, int]]:
+        runs._opened.clear()
+        return rows_of(open_run(IO, str(tmp_path), info))
+
+    assert opened_by_another_process() == [(1, 2, 0, 3)]
+    written, modified = file.read_bytes(), file.stat().st_mtime_ns
+    damaged = bytearray(written)
+    damaged[written.index((3).to_bytes(4, "little"), written.index((2).to_bytes(8, "little")))] = 4
+    file.write_bytes(damaged)
+    os.utime(file, ns=(modified, modified))
+    assert opened_by_another_process() != [(1, 2, 0, 3)]
+
+    runs._BOOT_ID.write_text("two")
+    with pytest.raises(CorruptIndex):
+        opened_by_another_process()
+    runs._BOOT_ID.write_text("one")
+    file.write_bytes(damaged)
+    with pytest.raises(CorruptIndex):
+        opened_by_another_process()
+
+    file.write_bytes(written)
+    long_ago = time.time() - 2 * runs._CACHE_SECONDS
+    for mark in (tmp_path / "tmp").glob("rowdelta-index-*/*"):
+        os.utime(mark, (long_ago, long_ago))
+    assert opened_by_another_process() == [(1, 2, 0, 3)]
+    assert len(list((tmp_path / "tmp").glob("rowdelta-index-*/*"))) == 1  # those of the earlier files are gone
 
 
 # ------------------------------------------------------- probes and merges
