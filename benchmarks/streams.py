@@ -36,8 +36,11 @@ class Trigger:
 def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") -> SparkSession:
     """Start a local Spark with an Iceberg hadoop catalog named CATALOG in the folder `warehouse`."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder
+    for name, value in session.WORKERS_KEEP_MEMORY.items():  # as `rowdelta run` sets it
+        builder = builder.config(name, value)
     spark = (
-        SparkSession.builder.appName("rowdelta benchmarks")
+        builder.appName("rowdelta benchmarks")
         .master(f"local[{cores}]")
         .config("spark.driver.memory", driver_memory)
         .config("spark.jars.packages", ICEBERG)
