@@ -189,13 +189,15 @@ def _open(io: FileIO, location: str, info: RunInfo) -> Run:
 def _verify(path: str, info: RunInfo) -> None:
     with open(path, "rb") as stream:
         mark = _mark(os.fstat(stream.fileno()), info)
-        if mark is not None and mark.exists():
-            mark.touch()
-            return
+        with suppress(OSError):  # there is none
+            if mark is not None:
+                os.utime(mark)
+                return
         _copy(stream, None, path, info)
-    if mark is not None:
-        _remove_unused()
-        mark.touch()
+    with suppress(OSError):  # the next process verifies it too
+        if mark is not None:
+            _remove_unused()
+            mark.touch()
 
 
 def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
@@ -207,16 +209,16 @@ def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
     if info.size_in_bytes < _MARKED_BYTES or not _BOOT_ID.exists():
         return None
     name = f"{_BOOT_ID.read_text()} {file.st_dev} {file.st_ino} {file.st_mtime_ns} {file.st_size} {info}"
-    return _local_folder() / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}-verified"
+    return _local_folder() / f"{_digest(name)}-verified"
 
 
 def _cached(io: FileIO, path: str, info: RunInfo) -> str:
     """The path of a verified local copy of remote file `path`. Processes share the copies."""
     folder = _local_folder()
-    copy = folder / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}-{info.crc32:08x}"
+    copy = folder / f"{_digest(path)}-{info.crc32:08x}"
     with suppress(FileNotFoundError, CorruptIndex):
+        os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))  # first, so that it isn't removed as unused
         _verify(str(copy), info)
-        os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
         return str(copy)
     _remove_unused()
     descriptor, partial = tempfile.mkstemp(dir=folder)
@@ -231,13 +233,16 @@ def _cached(io: FileIO, path: str, info: RunInfo) -> str:
 
 
 def _local_folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"rowdelta-index-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    return Path(tempfile.gettempdir()) / f"rowdelta-index-{os.getuid()}"
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def _remove_unused() -> None:
-    """Merged runs are never asked for again. A mapped copy stays readable after its removal."""
+    """Merged runs are never asked for again. A mapped copy stays readable after its removal. The folder is there afterwards."""
+    _local_folder().mkdir(mode=0o700, exist_ok=True)
     horizon = time.time() - _CACHE_SECONDS
     for file in _local_folder().iterdir():
         with suppress(FileNotFoundError):  # another process removes too
