@@ -77,11 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit code."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    # of others only warnings: py4j logs each call that ends with the JVM, with a traceback
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_is_of_interest)
+    # of others only warnings
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
     logging.getLogger("rowdelta").setLevel(logging.INFO)
-    # it logs our own exceptions with their tracebacks on their way through the JVM; we report them ourselves
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         with interrupts.raised():
             return int(args.command(args))
@@ -91,6 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except interrupts.Interrupted as interrupted:
         print(f"rowdelta: {interrupted}; every table is as its last commit left it", file=sys.stderr)
         return interrupted.exit_code
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    """Not what py4j logs, by its own logger and by the root logger.
+
+    It logs calls that end with the JVM, and our own exceptions on their way through it, with their tracebacks; we report them ourselves.
+    """
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM while nothing is applied yet, or where there is nothing to finish: the process ends soon, and its JVM with it."""
 
-import logging
 import signal
 import subprocess
 import threading
@@ -36,8 +35,6 @@ def raised() -> Iterator[None]:
     def handle(number: int, _: FrameType | None) -> None:
         for other in _SIGNALS:
             signal.signal(other, signal.SIG_IGN)
-        # calls that wait for the JVM are about to fail; py4j logs them with a traceback, some by the root logger
-        logging.disable(logging.CRITICAL)
         jvms.terminate()  # first, so that no thread waits for it while the exception is on its way
         raise Interrupted(number)
 
@@ -48,7 +45,6 @@ def raised() -> Iterator[None]:
         jvms.end()
         raise
     finally:
-        logging.disable(logging.NOTSET)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
@@ -58,7 +54,7 @@ class _Jvms:
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._ending = False
+        self.ending = False
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -73,7 +69,7 @@ class _Jvms:
         def popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
             process: subprocess.Popen[bytes] = original(*arguments, **options)
             self._processes.append(process)
-            if self._ending:
+            if self.ending:
                 process.kill()
             return process
 
@@ -85,7 +81,7 @@ class _Jvms:
 
     def terminate(self) -> None:
         """Have them end, whatever they are doing. Calls that wait for them fail."""
-        self._ending = True
+        self.ending = True
         for process in self._processes:
             process.terminate()
 

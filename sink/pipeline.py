@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +21,7 @@ from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
 from sink.folders import check_folders
 from sink.iceberg import JAVA_ERRORS
+from sink.interrupts import jvms
 from sink.mapping import MappedTable, map_tables
 from sink.roster import Member, Roster
 from sink.sources.files import FilesSource
@@ -29,15 +31,20 @@ from sink.sources.source import Source, Stream
 log = logging.getLogger("rowdelta")
 
 _POLL_SECONDS = 0.2
+_END_SECONDS = 30.0
 
 
 @dataclass
 class Run:
-    """A started query. Once `over`, no micro-batch of it begins any more. `error` is what ended one that had begun."""
+    """A started query. Once `over`, no micro-batch of it begins any more. `error` is what ended one that had begun.
+
+    A micro-batch that doesn't begin waits until the query is `ending`.
+    """
 
     stream: Stream
     query: StreamingQuery | None = None
     over: bool = False
+    ending: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
 
 
@@ -84,10 +91,10 @@ class Pipeline:
             self._roster.close()
             # the JVM may have gone; what ended the run matters more
             with suppress(Py4JError, OSError):
+                if self._runs:
+                    self._quieten_spark()
                 for run in list(self._runs):
-                    if run.query is not None:
-                        run.query.stop()
-                    self._forget(run)
+                    self._end(run)
 
     def stop(self) -> None:
         """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
@@ -118,8 +125,12 @@ class Pipeline:
         return located
 
     def _read(self, located: Sequence[Member]) -> None:
-        for run in [run for run in self._runs if run.over]:
-            self._end(run)
+        ending = [run for run in self._runs if run.over]
+        if ending:
+            self._quieten_spark()
+            for run in ending:
+                self._end(run)
+            self._spark.sparkContext.setLogLevel("ERROR")
         if located:
             for stream in self._source.streams([member.mapped.section for member in located]):
                 self._runs.append(self._start(stream))
@@ -138,10 +149,9 @@ class Pipeline:
 
     def _end(self, run: Run) -> None:
         assert run.query is not None
-        self._quieten_spark()
+        run.ending.set()
         run.query.stop()
         self._forget(run)
-        self._spark.sparkContext.setLogLevel("ERROR")
 
     def _forget(self, run: Run) -> None:
         """Let go of a query that has ended.
@@ -155,19 +165,29 @@ class Pipeline:
     def _apply(self, run: Run) -> Callable[[DataFrame, int], None]:
         members = [self._roster.members[table.source] for table in run.stream.tables]
 
+        def begin(frame: DataFrame, batch_id: int) -> None:
+            self._roster.apply(run.stream, batch_id, frame)
+            if self._is_over() or not any(member.works for member in members):
+                run.over = True
+                raise next((member.error for member in members if member.error is not None), _Stopped())
+
         def apply(frame: DataFrame, batch_id: int) -> None:
             with self._between_batches:
-                if self._stopping.is_set() or run.over:
-                    self._quieten_spark()
-                    raise _Stopped
-                try:
-                    self._roster.apply(run.stream, batch_id, frame)
-                except Exception as error:
-                    run.error = error  # Spark passes on its text only
-                    raise
-                if self._is_over() or not any(member.works for member in members):
-                    run.over = True
-                    raise next((member.error for member in members if member.error is not None), _Stopped())
+                if not (self._stopping.is_set() or run.over or self._is_over()):
+                    try:
+                        begin(frame, batch_id)
+                    except RowdeltaError as error:
+                        run.error = error  # Spark passes on its text only
+                        # Not the Java error that it may come from: if the query is ending, Spark searches the text of that by a
+                        # regular expression which overflows the stack (`StreamExecution.PROXY_ERROR`).
+                        raise error from None
+                    except Exception as error:
+                        run.error = error
+                        raise
+                    return
+            # without a call to the JVM, which the query's end would interrupt: a Java error
+            run.ending.wait(_END_SECONDS)
+            raise _Stopped
 
         return apply
 
@@ -328,71 +348,60 @@ def open_source(spark: SparkSession, config: Config, changelogs: dict[str, Chang
 def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
     """Ctrl-C and SIGTERM finish the micro-batch and stop. A second Ctrl-C interrupts at once, which is safe too.
 
-    Under `spark-submit` the JVM is the parent process and gets the signal. There a shutdown hook, which Hadoop runs before Spark's
-    own, makes it wait for the pipeline.
+    So does the JVM, which gets the signal under `spark-submit`, where it is the parent process, and of service managers that send it
+    to all processes.
     """
-    finished, told = threading.Event(), threading.Event()
+    told = threading.Event()
+
+    def stop(signal_name: str) -> None:
+        if not told.is_set():
+            told.set()
+            log.info("%s: finishing the micro-batch, then stopping", signal_name)
+        pipeline.stop()
 
     def handle(signum: int, _: FrameType | None) -> None:
-        log.info("%s: finishing the micro-batch, then stopping", signal.Signals(signum).name)
-        pipeline.stop()
-        told.set()
+        stop(signal.Signals(signum).name)
         signal.signal(signal.SIGINT, previous[signal.SIGINT])
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    hook = _ShutdownHook(spark, pipeline, finished, told)
+    in_jvm = _JvmSignals(spark, stop)
     try:
         yield
     finally:
-        hook.remove()
-        finished.set()
+        in_jvm.restore()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-class _ShutdownHook:
-    """A Java `Runnable` that the JVM runs when it is told to end: stops the pipeline and waits until it has.
-
-    If this process was told too, then so were all, also the Python workers. What those were doing never ends: a JVM that is ending
-    doesn't report failed tasks. So jobs are cancelled then.
-    """
-
-    _PRIORITY = 100  # Spark's own hook has 50; higher ones run first
-    _WAIT_SECONDS = 300
-    _TOLD_SECONDS = 1.0
+class _JvmSignals:
+    """A Java `SignalHandler`. Without it the JVM begins to end at once, and Iceberg's threads refuse to commit the micro-batch."""
 
     class Java:
-        implements: ClassVar[list[str]] = ["java.lang.Runnable"]
+        implements: ClassVar[list[str]] = ["sun.misc.SignalHandler"]
 
-    def __init__(
-        self, spark: SparkSession, pipeline: Pipeline, finished: threading.Event, told: threading.Event
-    ) -> None:
+    def __init__(self, spark: SparkSession, stop: Callable[[str], None]) -> None:
         from pyspark.java_gateway import ensure_callback_server_started
 
         gateway = spark.sparkContext._gateway
         assert gateway is not None
         ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-        self._pipeline = pipeline
-        self._finished = finished
-        self._told = told
-        self._context = spark.sparkContext
-        jvm = spark.sparkContext._jvm
-        assert jvm is not None
-        self._manager = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
-        seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
-        # the manager keeps hooks in a hash set: a Java thread around us has the hashCode that we lack
-        self._hook = jvm.java.lang.Thread(self)
-        self._manager.addShutdownHook(self._hook, self._PRIORITY, self._WAIT_SECONDS, seconds)
+        self._stop = stop
+        self._told = False
+        self._signal: Any = gateway.jvm.sun.misc.Signal
+        self._previous: dict[str, JavaObject] = {}
+        for name in ("INT", "TERM"):
+            self._previous[name] = self._signal.handle(self._signal(name), self)
 
-    def run(self) -> None:
-        log.info("the JVM was told to end: finishing the micro-batch, then stopping")
-        self._pipeline.stop()
-        if self._told.wait(self._TOLD_SECONDS):
-            self._context.cancelAllJobs()
-        self._finished.wait(self._WAIT_SECONDS)
+    def handle(self, received: JavaObject) -> None:
+        """The first signal stops the pipeline; a second one, or one that we send, ends the JVM."""
+        if self._told or jvms.ending:
+            self.restore()
+            getattr(self._signal, "raise")(received)
+        else:
+            self._told = True
+            self._stop(f"SIG{received.getName()}")
 
-    def remove(self) -> None:
-        # a JVM that ends just now refuses, and one that has ended doesn't answer
-        with suppress(Py4JError, OSError):
-            if not self._manager.isShutdownInProgress():
-                self._manager.removeShutdownHook(self._hook)
+    def restore(self) -> None:
+        with suppress(Py4JError, OSError):  # the JVM may have gone
+            for name, previous in self._previous.items():
+                self._signal.handle(self._signal(name), previous)

@@ -65,7 +65,8 @@ class Shop:
         self.content: dict[str, dict[int, str]] = {}
         self._random = Random(7)
         self._partitions: dict[str, int] = {}
-        self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
+        # log_level 0: it may live longer than the broker, whose end is no news
+        self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "log_level": 0})
         if not self.entries:
             self.entries = [{"source": rf"{self.name}\.(.*)", "target": f"lake.{self.name}.$1"}]
 
