@@ -54,7 +54,8 @@ class Pipeline:
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark = spark
         self._config = config
-        self._stopping = threading.Event()
+        # not an `Event`: a signal handler that sets it would wait for the lock of one that the same thread waits for
+        self._stopping = False
         self._between_batches = threading.Lock()
         self._runs: list[Run] = []
         check_folders(spark, config)
@@ -88,6 +89,7 @@ class Pipeline:
             if failed:
                 raise self._failure(failed)
         finally:
+            self._stopping = True
             self._roster.close()
             # the JVM may have gone; what ended the run matters more
             with suppress(Py4JError, OSError):
@@ -98,7 +100,7 @@ class Pipeline:
 
     def stop(self) -> None:
         """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
-        self._stopping.set()
+        self._stopping = True
 
     def _join(self, members: Sequence[Member]) -> None:
         """Have tables that were just opened read from where they are.
@@ -167,13 +169,15 @@ class Pipeline:
 
         def begin(frame: DataFrame, batch_id: int) -> None:
             self._roster.apply(run.stream, batch_id, frame)
+            if self._roster.closed:
+                raise _Stopped  # tables may have been left out: Spark must not take this micro-batch for done
             if self._is_over() or not any(member.works for member in members):
                 run.over = True
                 raise next((member.error for member in members if member.error is not None), _Stopped())
 
         def apply(frame: DataFrame, batch_id: int) -> None:
             with self._between_batches:
-                if not (self._stopping.is_set() or run.over or self._is_over()):
+                if not (self._stopping or run.over or self._is_over()):
                     try:
                         begin(frame, batch_id)
                     except RowdeltaError as error:
@@ -193,7 +197,7 @@ class Pipeline:
 
     def _wait(self) -> None:
         retried = False
-        while not self._stopping.is_set():
+        while not self._stopping:
             for run in list(self._runs):
                 # each in turn: a failed query must not go unnoticed behind one that runs on
                 # and what follows the failure of one may end others
@@ -210,21 +214,23 @@ class Pipeline:
                 retried = True
                 self._join(self._roster.open(failed))
             if not self._runs:
-                self._stopping.wait(_POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
         with self._between_batches:
             self._raise_if_over()
-        if self._runs:
-            self._quieten_spark()
+            for run in self._runs:
+                if run.error is not None and not run.over:
+                    raise self._explain(run.error)
 
     def _has_ended(self, run: Run) -> bool:
         assert run.query is not None
         try:
-            return bool(run.query.awaitTermination(_POLL_SECONDS / len(self._runs)))  # type: ignore[arg-type]  # fractions work
+            # fractions work, down to a millisecond
+            return bool(run.query.awaitTermination(max(0.001, _POLL_SECONDS / len(self._runs))))  # type: ignore[arg-type]
         except PySparkException as error:
-            if self._stopping.is_set() or run.over:
-                return True  # `_Stopped`, thrown while we waited, or the error of its tables
+            if run.over or self._is_over() or (self._stopping and run.error is None):
+                return True  # the error of its tables, or `_Stopped`, thrown while we waited
             failure = self._explain(run.error or error)
-            if self._goes_on_without(run, failure):
+            if not self._stopping and self._goes_on_without(run, failure):
                 return True
             raise failure from error
         except (Py4JError, OSError) as error:
@@ -351,21 +357,23 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
     So does the JVM, which gets the signal under `spark-submit`, where it is the parent process, and of service managers that send it
     to all processes.
     """
-    told = threading.Event()
+    told = False
 
     def stop(signal_name: str) -> None:
-        if not told.is_set():
-            told.set()
+        nonlocal told
+        if not told:
+            told = True
             log.info("%s: finishing the micro-batch, then stopping", signal_name)
         pipeline.stop()
 
     def handle(signum: int, _: FrameType | None) -> None:
-        stop(signal.Signals(signum).name)
         signal.signal(signal.SIGINT, previous[signal.SIGINT])
+        stop(signal.Signals(signum).name)
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     in_jvm = _JvmSignals(spark, stop)
     try:
+        in_jvm.register()
         yield
     finally:
         in_jvm.restore()
@@ -389,17 +397,23 @@ class _JvmSignals:
         self._told = False
         self._signal: Any = gateway.jvm.sun.misc.Signal
         self._previous: dict[str, JavaObject] = {}
+
+    def register(self) -> None:
         for name in ("INT", "TERM"):
-            self._previous[name] = self._signal.handle(self._signal(name), self)
+            try:
+                self._previous[name] = self._signal.handle(self._signal(name), self)
+            except JAVA_ERRORS as error:  # with its option -Xrs the JVM leaves signals to the system
+                log.info("the JVM can't be told of SIG%s: %s", name, summary(error))
 
     def handle(self, received: JavaObject) -> None:
-        """The first signal stops the pipeline; a second one, or one that we send, ends the JVM."""
-        if self._told or jvms.ending:
+        """Signals stop the pipeline. A second Ctrl-C, or a signal that we send, ends the JVM."""
+        name = str(received.getName())
+        if jvms.ending or (self._told and name == "INT"):
             self.restore()
             getattr(self._signal, "raise")(received)
         else:
             self._told = True
-            self._stop(f"SIG{received.getName()}")
+            self._stop(f"SIG{name}")
 
     def restore(self) -> None:
         with suppress(Py4JError, OSError):  # the JVM may have gone

@@ -81,14 +81,14 @@ class Roster:
         self._changelogs = changelogs
         self._dead_letters: DeadLetters | None = None
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
-        self._closed = False
+        self.closed = False
         self._setting_aside = Lock()
         self._joint = JointWriter(spark)
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
 
     def close(self) -> None:
         """Begin no more work. What is being done ends with the query, whose jobs it runs."""
-        self._closed = True
+        self.closed = True
         self._pool.shutdown(wait=False)
 
     def working(self) -> list[Member]:
@@ -233,7 +233,7 @@ class Roster:
             try:
                 return self._pool.submit(inheriting, work, *args)
             except RuntimeError:
-                if not self._closed:
+                if not self.closed:
                     raise
                 # what is begun is still to be discarded
                 work(*args)
@@ -244,7 +244,7 @@ class Roster:
         return submit
 
     def _is_ending(self) -> bool:
-        return self._closed or (self._config.sink.on_table_error == "stop" and bool(self.failed()))
+        return self.closed or (self._config.sink.on_table_error == "stop" and bool(self.failed()))
 
     def _attempt(self, work: Callable[[Member], None], member: Member) -> None:
         """Do a table's work; if it fails, set it aside with its group."""

@@ -132,6 +132,43 @@ def test_our_own_mistakes_are_no_reason_to_run_again(
     assert caught.value.exit_code == 1
 
 
+def test_mistakes_are_told_also_when_the_job_stops(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object) -> None:
+        pipeline.stop()
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(FilesSource, "touched", mistaken)
+    pipeline = Pipeline(spark, files_config(tmp_path, "pipeline_stopping", a=write_one(tmp_path / "a")))
+    with pytest.raises(RowdeltaError, match="an unexpected error: KeyError: 'no such thing'"):
+        pipeline.run()
+
+
+def test_a_micro_batch_that_the_end_overtakes_is_not_done(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has is read again, even if Spark looks only at what it has noted."""
+    config = files_config(tmp_path, "pipeline_overtaken", a=write_one(tmp_path / "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Roster, "apply", lambda roster, *_: roster.close())
+        with pytest.raises(RowdeltaError):
+            Pipeline(spark, config).run()
+    assert list(tmp_path.rglob("offsets/0")) != []
+    assert list(tmp_path.rglob("commits/0")) == []
+    Pipeline(spark, config).run()
+    assert spark.table("lake.pipeline_overtaken.a").count() == 1
+
+
+def test_hundreds_of_queries_are_looked_at_in_turn(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each for so short a time that Spark, which counts milliseconds, would refuse it."""
+    monkeypatch.setattr("sink.pipeline._POLL_SECONDS", 0.2 / 300)
+    Pipeline(spark, files_config(tmp_path, "pipeline_many", a=write_one(tmp_path / "a"))).run()
+    assert spark.table("lake.pipeline_many.a").count() == 1
+
+
 def test_the_log_line_counts_all_changes(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also those that never reach the delta writer, because a later one of their key made them superfluous."""
     source = Path(write_one(tmp_path / "a"))
