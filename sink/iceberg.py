@@ -75,6 +75,7 @@ class IcebergTable:
         self.content_file_parser = self.iceberg.ContentFileParser
         self.json_mapper = self.iceberg.util.JsonUtil.mapper()
         self._util = self.iceberg.TableUtil
+        self._lists = self.iceberg.relocated.com.google.common.collect.Lists
 
     def refresh(self) -> None:
         """Read the table's metadata again.
@@ -112,7 +113,7 @@ class IcebergTable:
 
     def elements(self, iterable: JavaObject) -> list[JavaObject]:
         """Of a Java `Iterable`. Python's own iteration takes ten times as long, 2 ms an element."""
-        elements = self.iceberg.relocated.com.google.common.collect.Lists.newArrayList(iterable)
+        elements = self._lists.newArrayList(iterable)
         return [elements.get(i) for i in range(elements.size())]
 
     def summary(self, snapshot: JavaObject) -> dict[str, str]:

@@ -153,6 +153,7 @@ class MinorCompaction:
         self._commits = self._files = 0
         by_partition = [chosen for files in found.partitions.values() if (chosen := _chosen(files))]
         if not by_partition:
+            self._commits, self._files = EVERY - 1, _ENOUGH  # looked at again after the next commit
             return False
         self._written.value = []
         name = uuid4().hex[:16]

@@ -97,6 +97,22 @@ def test_runs_of_one_micro_batch_have_them_too(spark: SparkSession, tmp_path: Pa
     assert job.check_index() is not None
 
 
+def test_what_does_not_pay_yet_is_looked_at_again_soon(spark: SparkSession, tmp_path: Path) -> None:
+    """The first load is one of the commits, but its file is too large to be one of those to merge."""
+    job = new_job(spark, tmp_path, 3, tasks=1)
+    loaded = {key: f"{key * 7919}" for key in range(20_000)}
+    job.write([("+I", {"id": key, "region": region}) for key, region in loaded.items()])
+    with merging_soon(EVERY, fewest=EVERY):
+        job.run()
+        for number in range(EVERY):
+            loaded[number] = "changed"
+            job.write([("+U", {"id": number, "region": "changed"})])
+        job.run()
+    assert numbers(job) == [1]
+    assert len(data_files(job)) == 2
+    assert job.rows() == [{"id": key, "region": region} for key, region in sorted(loaded.items())]
+
+
 @pytest.mark.parametrize("runs", [True, False])
 @pytest.mark.parametrize(("version", "commits"), [(2, 4), (3, 7)])
 def test_not_before_there_are_enough_files(
