@@ -2,7 +2,8 @@
 
 The sinks take turns after every few micro-batches, so that the machine's moods hit all of them alike. A micro-batch's seconds
 are its whole trigger: listing files, planning, writing, committing, and Spark's own logs. After each turn the table
-is scanned, and its totals are compared with the workload's; at the end, its content by checksum.
+is scanned, and its totals are compared with the workload's; at the end, its content by checksum. Then it is compacted as maintenance
+would, and scanned in turns with what it was before.
 """
 
 import argparse
@@ -16,16 +17,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import merge_baseline
 from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session
-from benchmarks.workload import SPARK_TABLE_SCHEMA, Dataset, Workload, checksum, publish, totals, write_dataset
+from benchmarks.workload import SPARK_TABLE_SCHEMA, Dataset, Totals, Workload, checksum, publish, totals, write_dataset
 from sink import session
 from sink.config import Config
 
 FILES_PER_BATCH = 2
-SCANS = 5
+SCANS = 7
 ENOUGH_SECONDS = 4
 COMPACT_EVERY = 8
 """Commits, of the cases that compact their table: so that each scan finds another number of them since the last compaction. What a
@@ -40,6 +41,7 @@ class Case:
     table: str
     buckets: int | None
     load_seconds: float = 0.0
+    last_scan: float | None = None
     compacted_scan: float | None = None
     triggers: list[Trigger] = field(default_factory=list)
     scans: dict[int, float] = field(default_factory=dict)
@@ -157,7 +159,7 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
     sinks = _sinks(spark, folder / "measured", warehouse, only)
     for sink in sinks:
         sink.case.load_seconds = sink.load(dataset)
-        _check(spark, sink.case, dataset, 0)
+        _check(sink.case, dataset, 0, totals(spark.table(sink.case.table)))
         print(
             f"  load  {sink.case.name:45} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} rows/s",
             flush=True,
@@ -181,7 +183,7 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
         assert found == expected, f"{sink.case.name}: content differs from the source"
     print("content of every table equals the source's", flush=True)
     for sink in sinks:
-        sink.case.compacted_scan = _compacted_scan(spark, sink.case, dataset, batches)
+        _scan_compacted(spark, sink.case, dataset, batches)
     _report(spark, [sink.case for sink in sinks], rows)
     return [sink.case for sink in sinks]
 
@@ -217,47 +219,59 @@ def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int, only
         sink.apply(dataset, 1, dataset.batches)
 
 
-def _check(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> None:
-    found = totals(spark.table(case.table))
+def _check(case: Case, dataset: Dataset, batch: int, found: Totals) -> None:
     assert found == dataset.totals[batch], f"{case.name} after batch {batch}: {found}, expected {dataset.totals[batch]}"
 
 
 def _scan(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> float:
-    """Seconds that it takes to read the table's totals, and to find them right.
-
-    The median of `SCANS`, or of fewer if they take long: a single one says more of the machine's mood. All but the first may find delete
-    files in Iceberg's executor cache, so the first is printed too.
-    """
-    seconds = list[float]()
-    while len(seconds) < SCANS and sum(seconds) < ENOUGH_SECONDS:
-        started = perf_counter()
-        _check(spark, case, dataset, batch)
-        seconds.append(perf_counter() - started)
-    print(f"        scans {case.name:45} {' '.join(f'{each:.2f}' for each in seconds)} s", flush=True)
-    return statistics.median(seconds)
+    """Seconds that it takes to read the table's totals, and to find them right."""
+    (seconds,) = _scans_in_turns(case, dataset, batch, spark.table(case.table))
+    return seconds
 
 
-def _compacted_scan(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> float:
-    """Rewrite the table without deletes, as maintenance would, and scan it: the best that a reader can get."""
+def _scan_compacted(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> None:
+    """Rewrite the table without deletes, as maintenance would: the best that a reader can get, beside what it was before."""
+    before = spark.table(f"{case.table}.refs").where("name = 'main'").first()
+    assert before is not None, "it was scanned"
     name = case.table.removeprefix(f"{CATALOG}.")
     spark.sql(
         f"CALL {CATALOG}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
     ).collect()
-    return _scan(spark, case, dataset, batch)
+    earlier = spark.read.option("snapshot-id", before.snapshot_id).table(case.table)
+    case.last_scan, case.compacted_scan = _scans_in_turns(case, dataset, batch, earlier, spark.table(case.table))
+
+
+def _scans_in_turns(case: Case, dataset: Dataset, batch: int, *states: DataFrame) -> list[float]:
+    """Median seconds of `SCANS` scans of each state, or of fewer if they take long: a single one says more of the machine's mood.
+
+    All but the first may find delete files in Iceberg's executor cache, so all are printed.
+    """
+    seconds: list[list[float]] = [[] for _ in states]
+    while len(seconds[0]) < SCANS and sum(seconds[0]) < ENOUGH_SECONDS:
+        for state, taken in zip(states, seconds, strict=True):
+            started = perf_counter()
+            found = totals(state)
+            taken.append(perf_counter() - started)
+            _check(case, dataset, batch, found)
+    for taken in seconds:
+        print(f"        scans {case.name:45} {' '.join(f'{each:.2f}' for each in taken)} s", flush=True)
+    return [statistics.median(taken) for taken in seconds]
 
 
 def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
     print(
-        f"\n{'':46}{'load':>12}{'batch s':>9}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after batch, compacted"
+        f"\n{'':46}{'load':>12}{'batch s':>9}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after batch, then in turns: last, compacted"
     )
     marks = " ".join(f"{n:>6}" for n in cases[0].scans)
-    print(f"{'':46}{'rows/s':>12}{'median':>9}{'mean':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks} {'comp.':>6}")
+    print(
+        f"{'':46}{'rows/s':>12}{'median':>9}{'mean':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks} {'last':>6} {'comp.':>6}"
+    )
     for case in cases:
         files, size = _files_per_commit(spark, case.table, len(case.triggers))
         scans = " ".join(f"{seconds:>6.2f}" for seconds in case.scans.values())
         load = rows / case.load_seconds
         print(
-            f"{case.name:46}{load:>12,.0f}{case.median:>9.2f}{case.mean:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans} {case.compacted_scan:>6.2f}"
+            f"{case.name:46}{load:>12,.0f}{case.median:>9.2f}{case.mean:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans} {case.last_scan:>6.2f} {case.compacted_scan:>6.2f}"
         )
     print()
     for ours in cases:
@@ -302,6 +316,8 @@ def main() -> None:
                 "batch_seconds": [trigger.seconds for trigger in case.triggers],
                 "sink_seconds": [trigger.add_batch_seconds for trigger in case.triggers],
                 "scan_seconds": case.scans,
+                "last_scan_seconds": case.last_scan,
+                "compacted_scan_seconds": case.compacted_scan,
             }
             for case in cases
         ]
