@@ -150,11 +150,10 @@ class MinorCompaction:
         self._commits, self._files = found.commits, found.files
         if not self.is_due():
             return False
-        self._commits = self._files = 0
         by_partition = [chosen for files in found.partitions.values() if (chosen := _chosen(files))]
         if not by_partition:
-            self._commits, self._files = EVERY - 1, _ENOUGH  # looked at again after the next commit
-            return False
+            return False  # looked at again after the next commit
+        self._commits = self._files = 0
         self._written.value = []
         name = uuid4().hex[:16]
         exact = found.equality_deletes == 0
