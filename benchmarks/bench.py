@@ -1,9 +1,9 @@
 """`make bench`: rowdelta beside `foreachBatch` + `MERGE INTO`, on one workload, in one run and one Spark session.
 
-The sinks take turns after every few micro-batches, so that the machine's moods hit all of them alike. A micro-batch's seconds
-are its whole trigger: listing files, planning, writing, committing, and Spark's own logs. After each turn the table
-is scanned, and its totals are compared with the workload's; at the end, its content by checksum. Then it is compacted as maintenance
-would, and scanned in turns with what it was before.
+The sinks take turns after every few micro-batches, so that the machine's moods hit all of them alike. A micro-batch's
+seconds are its whole trigger: listing files, planning, writing, committing, and Spark's own logs. After each turn the
+table is scanned, and its totals are compared with the workload's; at the end, its content by checksum. Then it is
+compacted as maintenance would, and scanned in turns with what it was before.
 """
 
 import argparse
@@ -29,8 +29,9 @@ FILES_PER_BATCH = 2
 SCANS = 7
 ENOUGH_SECONDS = 4
 COMPACT_EVERY = 8
-"""Commits, of the cases that compact their table: so that each scan finds another number of them since the last compaction. What a
-compaction takes is in the time of the micro-batch that it ends; that the index then reads the new files' keys, in the next one's."""
+"""Commits, of the cases that compact their table: so that each scan finds another number of them since the last
+compaction. What a compaction takes is in the time of the micro-batch that it ends; that the index then reads the new
+files' keys, in the next one's."""
 
 
 @dataclass
@@ -161,7 +162,8 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
         sink.case.load_seconds = sink.load(dataset)
         _check(sink.case, dataset, 0, totals(spark.table(sink.case.table)))
         print(
-            f"  load  {sink.case.name:45} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} rows/s",
+            f"  load  {sink.case.name:45} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} "
+            "rows/s",
             flush=True,
         )
     first = 1
@@ -173,7 +175,8 @@ def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path
             sink.case.scans[last] = _scan(spark, sink.case, dataset, last)
             median = statistics.median(trigger.seconds for trigger in triggers)
             print(
-                f"  {first:2}-{last:2} {sink.case.name:45} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} s",
+                f"  {first:2}-{last:2} {sink.case.name:45} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} "
+                "s",
                 flush=True,
             )
         first = last + 1
@@ -230,7 +233,9 @@ def _scan(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> floa
 
 
 def _scan_compacted(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> None:
-    """Rewrite the table without deletes, as maintenance would: the best that a reader can get, beside what it was before."""
+    """Rewrite the table without deletes, as maintenance would: the best that a reader can get, beside what it was
+    before.
+    """
     before = spark.table(f"{case.table}.refs").where("name = 'main'").first()
     assert before is not None, "it was scanned"
     name = case.table.removeprefix(f"{CATALOG}.")
@@ -242,7 +247,8 @@ def _scan_compacted(spark: SparkSession, case: Case, dataset: Dataset, batch: in
 
 
 def _scans_in_turns(case: Case, dataset: Dataset, batch: int, *states: DataFrame) -> list[float]:
-    """Median seconds of `SCANS` scans of each state, or of fewer if they take long: a single one says more of the machine's mood.
+    """Median seconds of `SCANS` scans of each state, or of fewer if they take long: a single one says more of the
+    machine's mood.
 
     All but the first may find delete files in Iceberg's executor cache, so all are printed.
     """
@@ -260,11 +266,13 @@ def _scans_in_turns(case: Case, dataset: Dataset, batch: int, *states: DataFrame
 
 def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
     print(
-        f"\n{'':46}{'load':>12}{'batch s':>9}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after batch, then in turns: last, compacted"
+        f"\n{'':46}{'load':>12}{'batch s':>9}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after "
+        "batch, then in turns: last, compacted"
     )
     marks = " ".join(f"{n:>6}" for n in cases[0].scans)
     print(
-        f"{'':46}{'rows/s':>12}{'median':>9}{'mean':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks} {'last':>6} {'comp.':>6}"
+        f"{'':46}{'rows/s':>12}{'median':>9}{'mean':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks} {'last':>6} "
+        f"{'comp.':>6}"
     )
     for case in cases:
         files, size = _files_per_commit(spark, case.table, len(case.triggers))

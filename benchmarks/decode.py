@@ -1,8 +1,9 @@
 """How fast each format decodes, and Debezium JSON all the way into a table.
 
-First every format alone, in one process on one core: raw records, as a Spark task gets them, to changelog rows of the workload's accounts
-table. Then the whole sink: a topic's worth of Debezium JSON of about 700 bytes a message, from files of JSON lines (a broker on the same
-two cores would be measured with them), in micro-batches of a million messages. Messages are deterministic by seed.
+First every format alone, in one process on one core: raw records, as a Spark task gets them, to changelog rows of the
+workload's accounts table. Then the whole sink: a topic's worth of Debezium JSON of about 700 bytes a message, from
+files of JSON lines (a broker on the same two cores would be measured with them), in micro-batches of a million
+messages. Messages are deterministic by seed.
 """
 
 import argparse
@@ -52,7 +53,10 @@ _EPOCH = 1_767_323_045_000_000
 
 
 def rows(count: int, seed: int, keys: float = 0.1) -> list[tuple[Row, Row | None]]:
-    """After and before images: seven updates to three inserts. :param keys: how many there are to a change."""
+    """After and before images: seven updates to three inserts.
+
+    :param keys: how many there are to a change.
+    """
     random = np.random.default_rng(seed)
     numbers = random.integers(int(count * keys) + 1, size=count).tolist()
     updates = (random.random(count) < 0.7).tolist()
@@ -310,7 +314,8 @@ def end_to_end(folder: Path, values: list[bytes], batches: int, schema_changes: 
     pipeline.run()
     seconds = sorted(trigger.seconds for trigger in pipeline.triggers[WARM_UP:])
     print(
-        f"  {schema_changes}: {batches} micro-batches in {perf_counter() - started:.1f} s: {[round(s, 2) for s in seconds]}"
+        f"  {schema_changes}: {batches} micro-batches in {perf_counter() - started:.1f} s: "
+        f"{[round(s, 2) for s in seconds]}"
     )
     return len(values) / seconds[len(seconds) // 2]
 

@@ -1,12 +1,15 @@
-"""The key index alone, without Spark: what a key costs on disk, to build, to open and to probe, and that memory doesn't grow with keys.
+"""The key index alone, without Spark: what a key costs on disk, to build, to open and to probe, and that memory doesn't
+grow with keys.
 
-Runs are written as the bootstrap writes them (`sink.task.build_index`): 4M additive entries each, all of one sequence, each over the
-whole range of hashes. So every probe visits every run, as it would in a table just indexed by one task. Key number i is an
-int64: its low hash is itself, and a mixer stands for xxhash64, so no key needs to be kept to be found again.
+Runs are written as the bootstrap writes them (`sink.task.build_index`): 4M additive entries each, all of one sequence,
+each over the whole range of hashes. So every probe visits every run, as it would in a table just indexed by one task.
+Key number i is an int64: its low hash is itself, and a mixer stands for xxhash64, so no key needs to be kept to be
+found again.
 
-Building and probing are processes of their own. `first` is the first probe after the runs were opened: opening sums their
-checksums up, so their pages are in the system's cache but not yet mapped. `probe` is the median of later ones, each of other keys.
-Anonymous memory is what the process holds; file memory is pages of the runs, which the system drops when it needs room.
+Building and probing are processes of their own. `first` is the first probe after the runs were opened: opening sums
+their checksums up, so their pages are in the system's cache but not yet mapped. `probe` is the median of later ones,
+each of other keys. Anonymous memory is what the process holds; file memory is pages of the runs, which the system drops
+when it needs room.
 """
 
 import argparse
@@ -55,7 +58,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Built:
-    """`seconds` are those of `write_run`, which sorts and writes; `peak_memory` is the process's largest resident size in bytes."""
+    """`seconds` are those of `write_run`, which sorts and writes; `peak_memory` is the process's largest resident size
+    in bytes.
+    """
 
     runs: list[RunInfo]
     seconds: float
@@ -64,7 +69,9 @@ class Built:
 
 @dataclass(frozen=True)
 class Probed:
-    """Seconds to open all runs, of the first probe and of each later one; memory before the runs were opened and after the last probe."""
+    """Seconds to open all runs, of the first probe and of each later one; memory before the runs were opened and after
+    the last probe.
+    """
 
     open_seconds: float
     first_seconds: float

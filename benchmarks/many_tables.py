@@ -3,9 +3,10 @@
     python -m benchmarks.many_tables                            # 1, 10, 100 and 300 tables, all active; 300 of which 5 are
     python -m benchmarks.many_tables --cases 10:10 100:5 --rows 20 --batches 5
 
-A case `300:5` is 300 topics and tables of which 5 get `--rows` changes in each micro-batch. All tables get changes in a first run,
-which creates them. The second run is measured: how long the tables take to open, and the median micro-batch as Spark reports
-it (`triggerExecution`). What is sent depends on `--seed` only. At the end each table's content is compared with what was sent.
+A case `300:5` is 300 topics and tables of which 5 get `--rows` changes in each micro-batch. All tables get changes in a
+first run, which creates them. The second run is measured: how long the tables take to open, and the median micro-batch
+as Spark reports it (`triggerExecution`). What is sent depends on `--seed` only. At the end each table's content is
+compared with what was sent.
 
 `--apart` gives each table a Spark job of its own, for comparison.
 """

@@ -1,8 +1,8 @@
 """A micro-batch larger than memory: small executors, one huge commit, bounded Python workers.
 
-Runs `rowdelta` on two executor processes (Spark's local-cluster) of little memory each, with the whole workload as one micro-batch,
-and prints the sink's own log lines, which show the peak memory of the Python workers. Spark spills its shuffle; the delta writers
-write whenever their buffer is full, and keep no more than the key map.
+Runs `rowdelta` on two executor processes (Spark's local-cluster) of little memory each, with the whole workload as one
+micro-batch, and prints the sink's own log lines, which show the peak memory of the Python workers. Spark spills its
+shuffle; the delta writers write whenever their buffer is full, and keep no more than the key map.
 """
 
 import argparse

@@ -86,8 +86,8 @@ def run_available(writer: DataStreamWriter, checkpoint: Path) -> list[Trigger]:
 class TimedPipeline(Pipeline):
     """A pipeline whose micro-batches can be asked for after it has run.
 
-    Not by a `StreamingQueryListener`: PySpark makes Python objects of its events in thousands of calls to the JVM, with a third of a core's
-    time, in which the next micro-batch runs.
+    Not by a `StreamingQueryListener`: PySpark makes Python objects of its events in thousands of calls to the JVM, with
+    a third of a core's time, in which the next micro-batch runs.
     """
 
     def __init__(self, spark: SparkSession, config: Config) -> None:

@@ -8,7 +8,7 @@ that `deltawriters` consumes. On the way from a message to it:
     values       values of messages to values of columns, exactly
     decoding     `ChangelogDecoder`: all of it together, for Spark tasks
 
-This package does no I/O but asking the schema registry (`schema_registry`), and knows no table format. `changelog.rows` imports neither Spark
-nor PyArrow; all but `row_kind_columns` works on Arrow arrays and needs no JVM: that is for Parquet files that `row_kind_parquet` leaves to
-Spark.
+This package does no I/O but asking the schema registry (`schema_registry`), and knows no table format. `changelog.rows`
+imports neither Spark nor PyArrow; all but `row_kind_columns` works on Arrow arrays and needs no JVM: that is for
+Parquet files that `row_kind_parquet` leaves to Spark.
 """

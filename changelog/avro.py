@@ -1,4 +1,5 @@
-"""Plain Avro rows with schemas in a registry (Confluent's wire format): each message is the row that its key has from now on.
+"""Plain Avro rows with schemas in a registry (Confluent's wire format): each message is the row that its key has from
+now on.
 
     key    00 00000008 02                                        schema 8: {"id": 1}
     value  00 00000009 02 06 616e6e 02 04 041a                   schema 9: {"id": 1, "customer": "ann", "amount": 10.50}
@@ -9,13 +10,14 @@ with schema 9
       {"name": "id", "type": "long"}, {"name": "customer", "type": "string"},
       {"name": "amount", "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}]}]}
 
-| message              | change                                                                                                  |
-|----------------------|---------------------------------------------------------------------------------------------------------|
-| a record             | +I of it. Key columns that it lacks are read from the message's key (ksqlDB leaves them out of values)   |
-| a null (tombstone)   | -D of the message's key: the fields of a record, or a single value for a table with one key column      |
+| message            | change |
+|--------------------|---|
+| a record           | +I of it. Key columns that it lacks are read from the message's key (ksqlDB leaves them out of values) |
+| a null (tombstone) | -D of the message's key: the fields of a record, or a single value for a table with one key column |
 
-Rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, are for `debezium-avro` with `flattened: true`.
-`format_options`: `changelog.schema_registry`. Types: `changelog.avro_schema`. `order_by` names fields of the row; a tombstone has none.
+Rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, are for `debezium-avro` with
+`flattened: true`. `format_options`: `changelog.schema_registry`. Types: `changelog.avro_schema`. `order_by` names
+fields of the row; a tombstone has none.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +27,7 @@ import pyarrow as pa
 
 from changelog import avro_records, schema_registry
 from changelog.avro_body import Want
-from changelog.avro_records import AvroReader, KeyReader, Read, Refused
+from changelog.avro_records import AvroReader, KeyReader, Read, RefusedError
 from changelog.avro_schema import Node
 from changelog.changes import Changes, Rejected, Wire
 from changelog.rows import BadRecord, RowKind
@@ -65,7 +67,9 @@ class Avro:
 
     def _plan(self, schema: Node) -> Want:
         if schema.value.kind != "record":
-            raise Refused(BadRecord.UNPARSEABLE, f"the value is Avro of type {schema.value.kind}, expected a record")
+            raise RefusedError(
+                BadRecord.UNPARSEABLE, f"the value is Avro of type {schema.value.kind}, expected a record"
+            )
         return avro_records.wanted(schema, [*((field,) for field in self._columns), *self._order])
 
     def _upserts(self, found: Read, keys: pa.Array) -> Iterator[Changes | Rejected]:

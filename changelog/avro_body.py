@@ -1,9 +1,9 @@
 """Avro bodies of one schema to Arrow arrays, all at once.
 
-Avro has no offsets: where a field begins is known when all before it are read. So one cursor per body walks through the schema, and
-each step is a NumPy operation on all cursors: read a number, move on. A body that turns out to be broken is marked, its cursor stays
-within the body, and the others never notice. That is why bodies aren't glued together for a reader of container files, where one
-that is too short shifts all that follow.
+Avro has no offsets: where a field begins is known when all before it are read. So one cursor per body walks through the
+schema, and each step is a NumPy operation on all cursors: read a number, move on. A body that turns out to be broken is
+marked, its cursor stays within the body, and the others never notice. That is why bodies aren't glued together for a
+reader of container files, where one that is too short shifts all that follow.
 
 Fields that nobody wants are stepped over.
 """
@@ -45,7 +45,10 @@ def read_bodies(schema: Node, values: pa.BinaryArray, skip: int, want: Want) -> 
 
 
 def arrow_type(schema: Node, want: Want) -> pa.DataType:
-    """The Arrow type of the wanted part. :raises Unsupported: a wanted field has none."""
+    """The Arrow type of the wanted part.
+
+    :raises UnsupportedSchemaError: a wanted field has none.
+    """
     node = schema.value
     if isinstance(want, Mapping) and node.kind == "record":
         return pa.struct([(name, arrow_type(node.fields[name], part)) for name, part in want.items()])
@@ -157,8 +160,8 @@ class _Bodies:
     def _items(self, node: Node, rows: _Ints, at: _Ints, want: Want, depth: int) -> tuple[pa.Array | None, _Ints]:
         """Arrays and maps: blocks of items, the last one empty.
 
-        The k-th items of all bodies are read together, so the time goes with the longest array. An item takes a byte at least
-        (`avro_schema.parse` sees to it), so that is no more than the longest body has bytes.
+        The k-th items of all bodies are read together, so the time goes with the longest array. An item takes a byte at
+        least (`avro_schema.parse` sees to it), so that is no more than the longest body has bytes.
         """
         at = at.copy()
         keys: list[pa.Array] = []
@@ -236,7 +239,9 @@ class _Bodies:
         return found, self._move(rows, at + dtype.itemsize)
 
     def _long(self, rows: _Ints, at: _Ints) -> tuple[_Ints, _Ints]:
-        """A zigzag-coded number of each of `rows`: seven bits a byte, the lowest first, and the eighth says that there are more."""
+        """A zigzag-coded number of each of `rows`: seven bits a byte, the lowest first, and the eighth says that there
+        are more.
+        """
         byte = self._data[at]
         value = byte.astype(np.uint64)
         after = at + 1

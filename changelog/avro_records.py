@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.avro_body import Want, arrow_type, read_bodies
-from changelog.avro_schema import Node, SchemaError, Unsupported
+from changelog.avro_schema import Node, SchemaError, UnsupportedSchemaError
 from changelog.changes import Rejected, Wire, WireType
 from changelog.rows import BadRecord
 from changelog.schema_registry import HEADER_BYTES, Schemas, by_schema, client_settings, connect
@@ -21,8 +21,11 @@ from changelog.spec import ChangelogSpec
 Path = tuple[str, ...]
 
 
-class Refused(ValueError):  # noqa: N818 - says what became of the messages
-    """Messages of a schema can't be used. :param error_class: of `BadRecord`."""
+class RefusedError(ValueError):
+    """Messages of a schema can't be used.
+
+    :param error_class: of `BadRecord`.
+    """
 
     def __init__(self, error_class: str, reason: str) -> None:
         super().__init__(reason)
@@ -64,7 +67,8 @@ class Read:
 class AvroReader:
     """Reads messages.
 
-    :param plan: what is wanted of messages of a schema. :raises Refused: they can't be used.
+    :param plan: what is wanted of messages of a schema.
+    :raises RefusedError: they can't be used.
     """
 
     def __init__(self, schemas: Callable[[], Schemas], plan: Callable[[Node], Want]) -> None:
@@ -84,7 +88,7 @@ class AvroReader:
             record = pa.array(rows[chosen.to_numpy()])
             try:
                 schema, want = self._schema(schema_id)
-            except Refused as refused:
+            except RefusedError as refused:
                 yield Rejected(record, refused.error_class, str(refused))
                 continue
             bodies = present if len(chosen) == len(present) else present.take(chosen)
@@ -98,12 +102,12 @@ class AvroReader:
 
     def _schema(self, schema_id: int | None) -> tuple[Node, Want]:
         if schema_id is None:
-            raise Refused(BadRecord.UNPARSEABLE, "not in Confluent's wire format: a zero byte, a schema id, Avro")
+            raise RefusedError(BadRecord.UNPARSEABLE, "not in Confluent's wire format: a zero byte, a schema id, Avro")
         if schema_id not in self._plans:
             try:
                 schema = self._schemas.get(schema_id)
             except SchemaError as error:
-                raise Refused(BadRecord.UNPARSEABLE, str(error)) from None
+                raise RefusedError(BadRecord.UNPARSEABLE, str(error)) from None
             self._plans[schema_id] = schema, self._plan(schema)
         return self._plans[schema_id]
 
@@ -120,7 +124,7 @@ class KeyReader:
             return wanted(schema, ((field,) for field in self._fields))
         if len(self._fields) != 1:
             reason = f"it is one {schema.value.kind}, and the table's key is {', '.join(self._fields)}"
-            raise Refused(BadRecord.NULL_KEY, reason)
+            raise RefusedError(BadRecord.NULL_KEY, reason)
         _check(schema, True, f"column {self._fields[0]}")
         return True
 
@@ -143,7 +147,7 @@ class KeyReader:
 def registry(spec: ChangelogSpec) -> Callable[[], Schemas]:
     """Connects to the registry that the table's options name. Not before there are messages: the driver has none.
 
-    :raises BadOption: an option is malformed.
+    :raises BadOptionError: an option is malformed.
     """
     client_settings(spec.options)
     return lambda: connect(spec.options)
@@ -152,7 +156,7 @@ def registry(spec: ChangelogSpec) -> Callable[[], Schemas]:
 def wanted(schema: Node, paths: Iterable[Path]) -> dict[str, Want]:
     """What to read of a record for the fields at `paths`; those that its schema lacks are left out.
 
-    :raises Refused: a field's type can't be read.
+    :raises RefusedError: a field's type can't be read.
     """
     result: dict[str, Want] = {}
     for path in paths:
@@ -176,7 +180,7 @@ def unknown(row: Node, known: Sequence[str]) -> dict[str, WireType]:
         if name not in known:
             try:
                 found[name] = child.wire_type()
-            except Unsupported:
+            except UnsupportedSchemaError:
                 continue
     return found
 
@@ -193,8 +197,8 @@ def order_paths(spec: ChangelogSpec) -> list[Path]:
 def _check(schema: Node, want: Want, what: str) -> Want:
     try:
         arrow_type(schema, want)
-    except Unsupported as error:
-        raise Refused(BadRecord.TYPE_MISMATCH, f"{what}: its schema is {error}") from None
+    except UnsupportedSchemaError as error:
+        raise RefusedError(BadRecord.TYPE_MISMATCH, f"{what}: its schema is {error}") from None
     return want
 
 

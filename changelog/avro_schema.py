@@ -5,21 +5,21 @@ Values are read as Avro lays them out, and their meaning goes into the `WireType
 `connect.parameters`, `connect.type`) counts for more than Avro's `logicalType`, which can say less: both
 `io.debezium.time.MicroTimestamp` and a plain long have none.
 
-| Avro                           | Arrow                                    | kind                 | name, without a `connect.name`               |
-|--------------------------------|------------------------------------------|----------------------|----------------------------------------------|
-| boolean, int, long             | bool, int32, int64                       | boolean, int32, int64 |                                             |
-| float, double                  | float, double                            | float, double        |                                              |
-| string, enum                   | string                                   | string               |                                              |
-| bytes, fixed                   | binary                                   | bytes                |                                              |
-| array, map, record             | list, map, struct                        | array, map, struct   |                                              |
-| [null, T]                      | T, with nulls                            | T's                  |                                              |
-| decimal                        | binary: unscaled, big-endian             | bytes                | `org.apache.kafka.connect.data.Decimal`      |
-| date                           | int32: days                              | int32                | `org.apache.kafka.connect.data.Date`         |
-| time-millis                    | int32                                    | int32                | `org.apache.kafka.connect.data.Time`         |
-| time-micros                    | int64                                    | int64                | `io.debezium.time.MicroTime`                 |
-| timestamp-millis, …            | int64: a point in time                   | int64                | `timestamp-millis`, `timestamp-micros`, `timestamp-nanos` |
-| local-timestamp-millis, …      | int64: wall clock                        | int64                | `io.debezium.time.Timestamp`, `.MicroTimestamp`, `.NanoTimestamp` |
-| uuid                           | string, or binary of 16 bytes            | string, bytes        | `io.debezium.data.Uuid`                      |
+| Avro                      | Arrow                         | kind                  | name, without a `connect.name` |
+|---------------------------|-------------------------------|-----------------------|---|
+| boolean, int, long        | bool, int32, int64            | boolean, int32, int64 |  |
+| float, double             | float, double                 | float, double         |  |
+| string, enum              | string                        | string                |  |
+| bytes, fixed              | binary                        | bytes                 |  |
+| array, map, record        | list, map, struct             | array, map, struct    |  |
+| [null, T]                 | T, with nulls                 | T's                   |  |
+| decimal                   | binary: unscaled, big-endian  | bytes                 | `org.apache.kafka.connect.data.Decimal` |
+| date                      | int32: days                   | int32                 | `org.apache.kafka.connect.data.Date` |
+| time-millis               | int32                         | int32                 | `org.apache.kafka.connect.data.Time` |
+| time-micros               | int64                         | int64                 | `io.debezium.time.MicroTime` |
+| timestamp-millis, …       | int64: a point in time        | int64                 | `timestamp-millis`, `timestamp-micros`, `timestamp-nanos` |
+| local-timestamp-millis, … | int64: wall clock             | int64                 | `io.debezium.time.Timestamp`, `.MicroTimestamp`, `.NanoTimestamp` |
+| uuid                      | string, or binary of 16 bytes | string, bytes         | `io.debezium.data.Uuid` |
 
 Avro's timestamps keep their names: Debezium's are wall clocks, and Connect's may be either.
 """
@@ -69,7 +69,7 @@ class SchemaError(ValueError):
     """The text is no Avro schema."""
 
 
-class Unsupported(ValueError):  # noqa: N818 - says what the schema is
+class UnsupportedSchemaError(ValueError):
     """The schema is right, and has no column type: a recursive record, or a union of several types."""
 
 
@@ -81,7 +81,8 @@ class Node:
     :param branches: types of a union, in order.
     :param fields: of a record, in order.
     :param element: of an array; the value of a map.
-    :param symbols: of an enum. :param size: of a fixed, in bytes.
+    :param symbols: of an enum.
+    :param size: of a fixed, in bytes.
     """
 
     kind: str
@@ -105,13 +106,18 @@ class Node:
 
     @cached_property
     def is_entries(self) -> bool:
-        """Connect writes maps whose keys aren't strings as arrays of key-value records. Maps of Arrow have no null keys."""
+        """Connect writes maps whose keys aren't strings as arrays of key-value records. Maps of Arrow have no null
+        keys.
+        """
         if self.kind != "array" or self.item.properties.get("connect.internal.type") != "MapEntry":
             return False
         return set(self.item.fields) == {"key", "value"} and self.item.fields["key"].kind not in ("union", "null")
 
     def arrow(self) -> pa.DataType:
-        """The Arrow type that values are read as. :raises Unsupported: there is none."""
+        """The Arrow type that values are read as.
+
+        :raises UnsupportedSchemaError: there is none.
+        """
         return self._arrow(())
 
     def _arrow(self, above: tuple["Node", ...]) -> pa.DataType:
@@ -129,7 +135,10 @@ class Node:
         return _KINDS[node.kind][1]
 
     def wire_type(self) -> WireType:
-        """What values mean. :raises Unsupported: the type has no column type."""
+        """What values mean.
+
+        :raises UnsupportedSchemaError: the type has no column type.
+        """
         return self._wire_type(())
 
     def _wire_type(self, above: tuple["Node", ...]) -> WireType:
@@ -158,9 +167,11 @@ class Node:
     def _supported(self, above: tuple["Node", ...]) -> "Node":
         node = self.value
         if node.kind == "union":
-            raise Unsupported(f"a union of {', '.join(branch.kind for branch in node.branches) or 'nothing'}")
+            raise UnsupportedSchemaError(
+                f"a union of {', '.join(branch.kind for branch in node.branches) or 'nothing'}"
+            )
         if node in above:
-            raise Unsupported("a record that contains itself")
+            raise UnsupportedSchemaError("a record that contains itself")
         return node
 
     @property

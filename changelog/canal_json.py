@@ -3,18 +3,18 @@
     {"data": [{"id": "7", "city": "Oslo", "amount": "12.50"}], "old": [{"city": null}], "type": "UPDATE", "isDdl": false,
      "database": "shop", "table": "orders", "es": 1767323045000, "ts": 1767323045123, "pkNames": ["id"], "sql": ""}
 
-| type                          | changelog rows, for each element of `data`                                             |
-|-------------------------------|----------------------------------------------------------------------------------------|
-| INSERT                        | +I                                                                                     |
-| UPDATE                        | +U; before it -U of the same with the fields of the element of `old`, if it matters    |
-| DELETE                        | -D                                                                                     |
-| TRUNCATE                      | a bad record: no key says which rows were removed                                      |
+| type                          | changelog rows, for each element of `data` |
+|-------------------------------|---|
+| INSERT                        | +I |
+| UPDATE                        | +U; before it -U of the same with the fields of the element of `old`, if it matters |
+| DELETE                        | -D |
+| TRUNCATE                      | a bad record: no key says which rows were removed |
 | other DDL (`isDdl`, CREATE …) | ignored: rows tell of new columns, ERASE (DROP TABLE) leaves the rows. ALTER that empties or drops partitions is a bad record |
 
-Values are text as MySQL prints them: `12.50`, `2026-01-02 03:04:05.123456` without a zone, 1 and 0 for booleans and bit(1); bytes are
-text of ISO 8859-1, a character for each. MySQL must log whole rows (`binlog_row_image=FULL`). `old` has the changed fields only, and no element
-for a row without any; where its elements can't be told apart so, and one has a key or partition column, the message is a bad record.
-See `MQMessageUtils.messageConverter` in alibaba/canal.
+Values are text as MySQL prints them: `12.50`, `2026-01-02 03:04:05.123456` without a zone, 1 and 0 for booleans and
+bit(1); bytes are text of ISO 8859-1, a character for each. MySQL must log whole rows (`binlog_row_image=FULL`). `old`
+has the changed fields only, and no element for a row without any; where its elements can't be told apart so, and one
+has a key or partition column, the message is a bad record. See `MQMessageUtils.messageConverter` in alibaba/canal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -186,7 +186,9 @@ def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:
 
 
 def latin1(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The bytes that ISO 8859-1 characters stand for, and a mask of texts with other characters (null in the result)."""
+    """The bytes that ISO 8859-1 characters stand for, and a mask of texts with other characters (null in
+    the result).
+    """
     binary = texts.cast(pa.binary())
     _, offsets, data = binary.buffers()
     bounds = np.frombuffer(offsets, np.int32)[binary.offset : binary.offset + len(binary) + 1]

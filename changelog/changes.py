@@ -1,7 +1,8 @@
 """What a format makes of raw records, before values are converted to the table's types.
 
-A format groups the records of a batch by how they are spelled (one schema, one set of JSON types) and gives `Changes` for each
-group: images of rows as Arrow arrays, each with its `WireType`. `changelog.decoding` does what all formats share.
+A format groups the records of a batch by how they are spelled (one schema, one set of JSON types) and gives `Changes`
+for each group: images of rows as Arrow arrays, each with its `WireType`. `changelog.decoding` does what all formats
+share.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,14 +26,17 @@ RAW_SCHEMA = pa.schema(
 """A record as its source gave it. For files `source` is the file's path, and only `value` is not null besides."""
 
 NUMERAL = pa.large_string()
-"""Arrow type of numbers that no machine type holds exactly, as the text of the JSON number (`1.50`, `12345678901234567890.12`)."""
+"""Arrow type of numbers that no machine type holds exactly, as the text of the JSON number (`1.50`,
+`12345678901234567890.12`).
+"""
 
 
 @dataclass(frozen=True)
 class WireType:
     """What a message's schema says of a field, in Kafka Connect's terms.
 
-    :param kind: int8, int16, int32, int64, float, double, boolean, string, bytes, array, map or struct; "" if nobody says.
+    :param kind: int8, int16, int32, int64, float, double, boolean, string, bytes, array, map or struct; "" if nobody
+        says.
     :param name: the logical type: `org.apache.kafka.connect.data.Decimal`, `io.debezium.time.MicroTimestamp`, …
     :param parameters: of the logical type, such as `scale`.
     :param children: `element` of an array, `key` and `value` of a map, the fields of a struct.
@@ -61,11 +65,13 @@ class Changes:
     :param kind: int8; a `RowKind`.
     :param fields: name -> values. May have fields that are no columns, and lack some that are.
     :param order: values of the spec's `order_by`, in its order.
-    :param after: 0 for the first change that its record stands for (a -U), 1 for a later one, and so on: int64, or one number for all.
+    :param after: 0 for the first change that its record stands for (a -U), 1 for a later one, and so on: int64, or one
+        number for all.
     :param snapshot: bool; the change comes from a snapshot read of the source. None: no format that knows.
     :param unknown: fields that the messages' rows have and the spec doesn't name, if the format noticed any.
     :param metadata: further columns that a user may ask for: `_op` (string), `_ts` (timestamp[us, UTC]).
-    :param missing: fields that the spec names and the messages' schema hasn't, where records come with a schema. Of JSON the text says it.
+    :param missing: fields that the spec names and the messages' schema hasn't, where records come with a schema. Of
+        JSON the text says it.
     """
 
     record: pa.Array
@@ -81,18 +87,20 @@ class Changes:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Records that can't be understood: row numbers in the raw batch, a class of `BadRecord`, and a sentence each (or one for all)."""
+    """Records that can't be understood: row numbers in the raw batch, a class of `BadRecord`, and a sentence each (or
+    one for all).
+    """
 
     record: pa.Array
     error_class: str
     reason: pa.Array | str
 
 
-class Unavailable(Exception):  # noqa: N818 - says it
+class UnavailableError(Exception):
     """A service that a format needs doesn't answer. No record is at fault: the job stops, and may run again."""
 
 
-class BadOption(ValueError):  # noqa: N818 - says it
+class BadOptionError(ValueError):
     """An option of the format has a value that it can't take. No record is at fault."""
 
 
@@ -103,7 +111,9 @@ class Format(Protocol):
     """
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
-        """The changes in raw records (`RAW_SCHEMA`). Records of which nothing is said are ignored, such as tombstones."""
+        """The changes in raw records (`RAW_SCHEMA`). Records of which nothing is said are ignored, such as
+        tombstones.
+        """
 
 
 class FormatType(Protocol):

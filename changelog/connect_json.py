@@ -1,6 +1,8 @@
-"""JSON as Kafka Connect's `JsonConverter` writes it with `schemas.enable`: an envelope with the schema, and the payload.
+"""JSON as Kafka Connect's `JsonConverter` writes it with `schemas.enable`: an envelope with the schema, and the
+payload.
 
-{"schema": {"type": "struct", "fields": [{"type": "int64", "optional": false, "field": "id"}, …]}, "payload": {"id": 1, …}}
+{"schema": {"type": "struct", "fields": [{"type": "int64", "optional": false, "field": "id"}, …]}, "payload": {"id": 1,
+…}}
 """
 
 from collections.abc import Iterator
@@ -20,7 +22,8 @@ Rows = npt.NDArray[np.int64]
 
 
 def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]:
-    """Values grouped by their schema's text (empty: they have none), without the envelope: the schema, rows (None: all), values.
+    """Values grouped by their schema's text (empty: they have none), without the envelope: the schema, rows (None:
+    all), values.
 
     Kafka Connect spells a schema alike each time, and puts it first: only distinct beginnings are parsed.
     """
@@ -69,17 +72,17 @@ def _have_no_envelope(values: pa.Array) -> bool:
     return objects and not any(pc.any(pc.starts_with(values, f'{{"{letter}')).as_py() for letter in "sp")
 
 
-class MalformedSchema(ValueError):  # noqa: N818 - says what became of the messages
+class MalformedSchemaError(ValueError):
     """An envelope's schema is none of Kafka Connect's."""
 
 
 def wire_type(schema: Any) -> WireType:
     """A schema, as the converter writes it.
 
-    :raises MalformedSchema: it is none.
+    :raises MalformedSchemaError: it is none.
     """
     if not isinstance(schema, dict) or not isinstance(schema.get("type"), str):
-        raise MalformedSchema("the schema in the envelope has a part without a type")
+        raise MalformedSchemaError("the schema in the envelope has a part without a type")
     kind = schema["type"]
     children = {}
     if kind == "array":
@@ -90,7 +93,7 @@ def wire_type(schema: Any) -> WireType:
         children = {name: wire_type(part) for name, part in fields(schema).items()}
     name, parameters = schema.get("name"), schema.get("parameters") or {}
     if not isinstance(name, str | None) or not isinstance(parameters, dict):
-        raise MalformedSchema("the schema in the envelope has a name or parameters that are none")
+        raise MalformedSchemaError("the schema in the envelope has a name or parameters that are none")
     texts = {name: str(value) for name, value in parameters.items()}
     return WireType(kind, name, texts, children, schema.get("optional") is not False)
 
@@ -98,14 +101,14 @@ def wire_type(schema: Any) -> WireType:
 def fields(schema: Any) -> dict[str, Any]:
     """The fields of a struct's schema, by name.
 
-    :raises MalformedSchema: it has none.
+    :raises MalformedSchemaError: it has none.
     """
     parts = schema.get("fields") if isinstance(schema, dict) else None
     if not isinstance(parts, list):
-        raise MalformedSchema("the schema in the envelope has a struct without fields")
+        raise MalformedSchemaError("the schema in the envelope has a struct without fields")
     found = {part["field"]: part for part in parts if isinstance(part, dict) and isinstance(part.get("field"), str)}
     if len(found) < len(parts):
-        raise MalformedSchema("the schema in the envelope has a field without a name")
+        raise MalformedSchemaError("the schema in the envelope has a field without a name")
     return found
 
 

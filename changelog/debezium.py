@@ -1,12 +1,12 @@
 """What Debezium's events mean, however they are spelled (JSON, Avro).
 
-| op   | changelog rows                                                                                                     |
-|------|--------------------------------------------------------------------------------------------------------------------|
-| r, c | +I of `after` (r is a snapshot read of the source)                                                                 |
-| u    | +U of `after`; before it -U of `before`, if the event has one and it matters (changelog mode, or the key changed)  |
-| d    | -D of `before`, of which only the key is relied upon (REPLICA IDENTITY DEFAULT sends no more)                      |
-| t    | a bad record: a TRUNCATE removes rows that no key names                                                            |
-| m    | ignored: a logical decoding message changes no row                                                                 |
+| op   | changelog rows |
+|------|---|
+| r, c | +I of `after` (r is a snapshot read of the source) |
+| u    | +U of `after`; before it -U of `before`, if the event has one and it matters (changelog mode, or the key changed) |
+| d    | -D of `before`, of which only the key is relied upon (REPLICA IDENTITY DEFAULT sends no more) |
+| t    | a bad record: a TRUNCATE removes rows that no key names |
+| m    | ignored: a logical decoding message changes no row |
 """
 
 import base64
@@ -25,15 +25,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import BadOption, Changes, Rejected, Wire
+from changelog.changes import BadOptionError, Changes, Rejected, Wire
 from changelog.row_images import differ, epoch
 from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
 from changelog.values.nested import is_list
 
 UNAVAILABLE = "unavailable.value.placeholder"
-"""The option, of a format and of the connector, that says what is sent for a value that an update left as it was and the database
-didn't log (Postgres: TOAST, Oracle: LOB)."""
+"""The option, of a format and of the connector, that says what is sent for a value that an update left as it was and
+the database didn't log (Postgres: TOAST, Oracle: LOB)."""
 
 _POINT = -99_999_999.0
 _GEOMETRIES = (
@@ -47,7 +47,8 @@ _SHORT = 200
 
 
 class _Placeholder:
-    """All forms of the placeholder: `io.debezium.connector.postgresql.UnchangedToastedPlaceholder` makes them of its bytes.
+    """All forms of the placeholder: `io.debezium.connector.postgresql.UnchangedToastedPlaceholder` makes them of its
+    bytes.
 
     :param setting: text, or `hex:` and bytes in hexadecimal digits.
     """
@@ -117,7 +118,10 @@ class _Placeholder:
 
 
 def placeholder(spec: ChangelogSpec) -> _Placeholder:
-    """What stands for unavailable values. :raises ValueError: the option for it is malformed."""
+    """What stands for unavailable values.
+
+    :raises ValueError: the option for it is malformed.
+    """
     return _placeholder(str(spec.options.get(UNAVAILABLE, "__debezium_unavailable_value")))
 
 
@@ -126,7 +130,7 @@ def _placeholder(setting: str) -> _Placeholder:
     try:
         return _Placeholder(setting)
     except ValueError:
-        raise BadOption(f"format_options: {UNAVAILABLE}: expected hexadecimal digits after hex:") from None
+        raise BadOptionError(f"format_options: {UNAVAILABLE}: expected hexadecimal digits after hex:") from None
 
 
 def _base64(data: bytes) -> str:
@@ -149,8 +153,10 @@ class Images:
 class Events:
     """n events of one spelling.
 
-    :param record: int64; rows of the raw batch. :param op: string.
-    :param order: values of the spec's `order_by`. :param metadata: as in `Changes`.
+    :param record: int64; rows of the raw batch.
+    :param op: string.
+    :param order: values of the spec's `order_by`.
+    :param metadata: as in `Changes`.
     """
 
     record: pa.Array
@@ -266,7 +272,9 @@ def _key_changed(spec: ChangelogSpec, events: Events) -> pa.Array:
 
 
 def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:
-    """Whether a field of a row was added to it by the transform `ExtractNewRecordState`. Without a prefix only known names are."""
+    """Whether a field of a row was added to it by the transform `ExtractNewRecordState`. Without a prefix only known
+    names are.
+    """
     known = {
         "op",
         "deleted",
@@ -279,7 +287,8 @@ def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:
 
 
 def source_time(count: int, places: Iterable[tuple[str, pa.Array | None]]) -> pa.Array:
-    """When n changes were committed at the source, as timestamp[us, UTC], where any of the places says it; the first one counts.
+    """When n changes were committed at the source, as timestamp[us, UTC], where any of the places says it; the first
+    one counts.
 
     :param places: names of fields, which end with `_us` or `_ms`, and their values. Others than int64 are left out.
     """

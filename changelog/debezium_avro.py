@@ -6,12 +6,13 @@
             "created_at": "2026-01-02T03:04:05.123456Z", "updated_at": 1767323045123456},
             "source": {"lsn": 27657456, …}, "transaction": null, "op": "r", "ts_ms": 1795245173708}
 
-What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work. A `d` without a
-row is applied by the message's key. The schemas say how values are encoded, so the registry's options are all that is needed
-(`changelog.schema_registry`).
+What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work. A
+`d` without a row is applied by the message's key. The schemas say how values are encoded, so the registry's options are
+all that is needed (`changelog.schema_registry`).
 
-With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState` leaves them: a +U, or what `__op` says; with
-`__deleted` true or `__op` d a -D, as is a tombstone, of the message's key. `add.fields.prefix` is what such fields begin with (`__`).
+With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState` leaves them: a +U, or what `__op`
+says; with `__deleted` true or `__op` d a -D, as is a tombstone, of the message's key. `add.fields.prefix` is what such
+fields begin with (`__`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 
 from changelog import avro_records, debezium, schema_registry
 from changelog.avro_body import Want
-from changelog.avro_records import AvroReader, KeyReader, Path, Read, Refused
+from changelog.avro_records import AvroReader, KeyReader, Path, Read, RefusedError
 from changelog.avro_schema import Node
 from changelog.changes import Changes, Rejected, Wire
 from changelog.debezium import Events, Images
@@ -76,7 +77,7 @@ class DebeziumAvro:
     def _plan(self, schema: Node) -> Want:
         op = schema.value.fields.get("op")
         if op is None or op.value.kind not in ("string", "enum"):
-            raise Refused(BadRecord.UNKNOWN_OPERATION, "the event has no op; is this a Debezium change event?")
+            raise RefusedError(BadRecord.UNKNOWN_OPERATION, "the event has no op; is this a Debezium change event?")
         kept = [c.field for c in self._spec.columns if c.name in self._spec.kept_by_removals]
         paths: list[Path] = [("op",), *(("after", field) for field in self._columns), *(("before", f) for f in kept)]
         paths += [place for path in self._order for place in _places(path)]
@@ -104,7 +105,9 @@ class DebeziumAvro:
 
     def _row_plan(self, schema: Node) -> Want:
         if schema.value.kind != "record":
-            raise Refused(BadRecord.UNPARSEABLE, f"the value is Avro of type {schema.value.kind}, expected a record")
+            raise RefusedError(
+                BadRecord.UNPARSEABLE, f"the value is Avro of type {schema.value.kind}, expected a record"
+            )
         added = [(self._prefix + "op",), (self._prefix + "deleted",), *self._row_times]
         return avro_records.wanted(schema, [*((field,) for field in self._columns), *self._order, *added])
 

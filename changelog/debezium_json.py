@@ -3,10 +3,10 @@
     {"before": null, "after": {"id": 1, "customer": "Ada", "amount": "BNI=", "created_at": 1767323045000000},
      "source": {"lsn": 24023128, …}, "op": "c", "ts_ms": 1767323045123}
 
-What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work. With an envelope
-(`{"schema": …, "payload": …}`), the schema says how a value is encoded. Without one, `format_options` repeat the connector's settings.
-With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState` leaves them, with `add.fields.prefix` (`__`) before the
-names of fields that aren't the row's.
+What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work.
+With an envelope (`{"schema": …, "payload": …}`), the schema says how a value is encoded. Without one, `format_options`
+repeat the connector's settings. With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState`
+leaves them, with `add.fields.prefix` (`__`) before the names of fields that aren't the row's.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog import debezium
 from changelog.changes import Changes, Rejected, Wire, WireType
-from changelog.connect_json import MalformedSchema, Rows, by_schema, fields, wire_type
+from changelog.connect_json import MalformedSchemaError, Rows, by_schema, fields, wire_type
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.row_images import first
@@ -72,7 +72,7 @@ class DebeziumJson:
             chosen = rows if members is None else rows[members]
             try:
                 reader = self._reader(schema)
-            except MalformedSchema as error:
+            except MalformedSchemaError as error:
                 yield Rejected(pa.array(chosen), BadRecord.UNPARSEABLE, str(error))
             else:
                 yield from reader.changes(records, chosen, texts)
@@ -98,14 +98,16 @@ class _Keys:
         self._readers: dict[bytes, tuple[Fields, JsonReader]] = {}
 
     def images(self, records: pa.RecordBatch, record: pa.Array) -> Iterator[tuple[pa.Array, debezium.Images]]:
-        """Images made of the keys of the messages `record`, and their places in it (int64). Keys that can't be read are left out."""
+        """Images made of the keys of the messages `record`, and their places in it (int64). Keys that can't be read are
+        left out.
+        """
         keys = records.column("key").take(record)
         places = np.flatnonzero(keys.is_valid())
         for schema, members, texts in by_schema(keys.drop_null()) if len(places) else ():
             chosen = places if members is None else places[members]
             try:
                 types, reader = self._reader(schema)
-            except MalformedSchema:
+            except MalformedSchemaError:
                 continue
             for found in reader.read(texts):
                 if not isinstance(found, Rejected):
@@ -175,8 +177,8 @@ class _EventReader:
     def _in_parts(self, texts: pa.Array) -> Parsed | None:
         """The same as the reader gives of events that look as Debezium writes them, all alike; None of others.
 
-        To notice new fields, all fields must be read. Only those of `after` are of interest, and most are elsewhere: so only what stands
-        between `before` and `source` is read with all fields. Saves more than half of the time.
+        To notice new fields, all fields must be read. Only those of `after` are of interest, and most are elsewhere: so
+        only what stands between `before` and `source` is read with all fields. Saves more than half of the time.
         """
         try:
             texts = texts.cast(pa.string())
@@ -241,11 +243,13 @@ class _EventReader:
 
 
 class _RowReader:
-    """Rows that `ExtractNewRecordState` made of events, of one schema: the fields of the row, and the operation in fields with a prefix.
+    """Rows that `ExtractNewRecordState` made of events, of one schema: the fields of the row, and the operation in
+    fields with a prefix.
 
         {"id": 1, "customer": "Ada", "__op": "u", "__deleted": "false", "__source_ts_ms": 1767323045123}
 
-    A row is a +U, or what `__op` says; with `__deleted` true or `__op` d it is a -D, as is a tombstone, of the message's key.
+    A row is a +U, or what `__op` says; with `__deleted` true or `__op` d it is a -D, as is a tombstone, of the
+    message's key.
     """
 
     def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
@@ -332,7 +336,9 @@ def _leaf(column: ColumnSpec, types: Fields, followed: ChangelogSpec | None = No
 
 
 def _with_declared(dtype: T.DataType, wire: WireType) -> T.DataType:
-    """A column's type, and the fields that the messages' schema has in its structs besides. With a value there, the column's value doesn't fit."""
+    """A column's type, and the fields that the messages' schema has in its structs besides. With a value there, the
+    column's value doesn't fit.
+    """
     if isinstance(dtype, T.ArrayType):
         return T.ArrayType(_with_declared(dtype.elementType, wire.children.get("element", WireType())))
     if not isinstance(dtype, T.StructType) or wire.kind != "struct":
@@ -357,7 +363,10 @@ def _taken(
 
 
 def _row_types(schema: Any) -> Fields:
-    """Field -> type of the row schema in an event's schema. :raises MalformedSchema: it is none."""
+    """Field -> type of the row schema in an event's schema.
+
+    :raises MalformedSchemaError: it is none.
+    """
     sides = fields(schema)
     row = sides.get("after") or sides.get("before")
     return {} if row is None else wire_type(row).children
@@ -394,7 +403,8 @@ def _type_at(types: Fields, path: str) -> WireType:
 
 
 def _first(values: pa.StructArray, places: Iterable[tuple[str, WireType]]) -> Wire:
-    """The first value that isn't null, row by row. Namesakes of another type than that of the first place that has any don't count.
+    """The first value that isn't null, row by row. Namesakes of another type than that of the first place that has any
+    don't count.
 
     :param places: paths, and types of what is there.
     """

@@ -1,8 +1,8 @@
 """What all wire formats share: raw records in, changelog rows out, and nothing lost on the way.
 
-A `changelog.changes.Format` makes changes of records; here their values become the table's types, keys and order are checked, and
-whatever can't be applied is packed into `_rowdelta_bad`. A record is applied whole or not at all: if one of the changes that it
-stands for is bad, so is the record.
+A `changelog.changes.Format` makes changes of records; here their values become the table's types, keys and order are
+checked, and whatever can't be applied is packed into `_rowdelta_bad`. A record is applied whole or not at all: if one
+of the changes that it stands for is bad, so is the record.
 
 Runs in Spark tasks (`mapInArrow`), on Arrow record batches, and needs no JVM.
 """
@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, BadOption, Changes, Rejected, Unavailable, Wire, WireType
+from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, Rejected, UnavailableError, Wire, WireType
 from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
@@ -38,22 +38,24 @@ METADATA: Mapping[str, pa.DataType] = {
     "_offset": pa.int64(),
     "_timestamp": pa.timestamp("us", "UTC"),
 }
-"""Columns about a change that a table may have: the operation as the format spells it, when it was committed at the source; and
-of its record the topic or file, partition, offset and Kafka timestamp."""
+"""Columns about a change that a table may have: the operation as the format spells it, when it was committed at the
+source; and of its record the topic or file, partition, offset and Kafka timestamp."""
 
 _OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 _MAX_SHOWN = 80
 
 Mask = npt.NDArray[np.bool_]
 Observed = Mapping[str, str]
-"""What messages have and the table can't take: name of a field or column -> the Spark SQL type that it needs; empty: it must be
-optional. With `schema_changes: fail` also `MISSING`: they have no such field."""
+"""What messages have and the table can't take: name of a field or column -> the Spark SQL type that it needs; empty: it
+must be optional. With `schema_changes: fail` also `MISSING`: they have no such field."""
 
 MISSING = "missing"
 
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
-    """Arrow schema of decoded rows: kind, order, snapshot (`trust_before` only), bad, the table's columns, metadata columns."""
+    """Arrow schema of decoded rows: kind, order, snapshot (`trust_before` only), bad, the table's columns, metadata
+    columns.
+    """
     order = [to_arrow_type(dtype) for _, dtype in spec.order_by]
     if spec.source_order:
         order += [pa.int32(), pa.int64()]
@@ -84,7 +86,8 @@ _BAD = pa.struct([(name, _ARROW[dtype]) for name, dtype in BAD_FIELDS.items()])
 class ChangelogDecoder:
     """Raw records (`RAW_SCHEMA`) to changelog rows (`decoded_schema`), for Spark tasks. Pickles small.
 
-    :param observe: told about fields that are no columns, and columns too narrow for a value (name -> type), once a task.
+    :param observe: told about fields that are no columns, and columns too narrow for a value (name -> type), once a
+        task.
     """
 
     format: str
@@ -124,11 +127,12 @@ class _TaskDecoder:
     def decode(self, raw: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The changes of a batch, and its bad records.
 
-        A record on which the format itself fails is a bad record too, found by halving the batch: it would stop the job for ever.
+        A record on which the format itself fails is a bad record too, found by halving the batch: it would stop the job
+        for ever.
         """
         try:
             decoded = self._decoded(raw)
-        except (BadOption, Unavailable, MemoryError, OSError):
+        except (BadOptionError, UnavailableError, MemoryError, OSError):
             raise  # not the record's fault
         except Exception as error:  # noqa: BLE001 - as said
             # what it had learned may be half done
@@ -248,7 +252,9 @@ class _TaskDecoder:
         self.observed = merged_types(self.observed, new)
 
     def _observe_missing(self, raw: pa.RecordBatch, changes: Changes) -> None:
-        """Columns that rows don't have: by the messages' schema, or since their name is nowhere in a JSON message with a null."""
+        """Columns that rows don't have: by the messages' schema, or since their name is nowhere in a JSON message with
+        a null.
+        """
         sets = _sets(changes.kind)
         if not sets.any():
             return
@@ -316,7 +322,9 @@ def _sets(kind: pa.Array) -> Mask:
 
 
 def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
-    """The widest type that Iceberg can promote a column to (spec, Schema Evolution); what the message's schema says, where it does."""
+    """The widest type that Iceberg can promote a column to (spec, Schema Evolution); what the message's schema says,
+    where it does.
+    """
     if isinstance(dtype, T.ByteType | T.ShortType | T.IntegerType):
         return T.LongType()
     if isinstance(dtype, T.FloatType):

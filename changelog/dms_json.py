@@ -4,18 +4,19 @@
      "metadata": {"timestamp": "2026-01-02T03:04:05.123456Z", "record-type": "data", "operation": "update",
                   "partition-key-type": "primary-key", "schema-name": "shop", "table-name": "orders", "transaction-id": 17179869192}}
 
-| record-type, operation   | changelog rows                                                                                    |
-|--------------------------|---------------------------------------------------------------------------------------------------|
-| data: load, insert       | +I of `data` (load is a snapshot read of the source)                                              |
-| data: update             | +U of `data`; before it -U of the before-image, if there is one and it matters (changelog mode, or the key changed) |
-| data: delete             | -D of `data`, of which only the key is relied upon                                                |
-| control: truncate-table  | a bad record: no key says which rows were removed                                                 |
-| control: others          | ignored: rows tell of new columns, drop-table leaves the rows                                     |
+| record-type, operation  | changelog rows |
+|-------------------------|---|
+| data: load, insert      | +I of `data` (load is a snapshot read of the source) |
+| data: update            | +U of `data`; before it -U of the before-image, if there is one and it matters (changelog mode, or the key changed) |
+| data: delete            | -D of `data`, of which only the key is relied upon |
+| control: truncate-table | a bad record: no key says which rows were removed |
+| control: others         | ignored: rows tell of new columns, drop-table leaves the rows |
 
-DMS leaves out nulls, so a missing field is null. With the endpoint's setting `IncludeNullAndEmpty` a missing field is one that DMS doesn't
-know: set `missing.columns: reject`, and such updates are bad records. Without before-images (`BeforeImageSettings`) a changed key leaves the
-row of the old one. `before.image` repeats their `FieldName`. Bytes are hexadecimal, with or without 0x. A timestamp without a zone comes with
-a Z that means nothing. See "Using Apache Kafka as a target" in the DMS user guide.
+DMS leaves out nulls, so a missing field is null. With the endpoint's setting `IncludeNullAndEmpty` a missing field is
+one that DMS doesn't know: set `missing.columns: reject`, and such updates are bad records. Without before-images
+(`BeforeImageSettings`) a changed key leaves the row of the old one. `before.image` repeats their `FieldName`. Bytes are
+hexadecimal, with or without 0x. A timestamp without a zone comes with a Z that means nothing. See "Using Apache Kafka
+as a target" in the DMS user guide.
 """
 
 from collections.abc import Generator, Iterator, Mapping

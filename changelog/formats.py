@@ -1,6 +1,7 @@
 """Wire formats by name: ours, and those of other packages.
 
-A package adds one by an entry point of the group `rowdelta.formats` that names a class like `changelog.changes.FormatType`:
+A package adds one by an entry point of the group `rowdelta.formats` that names a class like
+`changelog.changes.FormatType`:
 
     [project.entry-points."rowdelta.formats"]
     my-format = "my_package.my_format:MyFormat"

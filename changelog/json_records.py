@@ -1,8 +1,8 @@
 """JSON records to Arrow arrays: whole batches at once where they are alike, one by one where they aren't.
 
-Arrow's JSON reader wants one type for each field and gives up at the first record that has another. So a batch is read with the
-likeliest types; where the reader stops, the records before are read, the odd one is taken apart in Python, and reading
-goes on behind it. A batch without odd records costs one pass: about 2 us for 700 bytes.
+Arrow's JSON reader wants one type for each field and gives up at the first record that has another. So a batch is read
+with the likeliest types; where the reader stops, the records before are read, the odd one is taken apart in Python, and
+reading goes on behind it. A batch without odd records costs one pass: about 2 us for 700 bytes.
 """
 
 import json
@@ -59,9 +59,9 @@ class Parsed:
     """Records that were read with one Arrow type for each field.
 
     :param record: int64; rows of the input.
-    :param values: the wanted fields, a struct array as long as `record`. Missing fields are null. A leaf has one of its candidates'
-        types, or, from records that none of them fits: string, int64, bool, `NUMERAL` (a number's text), string with JSON text
-        for an object or array, or null if no record has it.
+    :param values: the wanted fields, a struct array as long as `record`. Missing fields are null. A leaf has one of its
+        candidates' types, or, from records that none of them fits: string, int64, bool, `NUMERAL` (a number's text),
+        string with JSON text for an object or array, or null if no record has it.
     :param unknown: fields of watched objects that aren't in the shape and have a value, with a guess at their type.
     """
 
@@ -79,7 +79,8 @@ _PROBE = 16
 _FEW = 16
 """Of so few records the odd ones aren't looked for: all are taken apart."""
 _SLICE = 1024
-"""Records read at a time once a batch turned out to have odd ones: each odd one costs another look at those behind it."""
+"""Records read at a time once a batch turned out to have odd ones: each odd one costs another look at those behind it.
+"""
 _MOST_ODD = 64
 """With more odd records than this a slice is taken apart."""
 _MOST_EXTRA = 2000
@@ -263,7 +264,7 @@ class JsonReader:
                 document = parse(self._wrapped(values[row].as_py()))
                 picked = _pick(self._shape, document, NOT_AN_OBJECT)
                 seen = _unknown_of(self._shape, document) if self._watches else {}
-            except _Misplaced as error:
+            except _MisplacedError as error:
                 rejected.setdefault(str(error), []).append(row)
                 continue
             except RecursionError:
@@ -290,7 +291,8 @@ class Numeral(str):
 def parse(text: str | bytes) -> Any:
     """A JSON document as Python values; numbers other than 64-bit integers as `Numeral`.
 
-    :raises ValueError: it is none, or it isn't valid Unicode. :raises RecursionError: it is nested too deeply.
+    :raises ValueError: it is none, or it isn't valid Unicode.
+    :raises RecursionError: it is nested too deeply.
     """
     if isinstance(text, bytes):
         text = text.decode()
@@ -490,23 +492,23 @@ def _guess(dtype: pa.DataType) -> WireType:
 # Records one by one: picked values, then their types, then arrays of the records that have the same types.
 
 
-class _Misplaced(Exception):  # noqa: N818 - says where
+class _MisplacedError(Exception):
     """Something else stands where an object or an array of objects is wanted."""
 
 
 def _pick(shape: Shape, value: Any, complaint: str) -> Any:
     """The wanted part of a document; objects and arrays at leaves as JSON text.
 
-    :raises _Misplaced: with `complaint`.
+    :raises _MisplacedError: with `complaint`.
     """
     if isinstance(shape, Leaf):
         return _Json(compact(value)) if isinstance(value, dict | list) else value
     if isinstance(shape, ListOf):
         if not isinstance(value, list):
-            raise _Misplaced(complaint)
+            raise _MisplacedError(complaint)
         return [_pick(shape.element, element, complaint) for element in value]
     if not isinstance(value, dict):
-        raise _Misplaced(complaint)
+        raise _MisplacedError(complaint)
     return {
         name: None if value.get(name) is None else _pick(part, value[name], f"field {name} is not {_wanted(part)}")
         for name, part in shape.fields.items()

@@ -3,17 +3,17 @@
     {"table": "SHOP.ORDERS", "op_type": "U", "op_ts": "2026-01-02 03:04:05.000000", "pos": "00000000000000004338",
      "primary_keys": ["ID"], "before": {"ID": 7, "CITY": null}, "after": {"ID": 7, "CITY": "Oslo"}}
 
-| op_type | changelog rows                                                                                      |
-|---------|-----------------------------------------------------------------------------------------------------|
-| I       | +I of `after`                                                                                       |
+| op_type | changelog rows |
+|---------|---|
+| I       | +I of `after` |
 | U       | +U of `after`; before it -U of `before`, if there is one and it matters (changelog mode, or the key changed) |
-| D       | -D of `before`, of which only the key is relied upon                                                |
-| T       | a bad record: a TRUNCATE removes rows that no key names                                             |
+| D       | -D of `before`, of which only the key is relied upon |
+| T       | a bad record: a TRUNCATE removes rows that no key names |
 
-By default GoldenGate sends of an updated row the key and what changed. Such a message is a bad record: use NOCOMPRESSUPDATES, or its kin
-in the extract. With `missing.columns: null` a missing field is null: for `omitNullColumnValues`, or after a column was dropped at the source.
-Bytes are base64. `op_ts` is taken for UTC.
-See "Using the JSON Formatter" in Oracle GoldenGate for Big Data.
+By default GoldenGate sends of an updated row the key and what changed. Such a message is a bad record: use
+NOCOMPRESSUPDATES, or its kin in the extract. With `missing.columns: null` a missing field is null: for
+`omitNullColumnValues`, or after a column was dropped at the source. Bytes are base64. `op_ts` is taken for UTC. See
+"Using the JSON Formatter" in Oracle GoldenGate for Big Data.
 """
 
 from collections.abc import Generator, Iterator, Mapping

@@ -1,12 +1,13 @@
 """What the formats of database logs share that send images of rows: inserts, updates and deletes become changelog rows.
 
-| operation | changelog rows                                                                                              |
-|-----------|-------------------------------------------------------------------------------------------------------------|
-| insert    | +I of the new image                                                                                         |
-| update    | +U of the new image; before it -U of the old one, if that matters (changelog mode, or the key changed)      |
-| delete    | -D of the removed image                                                                                     |
+| operation | changelog rows |
+|-----------|---|
+| insert    | +I of the new image |
+| update    | +U of the new image; before it -U of the old one, if that matters (changelog mode, or the key changed) |
+| delete    | -D of the removed image |
 
-A format's module reads its messages (`read`), sorts them by operation (`Operations`), and hands the rows on (`Rows`, `changes`).
+A format's module reads its messages (`read`), sorts them by operation (`Operations`), and hands the rows on (`Rows`,
+`changes`).
 """
 
 import json
@@ -83,14 +84,16 @@ class Operations:
 class Rows:
     """n rows of messages, each with its operation.
 
-    :param record: int64; row of the raw batch. :param op: string. :param kind: int8: INSERT, UPDATE_AFTER or DELETE.
+    :param record: int64; row of the raw batch.
+    :param op: string.
+    :param kind: int8: INSERT, UPDATE_AFTER or DELETE.
     :param after: struct; new images, of inserts and updates.
     :param before: struct; old images, of updates. Null where there is none.
     :param removed: struct; what deletes removed.
     :param order: values of the spec's `order_by`.
     :param place: int64; number of the row in its message, if messages have several.
-    :param states_null: for a column's field, where an old image may say that it was null. None: old images hold more than
-        the fields that changed, so that a missing one is unknown.
+    :param states_null: for a column's field, where an old image may say that it was null. None: old images hold more
+        than the fields that changed, so that a missing one is unknown.
     :param time: timestamp[us, UTC]; when the source committed.
     """
 
@@ -341,7 +344,8 @@ def says_null(values: pa.Array, name: str) -> pa.Array:
 def lacks(values: pa.Array, side: str, images: pa.StructArray, name: str) -> pa.Array:
     """bool; messages (binary) whose image lacks the field `name`, rather than having null there.
 
-    :param side: where a message has the image. :param images: as read.
+    :param side: where a message has the image.
+    :param images: as read.
     """
     absent = pc.and_(images.is_valid(), at_field(images, name).is_null()).to_numpy(zero_copy_only=False).copy()
     rows = np.flatnonzero(absent)

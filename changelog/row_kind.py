@@ -1,4 +1,5 @@
-"""Rows that carry their kind: JSON objects with a field `row_kind`. For typed columns of Parquet files: `changelog.row_kind_parquet`.
+"""Rows that carry their kind: JSON objects with a field `row_kind`. For typed columns of Parquet files:
+`changelog.row_kind_parquet`.
 
     {"row_kind": "+U", "seq": 7, "id": 1, "customer": "Ada", "amount": 12.50, "created_at": "2026-01-02T03:04:05Z"}
 
@@ -9,8 +10,8 @@
 | +U   | `+U`, `UPDATE_AFTER`, 2 (Spark's row operation UPDATE, here an upsert) |
 | -D   | `-D`, `DELETE`, 1                                                      |
 
-Or `format_options` name the field and all its values: `{column: op, insert: [I, c], update: [U], update_before: [], delete: [D]}`. A -U and
-a -D carry the old row, whole.
+Or `format_options` name the field and all its values: `{column: op, insert: [I, c], update: [U], update_before: [],
+delete: [D]}`. A -U and a -D carry the old row, whole.
 """
 
 from collections.abc import Iterator, Mapping

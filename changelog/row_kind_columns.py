@@ -1,7 +1,7 @@
 """Rows that carry their kind as typed columns of Parquet files; what `changelog.row_kind` is for JSON.
 
-For files that `changelog.row_kind_parquet` can't take: Spark reads them, and its expressions decode and check them. Checks and results are
-those of `changelog.decoding`.
+For files that `changelog.row_kind_parquet` can't take: Spark reads them, and its expressions decode and check them.
+Checks and results are those of `changelog.decoding`.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""Parquet files of rows that carry their kind, decoded by Arrow: the common case of `changelog.row_kind_columns`, at a fraction of its cost.
+"""Parquet files of rows that carry their kind, decoded by Arrow: the common case of `changelog.row_kind_columns`, at a
+fraction of its cost.
 
-Only files about which there is no doubt: of just the types that the table has, and all of whose rows can be applied. Everything else is
-`NotPlain`, and for Spark: other types, missing columns, dates of an old calendar, bad records.
+Only files about which there is no doubt: of just the types that the table has, and all of whose rows can be applied.
+Everything else is `NotPlainError`, and for Spark: other types, missing columns, dates of an old calendar, bad records.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyIN
 _WRITTEN_BY_SPARK = b"org.apache.spark.version"
 
 
-class NotPlain(Exception):  # noqa: N818 - says it
+class NotPlainError(Exception):
     """The file needs Spark's reader and its checks. Nothing is wrong with it as yet."""
 
 
@@ -40,21 +41,23 @@ class PlainRows:
 
     @classmethod
     def of(cls, spec: ChangelogSpec, batch_rows: int) -> "PlainRows | None":
-        """None if no file of the table's is plain: UUIDs are text in files, and who wants `_source` wants the path as Spark spells it."""
+        """None if no file of the table's is plain: UUIDs are text in files, and who wants `_source` wants the path as
+        Spark spells it.
+        """
         has_plain = not spec.metadata and not any(column.is_uuid for column in spec.columns)
         return cls(spec, batch_rows) if has_plain else None
 
     def __call__(self, content: bytes) -> Iterator[pa.RecordBatch]:
         """The file's rows as changelog rows: `decoded_schema`, without the column for snapshots.
 
-        :raises NotPlain: also after some rows.
+        :raises NotPlainError: also after some rows.
         """
         kinds = Kinds.of(self.spec.options)
         by_number = self.spec.options.get("column_type") == "integer"
         types = {kinds.column: pa.int64() if by_number else pa.string()}
         for name, dtype in (*((c.field, c.type) for c in self.spec.columns), *self.spec.order_by):
             if types.setdefault(name, to_arrow_type(dtype)) != to_arrow_type(dtype):
-                raise NotPlain(f"column {name} is read as two types")
+                raise NotPlainError(f"column {name} is read as two types")
         try:
             file = pq.ParquetFile(pa.BufferReader(content), coerce_int96_timestamp_unit="us")
             _check_calendar(file.metadata.metadata or {})
@@ -62,22 +65,23 @@ class PlainRows:
             for batch in file.iter_batches(self.batch_rows, columns=list(types), use_threads=False):
                 rows = {name: _exactly(batch.column(name), dtype, name in instants) for name, dtype in types.items()}
                 yield self._changes(rows, kinds)
-        except NotPlain:
+        except NotPlainError:
             raise
         except Exception as error:
-            raise NotPlain(f"{type(error).__name__}: {error}") from error
+            raise NotPlainError(f"{type(error).__name__}: {error}") from error
 
     def _changes(self, rows: dict[str, pa.Array], kinds: Kinds) -> pa.RecordBatch:
         spec = self.spec
         kind = kinds.meant(rows[kinds.column].cast(pa.string()))
         if kind.null_count:
-            raise NotPlain(f"{kinds.column} has an unknown value")
+            raise NotPlainError(f"{kinds.column} has an unknown value")
         sets = pc.or_(pc.equal(kind, int(RowKind.INSERT)), pc.equal(kind, int(RowKind.UPDATE_AFTER)))
         schema = pa.schema([field for field in decoded_schema(spec) if field.name != SNAPSHOT])
         columns = {KIND: kind, BAD: pa.nulls(len(kind), schema.field(BAD).type)}
         for i, (name, _) in enumerate(spec.order_by):
             columns[order_column(i)] = rows[name]
-        # in mode upsert few such rows come as far as the shuffle: an update's -U doesn't, and it takes longer to bare them all
+        # in mode upsert few such rows come as far as the shuffle: an update's -U doesn't, and it takes longer to bare
+        # them all
         is_bared = spec.trust_before and not pc.all(sets).as_py()
         for column in spec.columns:
             values = rows[column.field]
@@ -86,10 +90,10 @@ class PlainRows:
             columns[column.name] = values
         needed = [order_column(i) for i in range(len(spec.order_by))] + list(spec.key)
         if any(columns[name].null_count for name in needed):
-            raise NotPlain("a key or an order column is null")
+            raise NotPlainError("a key or an order column is null")
         for column in spec.columns:
             if column.required and pc.any(pc.and_(sets, columns[column.name].is_null())).as_py():
-                raise NotPlain(f"column {column.name} is null")
+                raise NotPlainError(f"column {column.name} is null")
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
@@ -97,20 +101,22 @@ def _check_calendar(metadata: dict[bytes, bytes]) -> None:
     """Spark before 3.1 may have written days of the Julian calendar; its reader knows which."""
     version = metadata.get(_WRITTEN_BY_SPARK, b"4").split(b".")
     if any(name in metadata for name in _OLD_CALENDAR) or [int(part) for part in version[:2]] < [3, 1]:
-        raise NotPlain("dates and times may be of the Julian calendar")
+        raise NotPlainError("dates and times may be of the Julian calendar")
 
 
 def _instants(schema: pq.ParquetSchema, types: dict[str, pa.DataType]) -> set[str]:
-    """Columns of times in 96 bits, which Arrow takes for local times. Checks that each column is there, once however Spark spells it."""
+    """Columns of times in 96 bits, which Arrow takes for local times. Checks that each column is there, once however
+    Spark spells it.
+    """
     paths = [schema.column(i).path for i in range(len(schema))]
     folded = [path.lower() for path in paths]
     instants = set()
     for name, dtype in types.items():
         if name not in paths or folded.count(name.lower()) != 1:
-            raise NotPlain(f"column {name} is missing, nested, or there are several")
+            raise NotPlainError(f"column {name} is missing, nested, or there are several")
         if schema.column(paths.index(name)).physical_type == "INT96":
             if not (pa.types.is_timestamp(dtype) and dtype.tz):
-                raise NotPlain(f"column {name} is an instant")
+                raise NotPlainError(f"column {name} is an instant")
             instants.add(name)
     return instants
 
@@ -128,4 +134,4 @@ def _exactly(values: pa.Array, dtype: pa.DataType, is_instant: bool) -> pa.Array
     both_times = pa.types.is_timestamp(have) and pa.types.is_timestamp(dtype)
     if both_times and have.unit in ("ms", "us") and (have.tz is None) == (dtype.tz is None):
         return values.cast(dtype)
-    raise NotPlain(f"{have} is not {dtype}")
+    raise NotPlainError(f"{have} is not {dtype}")

@@ -36,9 +36,9 @@ BAD_FIELDS = {
 class RowKind(IntEnum):
     """What a change does to its key, with Flink's meaning (`org.apache.flink.types.RowKind`).
 
-    The numbers are ours, a wire encoding between Spark and the writers, and say how changes of one key that tie in order
-    are applied: -U, then +I and +U, then -D. An update's -U/+U may so share one order value, and so may a row and the -D that
-    carries that row's old order value.
+    The numbers are ours, a wire encoding between Spark and the writers, and say how changes of one key that tie in
+    order are applied: -U, then +I and +U, then -D. An update's -U/+U may so share one order value, and so may a row and
+    the -D that carries that row's old order value.
     """
 
     UPDATE_BEFORE = 0

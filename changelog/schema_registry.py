@@ -24,7 +24,7 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from changelog.avro_schema import Node, SchemaError, parse
-from changelog.changes import BadOption, Unavailable
+from changelog.changes import BadOptionError, UnavailableError
 
 HEADER_BYTES = 5
 
@@ -64,26 +64,35 @@ _DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}
 _NOT_FOUND = (40401, 40402, 40403)
 
 
-class RegistryError(Unavailable):
-    """The registry can't be asked, or refuses to answer. The records aren't to blame: the job stops, and may be started again."""
+class RegistryError(UnavailableError):
+    """The registry can't be asked, or refuses to answer. The records aren't to blame: the job stops, and may be started
+    again.
+    """
 
 
 class Schemas(Protocol):
     """Where the formats look up schemas."""
 
     def get(self, schema_id: int) -> Node:
-        """The schema. :raises SchemaError: there is none, or it isn't Avro. :raises RegistryError: nobody knows."""
+        """The schema.
+
+        :raises SchemaError: there is none, or it isn't Avro.
+        :raises RegistryError: nobody knows.
+        """
 
 
 def client_settings(options: Mapping[str, str | tuple[str, ...]]) -> dict[str, str | float]:
-    """Settings of the client in `format_options`. :raises BadOption: one is missing or malformed."""
+    """Settings of the client in `format_options`.
+
+    :raises BadOptionError: one is missing or malformed.
+    """
     settings: dict[str, str | float] = dict(_DEFAULTS)
     for name, value in options.items():
         setting = name.removeprefix(PREFIX)
         if name in OPTIONS:
             settings[setting] = _number(name, str(value)) if setting in _NUMBERS else str(value)
     if "url" not in settings:
-        raise BadOption(f"format_options lacks {PREFIX}url, such as https://registry:8081")
+        raise BadOptionError(f"format_options lacks {PREFIX}url, such as https://registry:8081")
     return settings
 
 
@@ -107,7 +116,10 @@ class Registry:
         return self._known[schema_id]
 
     def latest(self, subject: str) -> Node:
-        """The newest schema of a subject, such as `shop.public.orders-value`. :raises: as `get`."""
+        """The newest schema of a subject, such as `shop.public.orders-value`.
+
+        :raises: as `get`.
+        """
         what = f"subject {subject}"
         return self._parse(what, self._ask(what, lambda: self._client.get_latest_version(subject).schema))
 
@@ -153,7 +165,9 @@ def connect(options: Mapping[str, str | tuple[str, ...]]) -> Registry:
 
 
 def by_schema(values: pa.BinaryArray) -> Iterator[tuple[int | None, pa.Array]]:
-    """Schema ids, and the rows (int64) of `values` (no nulls) that have them. The id is None if it isn't Confluent's wire format."""
+    """Schema ids, and the rows (int64) of `values` (no nulls) that have them. The id is None if it isn't Confluent's
+    wire format.
+    """
     count = len(values)
     if not count:
         return
@@ -173,4 +187,4 @@ def _number(name: str, value: str) -> float:
     try:
         return float(value) if "." in value else int(value)
     except ValueError:
-        raise BadOption(f"format_options: {name} is {value!r}, expected a number") from None
+        raise BadOptionError(f"format_options: {name} is {value!r}, expected a number") from None

@@ -39,7 +39,8 @@ class ChangelogSpec:
     :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
     :param options: the format's own, checked against its `OPTIONS`.
     :param schema_changes: what to do about fields that are no columns, and values too wide for their column.
-    :param metadata: further columns to decode: names of `Changes.metadata`, `_offset` and the like (`changelog.decoding.METADATA`).
+    :param metadata: further columns to decode: names of `Changes.metadata`, `_offset` and the like
+        (`changelog.decoding.METADATA`).
     :param excluded: fields that are not to become columns.
     """
 
@@ -56,5 +57,7 @@ class ChangelogSpec:
 
     @property
     def kept_by_removals(self) -> frozenset[str]:
-        """Columns that are read of -U and -D rows; a decoder may leave the others null, as they would only cost shuffle bytes."""
+        """Columns that are read of -U and -D rows; a decoder may leave the others null, as they would only cost shuffle
+        bytes.
+        """
         return frozenset(self.key) | frozenset(self.partition_sources)

@@ -1,7 +1,7 @@
 """Collapse changes to the first and the last of each key, vectorised.
 
-Every step works on whole columns. Keys become dense integers in the order of their first appearance; order columns become
-one integer rank; the rest is numpy scatter and compare. 1M rows take about 50 ms on one core.
+Every step works on whole columns. Keys become dense integers in the order of their first appearance; order columns
+become one integer rank; the rest is numpy scatter and compare. 1M rows take about 50 ms on one core.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,9 @@ def collapse(keys: Sequence[pa.Array], order: Sequence[pa.Array], kinds: npt.NDA
 
 
 def tied_rows(collapsed: Collapsed) -> Ints:
-    """Rows that share key and rank with their key's last row, without being it: the order doesn't decide between them."""
+    """Rows that share key and rank with their key's last row, without being it: the order doesn't decide
+    between them.
+    """
     winner = collapsed.last[collapsed.ids]
     ties = collapsed.rank == collapsed.rank[winner]
     ties &= winner != np.arange(len(winner))
@@ -65,9 +67,11 @@ def tied_rows(collapsed: Collapsed) -> Ints:
 def settle(
     collapsed: Collapsed, keys: Sequence[pa.Array], ties: Ints, content: Callable[[Ints], Ints]
 ) -> tuple[Collapsed, Ints]:
-    """Let content decide where the order doesn't. Also returns content hashes by row: those of tied rows and their winners, else 0.
+    """Let content decide where the order doesn't. Also returns content hashes by row: those of tied rows and their
+    winners, else 0.
 
-    :param ties: of `tied_rows`. :param content: hashes of the rows with these numbers.
+    :param ties: of `tied_rows`.
+    :param content: hashes of the rows with these numbers.
     """
     candidates = np.union1d(ties, collapsed.last[collapsed.ids[ties]])
     hashes = np.zeros(len(collapsed.rank), np.int64)
@@ -90,7 +94,9 @@ def dense_ids(columns: Sequence[pa.Array]) -> tuple[Ints, int]:
 
 
 def order_rank(columns: Sequence[pa.Array]) -> Ints:
-    """One integer a row that compares as the tuple of `columns` does: nulls first, equal exactly when the tuples are equal."""
+    """One integer a row that compares as the tuple of `columns` does: nulls first, equal exactly when the tuples are
+    equal.
+    """
     varying = [_ordered_as_numbers(column) for column in columns if not _constant(column)]
     if not varying:
         return np.zeros(len(columns[0]), np.int64)
@@ -112,7 +118,9 @@ def order_rank(columns: Sequence[pa.Array]) -> Ints:
 
 
 def _ordered_as_numbers(column: pa.Array) -> pa.Array:
-    """Floating-point numbers as integers of the same order: 0.0 equals -0.0, and NaN is above all, as in Spark. Others as they are."""
+    """Floating-point numbers as integers of the same order: 0.0 equals -0.0, and NaN is above all, as in Spark. Others
+    as they are.
+    """
     if not pa.types.is_floating(column.type):
         return column
     values = column.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0  # null becomes NaN; -0.0 becomes 0.0

@@ -1,7 +1,7 @@
 """Changes that a later one of the same key makes superfluous, left out before the shuffle: MapReduce's combiner.
 
-Only where the last change of a key is all that counts: in `mode: upsert`. A stream that repeats its keys, as one that catches up does,
-then sends a fraction of its rows through the shuffle.
+Only where the last change of a key is all that counts: in `mode: upsert`. A stream that repeats its keys, as one that
+catches up does, then sends a fraction of its rows through the shuffle.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,8 +34,9 @@ def combined(
 ) -> Iterator[pa.RecordBatch]:
     """The last change of each key in a buffer of changes, and all bad records.
 
-    :param changes: changelog rows (`changelog.rows`) of one schema. :param columns: the table's, in its order: ties are settled by their
-        content, as the delta writer does it. :param left_out: told how many changes were left out, by `RowKind.short`.
+    :param changes: changelog rows (`changelog.rows`) of one schema.
+    :param columns: the table's, in its order: ties are settled by their content, as the delta writer does it.
+    :param left_out: told how many changes were left out, by `RowKind.short`.
     """
     batches, rows, size = list[pa.RecordBatch](), 0, 0
     probed = False

@@ -63,7 +63,9 @@ class Partition:
 
 
 def _single_value(dtype: PrimitiveType, value: Any) -> Any:
-    """PyIceberg's `to_json`, with dates and times in ISO 8601 beyond the years that Python knows, as Java reads and writes them."""
+    """PyIceberg's `to_json`, with dates and times in ISO 8601 beyond the years that Python knows, as Java reads and
+    writes them.
+    """
     if isinstance(dtype, UUIDType):
         value = UUID(bytes=value)
     if not isinstance(dtype, DateType | TimestampType | TimestamptzType):

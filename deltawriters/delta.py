@@ -1,9 +1,10 @@
 """The delta writer of one task: changes in, data and delete files out.
 
 Iceberg's rule that shapes it (spec, "Scan Planning"): an equality delete applies to data files with a strictly lower
-sequence number, and all files of a commit share one. So an equality delete can't reach a row written in the same commit; only
-a position delete can. The writer therefore keeps, for every key of the commit and until the commit's end, where its row
-is. This is Flink's `BaseTaskWriter.BaseEqualityDeltaWriter` with its `insertedRowMap`, done a buffer at a time.
+sequence number, and all files of a commit share one. So an equality delete can't reach a row written in the same
+commit; only a position delete can. The writer therefore keeps, for every key of the commit and until the commit's end,
+where its row is. This is Flink's `BaseTaskWriter.BaseEqualityDeltaWriter` with its `insertedRowMap`, done a buffer at a
+time.
 
 The key map *is* the collapsed prefix of the commit: a flush collapses map entries and buffered changes together, by the
 same comparison. So changes may arrive in any order, and where the flushes fall has no influence on the outcome.
@@ -32,7 +33,8 @@ from deltawriters.table import TableSpec, TaskId
 class CardinalityError(ValueError):
     """Two changes of one key tie in order and contradict each other, so no order decides which row is right.
 
-    The counterpart of MERGE's cardinality check (`MergeRowsExec`). Raised in `changelog` mode, where the stream is trusted.
+    The counterpart of MERGE's cardinality check (`MergeRowsExec`). Raised in `changelog` mode, where the stream is
+    trusted.
     """
 
 
@@ -41,10 +43,11 @@ class DeltaOptions:
     """How changes become files.
 
     :param key: key columns; their field ids become the `equality_ids`.
-    :param mode: `upsert`: every key of the commit may be in the table, so each gets an equality delete. `changelog`: the
-        stream is complete, so a key whose first change is +I gets none.
+    :param mode: `upsert`: every key of the commit may be in the table, so each gets an equality delete. `changelog`:
+        the stream is complete, so a key whose first change is +I gets none.
     :param table_is_empty: nothing to delete from earlier snapshots; the commit must then refuse concurrent appends.
-    :param global_deletes: the table has data under other specs than the current one; delete under the unpartitioned spec.
+    :param global_deletes: the table has data under other specs than the current one; delete under the unpartitioned
+        spec.
     :param deletes_carry_row: a -D row has the old values of the partition source columns, as a -U row always has.
     :param content: columns by whose content ties are settled; all, if none is named.
     :param flush_bytes: Arrow bytes buffered before rows are written.
@@ -65,8 +68,8 @@ class DeltaOptions:
 class WriteResult:
     """What a task wrote. `rows` counts the changes it was given, by `RowKind.short`.
 
-    `index` is there if the table has a key index. Its `old_rows` are then still to be deleted if `TableSpec.unites_deletes`; else `files` has
-    their deletes.
+    `index` is there if the table has a key index. Its `old_rows` are then still to be deleted if
+    `TableSpec.unites_deletes`; else `files` has their deletes.
     """
 
     files: list[ContentFile]
@@ -290,7 +293,8 @@ class _KeyMap:
     """Every key of the commit so far. Row i of all parts is key number i.
 
     :param keys: key columns.
-    :param last_order: order columns of the key's last change, with kind in `last_kinds` and its row's hash in `content`.
+    :param last_order: order columns of the key's last change, with kind in `last_kinds` and its row's hash in
+        `content`.
     :param file: number of the data file with the key's live row, or `NOWHERE`; `pos`: the row's position there.
     :param hash: high half of the keys' hashes, if the table has a key index.
     :param first: order, kind and partition source columns of the key's first change; `changelog` mode only.

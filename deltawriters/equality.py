@@ -13,8 +13,8 @@ from deltawriters.table import TableSpec
 class EqualityDeletes:
     """Writes equality delete files of the key columns.
 
-    Within a partitioned spec an equality delete reaches only data files of the same partition value under the same spec;
-    under an unpartitioned spec it is global (spec, "Scan Planning").
+    Within a partitioned spec an equality delete reaches only data files of the same partition value under the same
+    spec; under an unpartitioned spec it is global (spec, "Scan Planning").
     """
 
     def __init__(self, table: TableSpec, factory: FileFactory, key: tuple[str, ...]) -> None:

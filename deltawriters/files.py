@@ -44,14 +44,18 @@ class FileFactory:
 
 @dataclass(frozen=True)
 class Locations:
-    """Where rows were written, row by row: `file` indexes the task's data files, `pos` is the row's position in its file."""
+    """Where rows were written, row by row: `file` indexes the task's data files, `pos` is the row's position in its
+    file.
+    """
 
     file: Ints
     pos: Ints
 
 
 class DataFiles:
-    """Data files by number: those of one task, which the key map points at, and earlier ones that the key index found."""
+    """Data files by number: those of one task, which the key map points at, and earlier ones that the key
+    index found.
+    """
 
     def __init__(self) -> None:
         self._paths: list[str] = []
@@ -145,7 +149,9 @@ def _partition_key(table: TableSpec, partition: Partition) -> PartitionKey | Non
 
 
 class _TransformedKey(PartitionKey):
-    """PyIceberg's key expects at most one field per source column; our values are transformed already, so any number goes."""
+    """PyIceberg's key expects at most one field per source column; our values are transformed already, so any number
+    goes.
+    """
 
     @property
     def partition(self) -> Record:
@@ -155,7 +161,8 @@ class _TransformedKey(PartitionKey):
         try:
             return super().to_path()
         except (OverflowError, ValueError):
-            # a year that Python's dates have not. Readers go by the metadata, so a path may show the values as they are stored
+            # a year that Python's dates have not. Readers go by the metadata, so a path may show the values as they are
+            # stored
             return "/".join(
                 f"{quote_plus(part.field.name)}={quote_plus(str(part.value))}" for part in self.field_values
             )

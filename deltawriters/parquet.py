@@ -106,8 +106,8 @@ class ParquetFileWriter:
         counted = {i: replace(column, mode=MetricsMode(MetricModeTypes.COUNTS)) for i, column in times.items()}
         stats = data_file_statistics_from_parquet_metadata(footer, plan | counted, ids)
         kept = {i for i, column in plan.items() if column.mode.type is not MetricModeTypes.NONE}
-        # Parquet orders UUIDs as unsigned bytes, Iceberg's Java up to 1.11 as signed longs: with bounds of the one and the
-        # comparison of the other, an equality delete is skipped where it applies
+        # Parquet orders UUIDs as unsigned bytes, Iceberg's Java up to 1.11 as signed longs: with bounds of the one and
+        # the comparison of the other, an equality delete is skipped where it applies
         unordered = {f.field_id for f in self._schema.fields if isinstance(f.field_type, UUIDType)}
         bounded = {i: agg for i, agg in stats.column_aggregates.items() if i not in unordered}
         lower = {i: bound for i, agg in bounded.items() if (bound := agg.min_as_bytes()) is not None}
@@ -150,7 +150,9 @@ def _raw_bounds(
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, StatisticsCollector]:
-    """PyIceberg's plan, with Iceberg's own limit: columns past the first 100 keep no metrics unless a mode is set for them."""
+    """PyIceberg's plan, with Iceberg's own limit: columns past the first 100 keep no metrics unless a mode is set for
+    them.
+    """
     plan = compute_statistics_plan(schema, dict(properties))
     limit = int(properties.get(_MAX_INFERRED_METRICS, _MAX_INFERRED_METRICS_DEFAULT))
     if len(plan) <= limit or "write.metadata.metrics.default" in properties:

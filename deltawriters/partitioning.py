@@ -97,7 +97,9 @@ def storage(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def aligned(column: pa.Array) -> pa.Array:
-    """For PyIceberg's transforms: those in Rust panic at decimals that aren't aligned to 16 bytes, and Spark's Arrow streams align to 8."""
+    """For PyIceberg's transforms: those in Rust panic at decimals that aren't aligned to 16 bytes, and Spark's Arrow
+    streams align to 8.
+    """
     return column.take(pa.array(np.arange(len(column)))) if pa.types.is_decimal(column.type) else column
 
 

@@ -114,7 +114,9 @@ class PositionDeletes:
             )
 
     def _with_full_metrics(self) -> TableSpec:
-        """Bounds of `file_path` must be untruncated, or a reader would skip deletes that apply (`MetricsConfig.forPositionDelete`)."""
+        """Bounds of `file_path` must be untruncated, or a reader would skip deletes that apply
+        (`MetricsConfig.forPositionDelete`).
+        """
         return replace(self._table, properties=(("write.metadata.metrics.default", "full"),))
 
     def _write_vectors(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:

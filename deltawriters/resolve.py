@@ -1,4 +1,6 @@
-"""Which rows of earlier snapshots a commit's keys have, by the key index, and what the index has to learn from the commit."""
+"""Which rows of earlier snapshots a commit's keys have, by the key index, and what the index has to learn from the
+commit.
+"""
 
 import json
 from collections.abc import Iterable
@@ -62,8 +64,10 @@ class OldRows:
 class IndexResult:
     """What the key index knew of a task's keys, and the runs that it gains.
 
-    :param inserted: keys that were not in the table. :param updated: keys that were and have a new row.
-    :param deleted: keys that were and are gone. :param absent: keys deleted that weren't there.
+    :param inserted: keys that were not in the table.
+    :param updated: keys that were and have a new row.
+    :param deleted: keys that were and are gone.
+    :param absent: keys deleted that weren't there.
     :param duplicates: rows beyond the first of a key, of a table that was not ours; all are deleted.
     """
 
@@ -98,9 +102,10 @@ def resolve(
 ) -> IndexResult:
     """Look up every key of the commit, and write the run that says where they are now.
 
-    :param keys: key columns, n rows, distinct. :param high: their high hashes.
+    :param keys: key columns, n rows, distinct.
+    :param high: their high hashes.
     :param file: number in `files` of the data file with the key's row, or `NOWHERE`; `pos`: its position there.
-    :raises CorruptIndex: a run is not as it was written.
+    :raises CorruptIndexError: a run is not as it was written.
     """
     low = low_hash(key_columns(table, keys))
     located = index.slice.probe(high, low, index.first, index.last)
@@ -137,7 +142,8 @@ def resolve(
 def rows_appended_meanwhile(own: IndexSlice, appended: IndexSlice) -> list[OldRows]:
     """Rows that others appended after a commit's keys were looked up, and that the commit has to delete too.
 
-    :param own: the runs that the commit's tasks wrote. :param appended: runs of the rows that others appended.
+    :param own: the runs that the commit's tasks wrote.
+    :param appended: runs of the rows that others appended.
     """
     runs = [open_run(own.io, own.location, info) for info in own.runs]
     if not runs:

@@ -1,7 +1,7 @@
 """Small data files into large ones, without the rows that are deleted: the writing half of a minor compaction.
 
-Which rows live is asked of the key index, so no delete is read. The rows go through the writers that a micro-batch's rows go through, and
-the index learns where they are now: nothing has to be read again.
+Which rows live is asked of the key index, so no delete is read. The rows go through the writers that a micro-batch's
+rows go through, and the index learns where they are now: nothing has to be read again.
 """
 
 import json
@@ -20,7 +20,7 @@ from deltawriters.content import ContentFile, StoredPartition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import (
     SUPERSEDES,
-    CorruptIndex,
+    CorruptIndexError,
     Entries,
     IndexedFile,
     IndexSlice,
@@ -47,7 +47,7 @@ HashKeys = Callable[[pa.RecordBatch], npt.NDArray[np.uint64]]
 """High hashes of keys, given in the types that Spark has for them."""
 
 
-class OtherColumns(ValueError):  # noqa: N818, a state of the table
+class OtherColumnsError(ValueError):
     """A data file was written before the table's columns changed, and committed after."""
 
 
@@ -70,7 +70,8 @@ class SmallFile:
 class RewriteGroup:
     """Files of one partition that are to become one: data files, or position delete files (v2).
 
-    :param partition: as in `ContentFile.to_json`. :param gone: data files that are merged too, so that none of their rows has to be deleted.
+    :param partition: as in `ContentFile.to_json`.
+    :param gone: data files that are merged too, so that none of their rows has to be deleted.
     """
 
     spec_id: int
@@ -96,7 +97,8 @@ class Rewritten:
 class Rewriter:
     """Rewrites groups of small files.
 
-    :param index: the table's key index as of the snapshot that has the files. :param sequence: of the runs to write.
+    :param index: the table's key index as of the snapshot that has the files.
+    :param sequence: of the runs to write.
     """
 
     def __init__(
@@ -114,8 +116,9 @@ class Rewriter:
         self._runs: list[RunInfo] = []
 
     def rewrite(self, groups: Iterable[RewriteGroup]) -> Rewritten:
-        """:raises CorruptIndex: a run is not as it was written. :raises OtherColumns: a file isn't of the table's schema. Whatever is raised,
-        no file that was written is left.
+        """:raises CorruptIndexError: a run is not as it was written.
+        :raises OtherColumnsError: a file isn't of the table's schema. Whatever is raised, no file that was written is
+            left.
         """
         data = PartitionedWriter(self._written_table, self._factory, self._files)
         deletes = PositionDeletes(self._table, self._factory, self._files)
@@ -141,7 +144,9 @@ class Rewriter:
 
     @cached_property
     def _written_table(self) -> TableSpec:
-        """The table, with the columns that keep rows' identities (spec, "Row Lineage"): a row that is only moved keeps its own."""
+        """The table, with the columns that keep rows' identities (spec, "Row Lineage"): a row that is only moved keeps
+        its own.
+        """
         if self._table.format_version < 3:
             return self._table
         schema = json.loads(self._table.schema)
@@ -153,7 +158,9 @@ class Rewriter:
     def _live_rows(
         self, files: Sequence[SmallFile]
     ) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]]:
-        """Rows to keep, the two halves of their keys' hashes, and whether no other row of the key lives; about a row group at a time."""
+        """Rows to keep, the two halves of their keys' hashes, and whether no other row of the key lives; about a row
+        group at a time.
+        """
         waiting, size = list[tuple[pa.Table, Ints, Ints, npt.NDArray[np.bool_]]](), 0
         for small in files:
             rows = self._read(small)
@@ -166,7 +173,7 @@ class Rewriter:
             alone = np.bincount(located.query, minlength=len(high)) == 1
             live = np.sort(query)
             if small.live_rows not in (None, len(live)):
-                raise CorruptIndex(f"it knows {len(live):,} rows of {small.path}, which has {small.live_rows:,}")
+                raise CorruptIndexError(f"it knows {len(live):,} rows of {small.path}, which has {small.live_rows:,}")
             waiting.append((rows.take(pa.array(live)), high[live], low[live], alone[live]))
             size += waiting[-1][0].nbytes
             if size >= _FLUSH_BYTES:
@@ -197,11 +204,13 @@ class Rewriter:
         return as_table_types(rows, self._written_table.arrow_schema)
 
     def _check_columns(self, small: SmallFile, found: pa.Schema) -> None:
-        """The columns are found by name. So they have to be the table's, by their field ids, which its schema at the commit doesn't say."""
+        """The columns are found by name. So they have to be the table's, by their field ids, which its schema at the
+        commit doesn't say.
+        """
         stored = {field.name: _field_id(field) for field in found if field.name not in (ROW_ID, LAST_UPDATED)}
         wanted = {field.name: _field_id(field) for field in self._table.arrow_schema}
         if stored != wanted:
-            raise OtherColumns(f"{small.path} has other columns than the table")
+            raise OtherColumnsError(f"{small.path} has other columns than the table")
 
     def _delete_again(self, group: RewriteGroup, deletes: PositionDeletes) -> None:
         """What the group's delete files delete from other data files."""

@@ -1,4 +1,6 @@
-"""Hash of a row's content, of any column types: decides between changes that nothing else tells apart, the same way in every replay."""
+"""Hash of a row's content, of any column types: decides between changes that nothing else tells apart, the same way in
+every replay.
+"""
 
 from collections.abc import Sequence
 
@@ -88,7 +90,8 @@ def _bytes(column: pa.Array) -> Hashes:
     starts = (offsets[:-1] - begin)[order].astype(np.int64)
     padded = np.zeros(8 * ((end - begin) // 8 + 2), np.uint8)
     padded[: end - begin] = np.frombuffer(column.buffers()[2] or b"", np.uint8)[begin:end]
-    # a value may begin anywhere in a word, and numpy is slow at words that begin anywhere: each of the value's is made of two that don't
+    # a value may begin anywhere in a word, and numpy is slow at words that begin anywhere: each of the value's is made
+    # of two that don't
     aligned = padded.view("<u8")
     at_word, low_bits = starts >> 3, (starts.astype(np.uint64) & _7) << _3
     high_bits = _64 - low_bits

@@ -22,8 +22,8 @@ ROW_GROUP_SIZE_DEFAULT = 128 * 1024 * 1024
 class TaskId:
     """Names the files of one task attempt, as Iceberg's `OutputFileFactory` does.
 
-    `operation` is unique to one attempt at one micro-batch, `attempt` to one task attempt within the application, so two
-    attempts never write the same path and a superseded attempt's files can be told apart.
+    `operation` is unique to one attempt at one micro-batch, `attempt` to one task attempt within the application, so
+    two attempts never write the same path and a superseded attempt's files can be told apart.
     """
 
     partition: int
@@ -39,8 +39,9 @@ class TaskId:
 class TableSpec:
     """An Iceberg table, as its writers see it. Plain strings, so that it pickles small and parses once per worker.
 
-    `schema` and `specs` are the JSON of the Iceberg spec's Appendix C (`SchemaParser.toJson`, `PartitionSpecParser.toJson`).
-    `io_properties` are the catalog's FileIO properties (`s3.endpoint`, …); they may hold credentials and are never shown.
+    `schema` and `specs` are the JSON of the Iceberg spec's Appendix C (`SchemaParser.toJson`,
+    `PartitionSpecParser.toJson`). `io_properties` are the catalog's FileIO properties (`s3.endpoint`, …); they may hold
+    credentials and are never shown.
     """
 
     location: str
@@ -80,8 +81,9 @@ class TableSpec:
 
     @property
     def unites_deletes(self) -> bool:
-        """Whether a commit's deletes of earlier rows are written once, not by each task: a data file has but one deletion vector (v3), and
-        in an unpartitioned table each position delete file is one more for every data file that is scanned.
+        """Whether a commit's deletes of earlier rows are written once, not by each task: a data file has but one
+        deletion vector (v3), and in an unpartitioned table each position delete file is one more for every data file
+        that is scanned.
 
         In a partitioned one there may be many such files, and tasks write them side by side.
         """

@@ -5,9 +5,9 @@ The path of a change, module by module:
     sink.cli          rowdelta run sink.yaml
     sink.config       the YAML file, as a typed model
     sink.session      the Spark session with its catalogs and packages
-    sink.mapping      which topic or directory feeds which table
+    sink.patterns     which topic or directory feeds which table
     sink.pipeline     starts the streaming queries, looks for new tables, waits
-    sink.roster       the tables of the job: opened and fed in parallel, set aside when they fail
+    sink.supervisor   the tables of the job: opened and fed in parallel, set aside when they fail
     sink.sources      Kafka or files: the raw rows of a micro-batch, and the position they reach
     changelog.*       raw rows decoded into changelog rows, on Arrow in Spark tasks
     sink.microbatch   one table, one micro-batch: decode, shuffle by key, write, commit

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# other modules are imported by the functions that use them: until they are, which takes a second, nobody handles signals
+# other modules are imported by the functions that use them: until they are, which takes a second, nobody handles
+# signals
 from sink import interrupts
 from sink.errors import ConfigError, DataError, RowdeltaError
 
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RowdeltaError as error:
         print(f"rowdelta: {error}", file=sys.stderr)
         return error.exit_code
-    except interrupts.Interrupted as interrupted:
+    except interrupts.InterruptedBySignalError as interrupted:
         print(f"rowdelta: {interrupted}; every table is as its last commit left it", file=sys.stderr)
         return interrupted.exit_code
 
@@ -96,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _is_of_interest(record: logging.LogRecord) -> bool:
     """Not what py4j logs, by its own logger and by the root logger.
 
-    It logs calls that end with the JVM, and our own exceptions on their way through it, with their tracebacks; we report them ourselves.
+    It logs calls that end with the JVM, and our own exceptions on their way through it, with their tracebacks; we
+    report them ourselves.
     """
     return Path(record.pathname).parent.name != "py4j"
 
@@ -118,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
 
     with_config = [
         add("run", _run, "apply the source's changes to the tables",
-            "Reads the changelog from where each table got to and applies it, one snapshot per micro-batch. Ctrl-C and SIGTERM "
+            "Reads the changelog from where each table got to and applies it, one snapshot per micro-batch. Ctrl-C "
+            "and SIGTERM "
             "finish the micro-batch and stop; running again goes on from there."),
         add("check", _check, "validate the configuration and reach everything it names",
             "Validates the configuration, reaches the source and the catalogs, and shows the plan. Changes nothing."),
@@ -131,7 +134,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("config", metavar="sink.yaml", help="the configuration file (see README, Configuration)")
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
-               "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and source are "
+               "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
+               "source are "
                "equal. Needs no server.")  # fmt: skip
     demo.add_argument(
         "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
@@ -174,7 +178,8 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
         return action
 
     listing = add("list", _list_dead_letters, "show them, newest first",
-                  "Shows dead letters, newest first. Changes nothing. With --json bytes that are not UTF-8 are in base64, as "
+                  "Shows dead letters, newest first. Changes nothing. With --json bytes that are not UTF-8 are in "
+                  "base64, as "
                   "key_base64 and value_base64.")  # fmt: skip
     listing.add_argument("--limit", type=_count, default=50, help="at most so many (default: 50)")
     add("counts", _count_dead_letters, "count them by table, error class and reason",
@@ -183,7 +188,8 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
     replaying.add_argument(
         "--force",
         action="store_true",
-        help="apply also letters that the topic has lost, and let records that the configuration refuses now, but did not "
+        help="apply also letters that the topic has lost, and let records that the configuration refuses now, but did "
+        "not "
         "refuse when they arrived, count as never applied",
     )
 

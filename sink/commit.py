@@ -1,9 +1,9 @@
 """One row delta per micro-batch, with the source position in the same atomic commit.
 
-The position is a table property, set in the transaction that adds the files: it survives snapshot expiry. The snapshot's summary
-has it too, for rollbacks. What makes a second application impossible is validation *inside* the commit, since Iceberg retries a
-commit on newer metadata by itself: the row delta validates from the snapshot whose position was read, so any data or
-delete file that came after refuses it, and only then is the position read again.
+The position is a table property, set in the transaction that adds the files: it survives snapshot expiry. The
+snapshot's summary has it too, for rollbacks. What makes a second application impossible is validation *inside* the
+commit, since Iceberg retries a commit on newer metadata by itself: the row delta validates from the snapshot whose
+position was read, so any data or delete file that came after refuses it, and only then is the position read again.
 """
 
 import json
@@ -24,12 +24,14 @@ _LOOKS_AFTER_UNKNOWN_STATE = 5
 _CLEANABLE = "org.apache.iceberg.exceptions.CleanableFailure"
 
 
-class TableNoLongerEmpty(Exception):  # noqa: N818 - a signal to write again, not an error for people
+class TableNoLongerEmptyError(Exception):
     """The files were written for an empty table, without deletes, and somebody else has added rows since."""
 
 
-class TableChanged(Exception):  # noqa: N818 - likewise
-    """The rows to delete were looked up in a snapshot that is no longer the current one, or the deletes are for partitions that no longer are."""
+class TableChangedError(Exception):
+    """The rows to delete were looked up in a snapshot that is no longer the current one, or the deletes are for
+    partitions that no longer are.
+    """
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class RowDeltaCommit:
     :param properties: further table properties to set in the same transaction.
     :param index: the key index's part: rows were looked up in `base_snapshot`, so no other will do.
     :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
-    :param written_under_schema: id of the schema that was current. A snapshot says of which schema it is, and readers of single commits
-        go by that; None if it doesn't matter. :param written_under_spec: id of the partition spec likewise; None if there are no deletes.
+    :param written_under_schema: id of the schema that was current. A snapshot says of which schema it is, and readers
+        of single commits go by that; None if it doesn't matter.
+    :param written_under_spec: id of the partition spec likewise; None if there are no deletes.
     """
 
     prefix: str
@@ -67,8 +70,10 @@ class RewriteCommit:
 
     It says nothing of the source position, so it can do no harm if another run has stored a newer one meanwhile.
 
-    :param prefix: as in `RowDeltaCommit`. :param position_operation: the commit that stored the sink's position.
-    :param files: `ContentFileParser` JSON. :param replaced: Java `DataFile`s and `DeleteFile`s.
+    :param prefix: as in `RowDeltaCommit`.
+    :param position_operation: the commit that stored the sink's position.
+    :param files: `ContentFileParser` JSON.
+    :param replaced: Java `DataFile`s and `DeleteFile`s.
     :param index: the key index's part: `index.base` is the snapshot that `files` have the rows of.
     :param written_for: ids of the schema and the partition spec, and the format version, of `files`.
     """
@@ -94,10 +99,11 @@ class IcebergCommitter:
     def commit(self, request: RowDeltaCommit) -> None:
         """Commit, or find out why not. Retries with the table's own `commit.retry.*` settings.
 
-        :raises TableNoLongerEmpty: write the batch again, with deletes. :raises TableChanged: look its keys up and write it again.
+        :raises TableNoLongerEmptyError: write the batch again, with deletes.
+        :raises TableChangedError: look its keys up and write it again.
         :raises TableError: another sink commits under the same id, or the table is gone.
-        :raises TemporaryError: the outcome is unknown or retries are used up. Files must be kept after an unknown outcome;
-            it is a `CommitUnknown` then.
+        :raises TemporaryError: the outcome is unknown or retries are used up. Files must be kept after an unknown
+            outcome; it is a `CommitUnknownError` then.
         """
         base = request.base_snapshot
         for pause in self.pauses():
@@ -118,9 +124,9 @@ class IcebergCommitter:
                 return
             self.check_not_fenced(request.prefix, request.previous_operation)
             if request.written_for_empty_table and not self._table.is_empty():
-                raise TableNoLongerEmpty
+                raise TableNoLongerEmptyError
             if request.index is not None and self._table.snapshot_id() != request.base_snapshot:
-                raise TableChanged(reason)
+                raise TableChangedError(reason)
             base = self._table.snapshot_id()
             time.sleep(pause)
         raise retries_used_up(self._table.name, reason)
@@ -135,9 +141,9 @@ class IcebergCommitter:
         found = transaction.table()
         if request.written_under_spec not in (None, int(found.spec().specId())):
             # a delete in a partition of the one doesn't reach the rows that others moved to partitions of the other
-            raise TableChanged("the table was partitioned in another way")
+            raise TableChangedError("the table was partitioned in another way")
         if request.written_under_schema not in (None, int(found.schema().schemaId())):
-            raise TableChanged("the table has other columns")
+            raise TableChangedError("the table has other columns")
         delta = transaction.newRowDelta()
         for name, value in request.summary.items():
             delta = delta.set(name, value)
@@ -170,8 +176,8 @@ class IcebergCommitter:
     def rewrite(self, request: RewriteCommit) -> None:
         """Commit at once or not at all: what is rewritten loses nothing by waiting.
 
-        :raises TableChanged: rows of the replaced files were deleted meanwhile, or files are gone. :raises TableError, TemporaryError:
-            as `commit`.
+        :raises TableChangedError: rows of the replaced files were deleted meanwhile, or files are gone.
+        :raises TableError, TemporaryError: as `commit`.
         """
         table, parser, mapper = self._table.java, self._table.content_file_parser, self._table.json_mapper
         name = f"{request.prefix}.index"
@@ -180,7 +186,7 @@ class IcebergCommitter:
             found = transaction.table()
             layout = int(found.schema().schemaId()), int(found.spec().specId()), self._table.format_version(found)
             if layout != request.written_for:
-                raise TableChanged("the table was altered")
+                raise TableChangedError("the table was altered")
             rewrite = transaction.newRewrite()
             for key, value in request.summary.items():
                 rewrite = rewrite.set(key, value)
@@ -199,12 +205,12 @@ class IcebergCommitter:
             }
             transaction.updateProperties().set(name, json.dumps(stored)).commit()
         except JAVA_ERRORS as error:  # whatever it is: the transaction wasn't committed
-            raise TableChanged(java_message(error)) from None
+            raise TableChangedError(java_message(error)) from None
         try:
             transaction.commitTransaction()
         except JAVA_ERRORS as error:
             if self._is_refusal(error):
-                raise TableChanged(java_message(error)) from None
+                raise TableChangedError(java_message(error)) from None
 
             def is_committed() -> bool:
                 self._table.refresh()
@@ -214,12 +220,15 @@ class IcebergCommitter:
             self._look(is_committed, error)
 
     def check_not_fenced(self, prefix: str, previous_operation: str | None) -> None:
-        """:raises FencedError: the position isn't the one that `previous_operation` stored: somebody else commits as this sink."""
+        """:raises FencedError: the position isn't the one that `previous_operation` stored: somebody else commits as
+        this sink.
+        """
         stored = self._table.position(prefix)
         if (stored.operation if stored else None) != previous_operation:
             raise FencedError(
                 f"{self._table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed "
-                "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give one "
+                "while this one was working. This one stops; nothing was applied twice. If both are meant to run, "
+                "give one "
                 "its own sink.id."
             )
 
@@ -232,8 +241,9 @@ class IcebergCommitter:
                     return
             except RowdeltaError:  # whatever it is, it doesn't say that the commit failed
                 continue
-        raise CommitUnknown(
-            f"{self._table.name}: it is unknown whether the commit went through ({java_message(error)}). Its files are kept. "
+        raise CommitUnknownError(
+            f"{self._table.name}: it is unknown whether the commit went through ({java_message(error)}). Its files "
+            "are kept. "
             "Run again: the table's position decides."
         )
 
@@ -261,13 +271,14 @@ class IcebergCommitter:
         return [min(longest, shortest * 2**n) * random.uniform(0.9, 1.1) for n in range(retries + 1)]
 
 
-class CommitUnknown(TemporaryError):  # noqa: N818 - named after CommitStateUnknownException
+class CommitUnknownError(TemporaryError):
     """Neither success nor failure: files of the attempt must not be deleted."""
 
 
 def retries_used_up(table: str, reason: object) -> TemporaryError:
     return TemporaryError(
-        f"{table}: other writers kept committing in between, and the table's commit.retry settings are used up. Nothing was "
+        f"{table}: other writers kept committing in between, and the table's commit.retry settings are used up. "
+        "Nothing was "
         f"applied; run again, or raise commit.retry.num-retries. Last conflict: {reason}"
     )
 

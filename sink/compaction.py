@@ -1,7 +1,7 @@
 """Compaction between micro-batches: small files become large ones, and deletes are applied.
 
-Iceberg refuses a compaction if rows of the files that it rewrites were deleted by position meanwhile, so one that runs beside a
-busy sink may never get through. The sink's own runs when nothing of the table is being written.
+Iceberg refuses a compaction if rows of the files that it rewrites were deleted by position meanwhile, so one that runs
+beside a busy sink may never get through. The sink's own runs when nothing of the table is being written.
 """
 
 import logging
@@ -32,7 +32,9 @@ class Compaction:
         self._commits = every  # what an earlier run left is counted after the first commit
 
     def after_commit(self) -> None:
-        """Compact the table if it is time to. What goes wrong is logged and no more: the table is as it was, only slower to read."""
+        """Compact the table if it is time to. What goes wrong is logged and no more: the table is as it was, only
+        slower to read.
+        """
         self._commits += 1
         if self._commits < self._every:
             return
@@ -81,8 +83,8 @@ class Compaction:
         rewrite = actions.rewriteDataFiles(self._table.java)
         # a file with as many delete files is read as slowly as that many small files, however large it is
         rewrite = rewrite.option("delete-file-threshold", str(self._every)).snapshotProperty(OWN, "true")
-        # Iceberg compares a delete with the data files of its own spec and partition, so it would drop deletes that reach further,
-        # and bring back the rows that they delete
+        # Iceberg compares a delete with the data files of its own spec and partition, so it would drop deletes that
+        # reach further, and bring back the rows that they delete
         if not self._table.has_global_deletes():
             rewrite = rewrite.option("remove-dangling-deletes", "true")
         return rewrite.execute()

@@ -1,4 +1,6 @@
-"""Computed columns: Spark SQL expressions over a row's other columns, its fields that aren't stored, and metadata columns."""
+"""Computed columns: Spark SQL expressions over a row's other columns, its fields that aren't stored, and metadata
+columns.
+"""
 
 import re
 from typing import TYPE_CHECKING
@@ -63,13 +65,15 @@ def check_computed(spark: SparkSession, plan: "TablePlan", path: str) -> None:
             raise ConfigError(f"{where}: {expression!r} does not make one value of one row. Write a scalar expression.")
         if not analyzed.deterministic():
             raise ConfigError(
-                f"{where}: {expression!r} is not the same each time, and a micro-batch may be written again. Leave such functions out."
+                f"{where}: {expression!r} is not the same each time, and a micro-batch may be written again. Leave "
+                "such functions out."
             )
         found = result.schema[name].dataType
         if not _holds(types[name], found):
             shown = types[name].simpleString()
             raise ConfigError(
-                f"{where}: {expression!r} is {found.simpleString()}, and the column {shown}. Write cast({expression} as {shown}), "
+                f"{where}: {expression!r} is {found.simpleString()}, and the column {shown}. Write cast({expression} "
+                f"as {shown}), "
                 "or correct the type."
             )
 

@@ -1,4 +1,6 @@
-"""The configuration file: YAML in, a typed model out, or an error that names file, line, key, value and what was expected."""
+"""The configuration file: YAML in, a typed model out, or an error that names file, line, key, value and what was
+expected.
+"""
 
 import os
 import re
@@ -12,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from changelog import formats
 from sink.errors import ConfigError
-from sink.options import Misplaced, check_catalog, check_source, check_spark, check_table, did_you_mean
+from sink.options import MisplacedError, check_catalog, check_source, check_spark, check_table, did_you_mean
 
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access.?key|jaas|sas\b|private", re.IGNORECASE)
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -41,8 +43,8 @@ def _at(*path: str | int) -> Iterator[None]:
     """Mistakes of what is looked at meanwhile are at `path`."""
     try:
         yield
-    except Misplaced as error:
-        raise Misplaced(str(error), *path, *error.path) from None
+    except MisplacedError as error:
+        raise MisplacedError(str(error), *path, *error.path) from None
 
 
 class _Section(BaseModel):
@@ -139,7 +141,8 @@ class SourceSection(_Section):
     def _format(cls, value: str) -> str:
         if value not in formats.OURS and value not in formats.names():  # the latter looks through all that is installed
             raise ValueError(
-                f"there is no format {value!r}{did_you_mean(value, formats.names())}; write one of {', '.join(formats.names())}"
+                f"there is no format {value!r}{did_you_mean(value, formats.names())}; write one of "
+                f"{', '.join(formats.names())}"
             )
         return value
 
@@ -156,13 +159,13 @@ class SourceSection(_Section):
         for name, value in self.format_options.items():
             if name not in made.OPTIONS:
                 known = f"Known for {self.format}: {', '.join(made.OPTIONS) or 'none'}"
-                raise Misplaced(f"unknown key{did_you_mean(name, made.OPTIONS)}. {known}", "format_options", name)
+                raise MisplacedError(f"unknown key{did_you_mean(name, made.OPTIONS)}. {known}", "format_options", name)
             choices = made.OPTIONS[name]
             if choices and value not in choices:
-                raise Misplaced(f"got {value!r}, expected one of {', '.join(choices)}", "format_options", name)
+                raise MisplacedError(f"got {value!r}, expected one of {', '.join(choices)}", "format_options", name)
         for name in made.REQUIRED:
             if not self.format_options.get(name):
-                raise Misplaced(f"format: {self.format} needs {name}", "format_options")
+                raise MisplacedError(f"format: {self.format} needs {name}", "format_options")
         return self
 
     @model_validator(mode="after")
@@ -210,7 +213,9 @@ def _column(value: Any) -> Any:
 
 RESERVED = {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_change_type", "_change_ordinal", "_commit_snapshot_id",
             "_row_id", "_last_updated_sequence_number"}  # fmt: skip
-"""Names of Iceberg's metadata columns (spec, Reserved Field IDs): its Spark reader refuses tables that have such a column."""
+"""Names of Iceberg's metadata columns (spec, Reserved Field IDs): its Spark reader refuses tables that have such a
+column.
+"""
 
 Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_timestamp"]
 
@@ -282,7 +287,9 @@ class TableSection(_Section):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether `source` is a regular expression: if `target` has `$1`. Dots say nothing, topics' names have them too."""
+        """Whether `source` is a regular expression: if `target` has `$1`. Dots say nothing, topics' names have them
+        too.
+        """
         return _REFERENCE.search(self.target) is not None
 
     def expand(self, text: str, match: re.Match[str]) -> str:
@@ -302,37 +309,38 @@ class TableSection(_Section):
     @model_validator(mode="after")
     def _columns_exist(self) -> Self:
         if len(set(self.key)) != len(self.key):
-            raise Misplaced(f"key names a column twice: {self.key}", "key")
+            raise MisplacedError(f"key names a column twice: {self.key}", "key")
         for name in self.exclude:
             if name in self.key:
-                raise Misplaced(f"exclude names {name!r}, which is in key; remove it from exclude", "exclude")
+                raise MisplacedError(f"exclude names {name!r}, which is in key; remove it from exclude", "exclude")
         if self.columns is not None:
             stored = [*(name for name, column in self.columns.items() if column.stored), *self.metadata]
             for what, names in (("key", self.key), ("partition_by", [f.column for f in self.partition_fields])):
                 for name in names:
                     if name not in stored:
-                        raise Misplaced(
+                        raise MisplacedError(
                             f"{what} names {name!r}, which is not in columns{did_you_mean(name, stored)}", what
                         )
             lower = [name.lower() for name in (*self.columns, *self.metadata)]
             for name in (*self.columns, *self.metadata):
                 if lower.count(name.lower()) > 1:
-                    raise Misplaced(
-                        f"{name!r} is a column twice in columns and metadata; Spark does not tell upper from lower case",
+                    raise MisplacedError(
+                        f"{name!r} is a column twice in columns and metadata; Spark does not tell upper from lower "
+                        "case",
                         "columns",
                     )
             for name in self.key:
                 if name in self.metadata:
-                    raise Misplaced(
+                    raise MisplacedError(
                         f"key names {name!r}, which is a metadata column; a key must be a field of the messages", "key"
                     )
                 if self.columns[name].expression is not None:
-                    raise Misplaced(
+                    raise MisplacedError(
                         f"key names {name!r}, which is computed; a key must be a field of the messages", "key"
                     )
             for name in self.exclude:
                 if name in self.columns:
-                    raise Misplaced(
+                    raise MisplacedError(
                         f"exclude names {name!r}, which columns names too; remove it from one of them", "exclude"
                     )
         return self
@@ -374,15 +382,17 @@ class Config(_Section):
         if sink.on_bad_record == "fail":
             for name in ("dead_letter_topic", "max_bad_records"):
                 if getattr(sink, name) is not None:
-                    raise Misplaced(
+                    raise MisplacedError(
                         f"sink.{name} needs on_bad_record: dead-letter, but on_bad_record is fail", "sink", name
                     )
         if sink.dead_letter_topic is None:
             if sink.dead_letter_options:
-                raise Misplaced("sink.dead_letter_options needs sink.dead_letter_topic", "sink", "dead_letter_options")
+                raise MisplacedError(
+                    "sink.dead_letter_options needs sink.dead_letter_topic", "sink", "dead_letter_options"
+                )
             return self
         if self.source.type != "kafka":
-            raise Misplaced(
+            raise MisplacedError(
                 "sink.dead_letter_topic is for source.type: kafka; the dead-letter table has them all",
                 "sink",
                 "dead_letter_topic",
@@ -391,16 +401,18 @@ class Config(_Section):
             re.fullmatch(t.source, sink.dead_letter_topic) if t.is_pattern else t.source == sink.dead_letter_topic
             for t in self.tables
         ):
-            raise Misplaced(
+            raise MisplacedError(
                 f"sink.dead_letter_topic {sink.dead_letter_topic!r} is also the source of a table",
                 "sink",
                 "dead_letter_topic",
             )
         for name in sink.dead_letter_options:
             if not name.startswith("kafka."):
-                raise Misplaced(f"got {name!r}, expected names that begin with kafka.", "sink", "dead_letter_options")
+                raise MisplacedError(
+                    f"got {name!r}, expected names that begin with kafka.", "sink", "dead_letter_options"
+                )
         if sink.dead_letter_options and "kafka.bootstrap.servers" not in sink.dead_letter_options:
-            raise Misplaced(
+            raise MisplacedError(
                 "sink.dead_letter_options replaces the source's options, so it needs kafka.bootstrap.servers",
                 "sink",
                 "dead_letter_options",
@@ -414,13 +426,13 @@ class Config(_Section):
         sources = [table.source for table in self.tables]
         for number, table in enumerate(self.tables):
             if table.catalog not in self.catalogs:
-                raise Misplaced(
+                raise MisplacedError(
                     f"target {table.target} is in catalog {table.catalog!r}, which catalogs does not define"
                     f"{did_you_mean(table.catalog, self.catalogs)}",
                     *("tables", number, "target"),
                 )
             if self.source.type == "files" and not table.order_by:
-                raise Misplaced(
+                raise MisplacedError(
                     f"table {table.target}: files have no order of their own; name an order_by column",
                     *("tables", number),
                 )
@@ -428,10 +440,10 @@ class Config(_Section):
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
                 last = max(n for n, table in enumerate(self.tables) if getattr(table, name) == repeated[0])
-                raise Misplaced(f"{name} {repeated[0]} is used by more than one table", "tables", last, name)
+                raise MisplacedError(f"{name} {repeated[0]} is used by more than one table", "tables", last, name)
         self._check_patterns()
         if self.dead_letter_table.split(".")[0] not in self.catalogs:
-            raise Misplaced(
+            raise MisplacedError(
                 f"dead_letter_table {self.dead_letter_table} is in a catalog that catalogs does not define",
                 *("sink", "dead_letter_table"),
             )
@@ -457,20 +469,21 @@ class Config(_Section):
         for path, place in own.items():
             for folder, what in taken.items():
                 if f"{place}/".startswith(f"{folder.rstrip('/')}/"):
-                    raise Misplaced(
+                    raise MisplacedError(
                         f"{place} is inside of {folder}, which is for {what}. Name a folder elsewhere", *path
                     )
 
     def _check_patterns(self) -> None:
         for number, table in enumerate(self.tables):
             if table.group is not None and self.source.type == "files":
-                raise Misplaced(
-                    f"table {table.target}: group needs source.type: kafka; with files each table has a stream of its own",
+                raise MisplacedError(
+                    f"table {table.target}: group needs source.type: kafka; with files each table has a stream of its "
+                    "own",
                     *("tables", number, "group"),
                 )
             if not table.is_pattern:
                 if table.group is not None and _REFERENCE.search(table.group):
-                    raise Misplaced(
+                    raise MisplacedError(
                         f"table {table.target}: group {table.group} refers to a group, but target does not",
                         *("tables", number, "group"),
                     )
@@ -479,15 +492,17 @@ class Config(_Section):
             try:
                 groups = re.compile(text).groups
             except re.error as error:
-                raise Misplaced(
-                    f"table {table.target}: target refers to a group, so source is a regular expression, but {text!r} is "
+                raise MisplacedError(
+                    f"table {table.target}: target refers to a group, so source is a regular expression, but {text!r} "
+                    "is "
                     f"none: {error}",
                     *("tables", number, "source"),
                 ) from None
             for reference in _REFERENCE.finditer(f"{table.target} {table.group or ''}"):
                 if not 1 <= int(reference[1] or reference[2]) <= groups:
-                    raise Misplaced(
-                        f"table {table.target}: {reference[0]} names a group that source {text!r} does not have; it has {groups}",
+                    raise MisplacedError(
+                        f"table {table.target}: {reference[0]} names a group that source {text!r} does not have; it "
+                        f"has {groups}",
                         *("tables", number, "source"),
                     )
         if (
@@ -496,28 +511,31 @@ class Config(_Section):
             and _REFERENCE.search(self.dead_letter_table)
         ):
             raise ValueError(
-                f"the first table's namespace ({self.tables[0].target}) comes from a pattern, so bad records have no place "
+                f"the first table's namespace ({self.tables[0].target}) comes from a pattern, so bad records have no "
+                "place "
                 "beside it; name sink.dead_letter_table"
             )
 
     def _check_kafka(self, sources: list[str]) -> None:
         options = self.source.options
         if "kafka.bootstrap.servers" not in options:
-            raise Misplaced("source.options needs kafka.bootstrap.servers for source.type: kafka", "source", "options")
+            raise MisplacedError(
+                "source.options needs kafka.bootstrap.servers for source.type: kafka", "source", "options"
+            )
         if "startingoffsetsbytimestamp" in {name.lower() for name in options}:
-            raise Misplaced(
+            raise MisplacedError(
                 "source.options.startingOffsetsByTimestamp is not supported; write startingTimestamp",
                 "source",
                 "options",
             )
         if "assign" in options or "subscribePattern" in options:
-            raise Misplaced(
+            raise MisplacedError(
                 "name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed",
                 *("source", "options"),
             )
         if any(table.is_pattern for table in self.tables):
             if "subscribe" in options:
-                raise Misplaced(
+                raise MisplacedError(
                     "leave out source.options.subscribe: a table's source is a pattern",
                     "source",
                     "options",
@@ -527,35 +545,36 @@ class Config(_Section):
         subscribed = [topic.strip() for topic in options.get("subscribe", ",".join(sources)).split(",")]
         for topic in sources:
             if topic not in subscribed:
-                raise Misplaced(
+                raise MisplacedError(
                     f"table source {topic!r} is not in source.options.subscribe{did_you_mean(topic, subscribed)}",
                     *("tables", sources.index(topic), "source"),
                 )
         for topic in subscribed:
             if topic not in sources:
-                raise Misplaced(
+                raise MisplacedError(
                     f"source.options.subscribe names {topic!r}, but no table has it as its source",
                     *("source", "options", "subscribe"),
                 )
 
     def _check_files(self) -> None:
         if self.source.file_format not in ("parquet", "json"):
-            raise Misplaced(
+            raise MisplacedError(
                 f"source.options.path_format is {self.source.file_format!r}; write parquet or json",
                 *("source", "options", "path_format"),
             )
         if self.source.format in ("avro", "debezium-avro"):
-            raise Misplaced(
+            raise MisplacedError(
                 f"source.format: {self.source.format} reads messages of Kafka, and source.type is files",
                 *("source", "format"),
             )
         if self.source.format != "row-kind" and self.source.file_format != "json":
-            raise Misplaced(
+            raise MisplacedError(
                 f"source.format: {self.source.format} reads path_format: json", "source", "options", "path_format"
             )
         if any(name.lower() == "latestfirst" and value != "false" for name, value in self.source.options.items()):
-            raise Misplaced(
-                "source.options.latestFirst is set, and the position in a directory is the newest file that was applied, so older ones "
+            raise MisplacedError(
+                "source.options.latestFirst is set, and the position in a directory is the newest file that was "
+                "applied, so older ones "
                 "would be left out after a restart; leave the option out",
                 *("source", "options"),
             )
@@ -598,7 +617,8 @@ def load(path: str | Path) -> Config:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(
-            f"{path}: expected the sections sink, source, catalogs and tables, found {_shown(values) if text.strip() else 'an empty file'}."
+            f"{path}: expected the sections sink, source, catalogs and tables, found "
+            f"{_shown(values) if text.strip() else 'an empty file'}."
         )
     try:
         return Config.model_validate(_absolute_paths(values, file.resolve().parent))
@@ -692,7 +712,7 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
     error = problem.get("ctx", {}).get("error")
     path = tuple(part for part in problem["loc"] if not _ALTERNATIVE.match(str(part)))
     is_one_of = len(path) < len(problem["loc"])
-    path += error.path if isinstance(error, Misplaced) else ()
+    path += error.path if isinstance(error, MisplacedError) else ()
     line = next((lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in lines), 1)
     where = f":{line}: {_dotted(path)}: " if path else f":{line}: "
     kind, value = problem["type"], problem.get("input")
@@ -704,7 +724,7 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
         return f"{where}missing. Add it{_example(path)}."
     if kind == "literal_error":
         return f"{where}got {shown}, expected {problem['ctx']['expected']}."
-    if isinstance(error, Misplaced):
+    if isinstance(error, MisplacedError):
         return f"{where}{error}."
     if error is not None:
         return f"{where}{error}." if isinstance(value, dict | list) or not path else f"{where}got {shown}; {error}."

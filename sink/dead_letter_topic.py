@@ -1,8 +1,8 @@
 """The topic that gets the dead letters too, each once: by Kafka's transactions.
 
-A transaction holds a commit's messages and, as an offset of a consumer group that nobody joins, the name of that commit. So who finds
-the name there knows that the messages are in the topic. (This is how Kafka's own consumers and producers pass offsets on; see the
-protocol's `TxnOffsetCommit`.)
+A transaction holds a commit's messages and, as an offset of a consumer group that nobody joins, the name of that
+commit. So who finds the name there knows that the messages are in the topic. (This is how Kafka's own consumers and
+producers pass offsets on; see the protocol's `TxnOffsetCommit`.)
 """
 
 from collections.abc import Iterator
@@ -60,8 +60,10 @@ class DeadLetterTopic:
             self._send(group, commit, messages)
         except (PySparkException, Py4JJavaError) as error:
             raise TemporaryError(
-                f"dead-letter topic {self.name} at {self.servers} did not take the bad records; they are in the dead-letter table, and "
-                f"the next run sends them. Does the topic exist, and may the sink write to it, in transactions? {_cause(error)}"
+                f"dead-letter topic {self.name} at {self.servers} did not take the bad records; they are in the "
+                "dead-letter table, and "
+                "the next run sends them. Does the topic exist, and may the sink write to it, in transactions? "
+                f"{_cause(error)}"
             ) from None
 
     def _send(self, group: str, commit: str, messages: DataFrame) -> None:
@@ -72,7 +74,8 @@ class DeadLetterTopic:
                 "key.serializer": _BYTES,
                 "value.serializer": _BYTES,
                 "acks": "all",
-                # what is still open under this name, of a run that died, is aborted, and a run that only seemed dead is fenced
+                # what is still open under this name, of a run that died, is aborted, and a run that only seemed dead is
+                # fenced
                 "transactional.id": group,
                 # Spark has one producer for the same properties, and what was fenced or failed can't begin anew
                 "client.id": f"{group}.{uuid4().hex[:8]}",

@@ -1,11 +1,13 @@
-"""Dead letters: the records that can't be applied, with their place in the source and the reason, each in the table once.
+"""Dead letters: the records that can't be applied, with their place in the source and the reason, each in the table
+once.
 
-All targets share one Iceberg table. It can't be committed together with a target, so it is committed first, and holds a position
-of its own for each target. While that is ahead of the target's, bad records are looked up in the table, and those it has are left out.
+All targets share one Iceberg table. It can't be committed together with a target, so it is committed first, and holds a
+position of its own for each target. While that is ahead of the target's, bad records are looked up in the table, and
+those it has are left out.
 
-If there is a topic too, a commit leaves the mark `unpublished` in its own transaction, and the records are sent from the table
-afterwards (`sink.dead_letter_topic`). The mark goes when the topic has them. A crash in between leaves the mark, and the next run asks
-the topic.
+If there is a topic too, a commit leaves the mark `unpublished` in its own transaction, and the records are sent from
+the table afterwards (`sink.dead_letter_topic`). The mark goes when the topic has them. A crash in between leaves the
+mark, and the next run asks the topic.
 """
 
 import json
@@ -29,7 +31,7 @@ from deltawriters import TableSpec
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
 from sink.dead_letter_topic import DeadLetterTopic
-from sink.errors import TableError, TemporaryError, TooManyBadRecords
+from sink.errors import TableError, TemporaryError, TooManyBadRecordsError
 from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
 from sink.sources.source import Position
 
@@ -59,7 +61,9 @@ _REMOVALS = 5
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A row of the table. `source` is the topic, or the path of the change file, which has no partition, offset or key."""
+    """A row of the table. `source` is the topic, or the path of the change file, which has no partition,
+    offset or key.
+    """
 
     table: str
     source: str
@@ -124,7 +128,8 @@ class DeadLetters:
     def without_kept(self, target: str, bad: DataFrame, spark: SparkSession) -> DataFrame:
         """Of changelog rows that are all bad those that the table doesn't have.
 
-        By place, key and value: in a topic that was created anew the place is another record's. In `spark`, the session of `bad`.
+        By place, key and value: in a topic that was created anew the place is another record's. In `spark`, the session
+        of `bad`.
         """
         kept = spark.table(_quoted(self.name)).where(F.col("table") == target).select(*RECORD).alias("kept")
         return bad.join(kept, same_record(BAD, "kept"), "left_anti")
@@ -132,23 +137,28 @@ class DeadLetters:
     def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
         """Before a micro-batch with `bad` records (by error class) is committed.
 
-        :raises TooManyBadRecords: with them the target would have more bad records in this run than `max_bad_records`.
+        :raises TooManyBadRecordsError: with them the target would have more bad records in this run than
+            `max_bad_records`.
         """
         limit = self._config.sink.max_bad_records
         total = self._counts[target] + Counter(bad)
         if limit is None or not bad or total.total() <= limit:
             return
         classes = ", ".join(f"{count:,} {error_class}" for error_class, count in total.most_common())
-        raise TooManyBadRecords(
-            f"{target}: {total.total():,} bad records in this run, and max_bad_records is {limit:,} ({classes}). The micro-batch "
-            f"that has the last {sum(bad.values()):,} of them was not applied: {'; '.join(samples)}. Correct the source or the "
-            "configuration and run again, or raise max_bad_records; `rowdelta dead-letters counts` shows what was kept before."
+        raise TooManyBadRecordsError(
+            f"{target}: {total.total():,} bad records in this run, and max_bad_records is {limit:,} ({classes}). The "
+            "micro-batch "
+            f"that has the last {sum(bad.values()):,} of them was not applied: {'; '.join(samples)}. Correct the "
+            "source or the "
+            "configuration and run again, or raise max_bad_records; `rowdelta dead-letters counts` shows what was "
+            "kept before."
         )
 
     def commit(self, target: str, operation: str, end: Position, files: Sequence[str], bad: Mapping[str, int]) -> None:
         """Add a micro-batch's bad records, and note that they still have to be sent to the topic.
 
-        :param files: `ContentFileParser` JSON of the data files. :param end: the position after the micro-batch.
+        :param files: `ContentFileParser` JSON of the data files.
+        :param end: the position after the micro-batch.
         :param bad: how many records, by error class.
         :raises RowdeltaError: as `IcebergCommitter.commit` does.
         """
@@ -171,7 +181,8 @@ class DeadLetters:
             self._counts[target] += Counter(bad)
 
     def publish(self, target: str) -> None:
-        """Send the target's last bad records to the topic, if that is still to be done: after `commit`, and when a run starts.
+        """Send the target's last bad records to the topic, if that is still to be done: after `commit`, and when a run
+        starts.
 
         :raises TemporaryError: Kafka did not take them. Another call sends them, if they aren't there.
         """
@@ -183,7 +194,8 @@ class DeadLetters:
         snapshot = stored.snapshot_id if stored and stored.operation == operation else None
         if snapshot is None or self._table.java.snapshot(snapshot) is None:
             log.warning(
-                "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the table.",
+                "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the "
+                "table.",
                 self.name,
                 target,
                 topic.name,
@@ -309,7 +321,8 @@ def _check_columns(table: IcebergTable) -> None:
     for field in table.spec.iceberg_schema.fields:
         if field.required and field.name not in COLUMNS.fieldNames():
             raise TableError(
-                f"{table.name} is the dead-letter table, and its column {field.name!r}, which the sink doesn't know, is required. "
+                f"{table.name} is the dead-letter table, and its column {field.name!r}, which the sink doesn't know, "
+                "is required. "
                 f"Make it optional: ALTER TABLE {table.name} ALTER COLUMN {field.name} DROP NOT NULL."
             )
 
@@ -328,7 +341,9 @@ def excerpt(value: bytes | None, length: int = 60) -> str:
 
 
 def as_json(row: dict[str, Any]) -> str:
-    """A line of JSON. Bytes are text where they are UTF-8, else base64 under the name `…_base64`; times are ISO 8601."""
+    """A line of JSON. Bytes are text where they are UTF-8, else base64 under the name `…_base64`; times are
+    ISO 8601.
+    """
     from base64 import b64encode
 
     shown: dict[str, Any] = {}

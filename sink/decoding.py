@@ -18,9 +18,11 @@ from sink.tables import TablePlan
 
 
 class RecordDecoder:
-    """Decodes one table's records: everything in Python but Parquet files that aren't plain, which Spark's expressions do.
+    """Decodes one table's records: everything in Python but Parquet files that aren't plain, which Spark's expressions
+    do.
 
-    :param observe: told what the table can't take (`changelog.decoding.Observed`). :param batch_rows: of the batches that tasks make, at most.
+    :param observe: told what the table can't take (`changelog.decoding.Observed`).
+    :param batch_rows: of the batches that tasks make, at most.
     """
 
     plain: PlainRows | None
@@ -52,7 +54,10 @@ class RecordDecoder:
         return compute(decoded, self._plan)
 
     def changes_into(self, step: Step | None, schema: str | T.StructType, records: DataFrame) -> DataFrame:
-        """What `step` makes of the changes, in the Python tasks that decode them. :param schema: of the result."""
+        """What `step` makes of the changes, in the Python tasks that decode them.
+
+        :param schema: of the result.
+        """
         assert self._in_python is not None
         names = [name for name in RAW_SCHEMA.names if name in records.columns]
         return in_arrow(records.select(*names), functools.partial(task.decode, self._in_python, step), schema)

@@ -26,12 +26,14 @@ class ConfigError(RowdeltaError):
 
 
 class DataError(RowdeltaError):
-    """The source's data was refused: a bad record with `on_bad_record: fail`, a contradiction, a re-read in changelog mode."""
+    """The source's data was refused: a bad record with `on_bad_record: fail`, a contradiction, a re-read in changelog
+    mode.
+    """
 
     exit_code = 3
 
 
-class TooManyBadRecords(DataError):  # noqa: N818 - says it better
+class TooManyBadRecordsError(DataError):
     """`max_bad_records` is exceeded. The threshold is there to stop the job, so it stops all of it."""
 
     stops_job = True
@@ -50,6 +52,8 @@ class FencedError(TableError):
 
 
 class TemporaryError(RowdeltaError):
-    """A service was unreachable or a commit could not be settled. Running again is safe and is the right thing to do."""
+    """A service was unreachable or a commit could not be settled. Running again is safe and is the right
+    thing to do.
+    """
 
     exit_code = 75

@@ -1,7 +1,8 @@
 """Rows on their way between tasks.
 
-Rows that Spark has made go through its shuffle as they are. Of batches that Python has made, Spark would make rows, and batches again of
-those. So of these the shuffle sees one row for each batch and task, with a part of the batch in Arrow's IPC format.
+Rows that Spark has made go through its shuffle as they are. Of batches that Python has made, Spark would make rows, and
+batches again of those. So of these the shuffle sees one row for each batch and task, with a part of the batch in
+Arrow's IPC format.
 """
 
 import functools
@@ -65,8 +66,8 @@ def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFra
 def exchanged(packed_rows: DataFrame, tasks: int, then: Step) -> Results:
     """What `then` makes, in the task that it is for, of each task's part of what `packed` made.
 
-    A task gets the parts one by one, as bytes: as rows of Arrow batches, which Spark ends by a number of rows, they could be more than
-    fits into memory.
+    A task gets the parts one by one, as bytes: as rows of Arrow batches, which Spark ends by a number of rows, they
+    could be more than fits into memory.
     """
     context = packed_rows.sparkSession.sparkContext
     assert context._jvm is not None
@@ -80,7 +81,9 @@ FileStep = Callable[[Iterable[tuple[str, bytes]]], Iterator[pa.RecordBatch]]
 
 
 def files(paths: Iterable[str], context: SparkContext) -> "RDD[tuple[str, bytes]]":
-    """Files, whole, about evenly in partitions. Nothing for Spark to plan, which takes as long as reading a small file does."""
+    """Files, whole, about evenly in partitions. Nothing for Spark to plan, which takes as long as reading a small file
+    does.
+    """
     return context.binaryFiles(",".join(paths), 4 * context.defaultParallelism)
 
 
@@ -100,7 +103,8 @@ def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int
 
 
 def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
-    """What `step` makes of all files, in each of the tasks, without a shuffle; so it has to leave out what is another task's.
+    """What `step` makes of all files, in each of the tasks, without a shuffle; so it has to leave out what is another
+    task's.
 
     The partition that a task has is its number. Each reads the files at a time of its own.
     """

@@ -46,7 +46,9 @@ def _local(spark: SparkSession, place: str) -> Path | None:
 
 
 def _obstacle(path: Path) -> str | None:
-    """Why a folder can't be made and written to, or None. Nothing is left behind: the folder isn't made if it is missing."""
+    """Why a folder can't be made and written to, or None. Nothing is left behind: the folder isn't made if it is
+    missing.
+    """
     try:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         if not existing.is_dir():

@@ -1,6 +1,7 @@
 """The seam to Iceberg's Java API: load, create and describe tables, on the catalogs that the Spark session has.
 
-Through py4j, because Iceberg's Java library is the reference: retries, validation, sequence numbers and manifests are its own.
+Through py4j, because Iceberg's Java library is the reference: retries, validation, sequence numbers and manifests are
+its own.
 """
 
 import json
@@ -25,7 +26,9 @@ from sink.errors import ConfigError, TableError, TemporaryError
 from sink.sources.source import Position
 
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
-"""What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw them."""
+"""What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw
+them.
+"""
 
 
 def java_class(error: Exception) -> str:
@@ -47,8 +50,9 @@ def java_exception(error: Exception) -> JavaObject:
 class StoredPosition:
     """A sink's position as a table stores it, and which commit stored it.
 
-    `index` names the version of the key index that belongs to the commit (`sink.keyindex`), if it has one, and `index_snapshot_id` the
-    snapshot that is the last one in it: the commit's own, or that of a rewrite which came after.
+    `index` names the version of the key index that belongs to the commit (`sink.keyindex`), if it has one, and
+    `index_snapshot_id` the snapshot that is the last one in it: the commit's own, or that of a rewrite which came
+    after.
     """
 
     position: Position
@@ -80,7 +84,8 @@ class IcebergTable:
     def refresh(self) -> None:
         """Read the table's metadata again.
 
-        :raises TableError: the table is gone or was replaced. :raises TemporaryError: the catalog did not answer.
+        :raises TableError: the table is gone or was replaced.
+        :raises TemporaryError: the catalog did not answer.
         """
         try:
             self.java.refresh()
@@ -144,7 +149,9 @@ class IcebergTable:
         return any(int(m.partitionSpecId()) != self.spec.current_spec_id for m in manifests)
 
     def has_global_deletes(self) -> bool:
-        """The table has partitions, and deletes under an unpartitioned spec, which reach into all of them; reads the manifest list only."""
+        """The table has partitions, and deletes under an unpartitioned spec, which reach into all of them; reads the
+        manifest list only.
+        """
         snapshot, specs = self.java.currentSnapshot(), self.java.specs()
         if snapshot is None or int(specs.size()) == 1:
             return False
@@ -161,9 +168,9 @@ class IcebergTable:
     def position(self, prefix: str) -> StoredPosition | None:
         """The sink's position, as of the current snapshot.
 
-        The property is newest. After a rollback it is ahead of the data; then the nearest ancestor snapshot that this sink
-        committed says how far the data really is. That the property's own snapshot is unknown doesn't tell which: ancestors expire, and
-        so do snapshots that were rolled back.
+        The property is newest. After a rollback it is ahead of the data; then the nearest ancestor snapshot that this
+        sink committed says how far the data really is. That the property's own snapshot is unknown doesn't tell which:
+        ancestors expire, and so do snapshots that were rolled back.
 
         :raises TableError: rolled back, or replaced, past everything that could say so.
         """
@@ -195,7 +202,8 @@ class IcebergTable:
             assert current is not None
             return self._with_newer_index(result, prefix, current)
         raise TableError(
-            f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read the "
+            f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
+            "the "
             "source again from the start, remove the stored position (see README, Reset)."
         )
 
@@ -372,7 +380,8 @@ class Catalogs:
         # what comes before an @, and parameters, may be secret
         at = "" if uri is None else " at " + re.split("[?;]", re.sub("//[^/@]*@", "//", uri))[0]
         return TemporaryError(
-            f"catalog {catalog}{at} can't be opened: {message}. Nothing was applied; run again once it answers, or correct "
+            f"catalog {catalog}{at} can't be opened: {message}. Nothing was applied; run again once it answers, or "
+            "correct "
             f"catalogs.{catalog}."
         )
 
@@ -434,7 +443,8 @@ def column_specs(table: IcebergTable) -> tuple[ColumnSpec, ...]:
 
 
 def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | None = None) -> T.StructType | None:
-    """The stored `columns` and metadata columns as a Spark schema, key columns not null; None if the configuration names none.
+    """The stored `columns` and metadata columns as a Spark schema, key columns not null; None if the configuration
+    names none.
 
     :param types: Spark SQL types of the columns, for a configuration that names none.
     :raises ConfigError: a type is not one, or not one for a key.

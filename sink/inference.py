@@ -25,7 +25,8 @@ SAMPLE = 1000
 def infer_columns(spark: SparkSession, config: Config, table: TableSection) -> dict[str, str] | None:
     """Name -> Spark SQL type of each field; None if the source has no messages yet.
 
-    A schema that comes with the messages says it exactly; of plain JSON the types are a guess, so it is worth a look (`rowdelta check`).
+    A schema that comes with the messages says it exactly; of plain JSON the types are a guess, so it is worth a look
+    (`rowdelta check`).
 
     :raises TemporaryError: the schema registry doesn't answer.
     """
@@ -49,7 +50,8 @@ def _parquet_schema(spark: SparkSession, table: TableSection) -> T.StructType:
         if java_class(error) != "AnalysisException" and "not a Parquet file" not in text:
             raise
         raise ConfigError(
-            f"{table.target}: no columns can be inferred from {table.source}: {text.strip().splitlines()[0]} Correct tables[].source or "
+            f"{table.target}: no columns can be inferred from {table.source}: {text.strip().splitlines()[0]} Correct "
+            "tables[].source or "
             "source.options.path_format, or add columns."
         ) from None
 

@@ -13,8 +13,8 @@ from sink.errors import ConfigError, RowdeltaError, TableError
 from sink.folders import check_folders
 from sink.iceberg import Catalogs, IcebergTable
 from sink.inference import infer_columns
-from sink.mapping import MappedTable
 from sink.microbatch import property_prefix, start_position
+from sink.patterns import ResolvedTable
 from sink.pipeline import find_tables, open_source
 from sink.session import activate
 from sink.sources.source import Position
@@ -39,7 +39,7 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     tables = find_tables(config, source)
     found = source.check([table.section for table in tables])
 
-    def plan_of(pair: tuple[MappedTable, str | RowdeltaError]) -> TablePlan | RowdeltaError:
+    def plan_of(pair: tuple[ResolvedTable, str | RowdeltaError]) -> TablePlan | RowdeltaError:
         table, reached = pair
         if isinstance(reached, RowdeltaError) and table.section.columns is None:
             return reached  # there is nothing to infer them from
@@ -90,8 +90,8 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
         (table.section, found[1]) for table, found in zip(tables, loaded, strict=True) if isinstance(found, tuple)
     ]
     lags = iter(source.lag(places))
-    for mapped, found in zip(tables, loaded, strict=True):
-        section = mapped.section
+    for resolved, found in zip(tables, loaded, strict=True):
+        section = resolved.section
         if found is None:
             yield f"{section.target}: does not exist yet; rowdelta run creates it"
             continue
@@ -116,24 +116,26 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
         yield f"  lag: {next(lags)}"
 
 
-def _plan(spark: SparkSession, catalogs: Catalogs, config: Config, mapped: MappedTable) -> TablePlan | RowdeltaError:
-    if mapped.error is not None:
-        return mapped.error
-    section = mapped.section
+def _plan(
+    spark: SparkSession, catalogs: Catalogs, config: Config, resolved: ResolvedTable
+) -> TablePlan | RowdeltaError:
+    if resolved.error is not None:
+        return resolved.error
+    section = resolved.section
     try:
         table = catalogs.load(section.target)
         types = infer_columns(spark, config, section) if table is None and section.columns is None else None
-        return plan_table(spark, config, mapped, table, types)
+        return plan_table(spark, config, resolved, table, types)
     except (ConfigError, TableError) as error:
         return error
 
 
 def _load(
-    catalogs: Catalogs, mapped: MappedTable, prefix: str
+    catalogs: Catalogs, resolved: ResolvedTable, prefix: str
 ) -> tuple[IcebergTable, Position | None] | RowdeltaError | None:
-    if mapped.error is not None:
-        return mapped.error
-    table = catalogs.load(mapped.section.target)
+    if resolved.error is not None:
+        return resolved.error
+    table = catalogs.load(resolved.section.target)
     if table is None:
         return None
     try:

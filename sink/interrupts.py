@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM while nothing is applied yet, or where there is nothing to finish: the process ends soon, and its JVM with it."""
+"""Ctrl-C and SIGTERM while nothing is applied yet, or where there is nothing to finish: the process ends soon, and its
+JVM with it.
+"""
 
 import signal
 import subprocess
@@ -14,7 +16,7 @@ _JVM_SECONDS = 5.0
 """For the JVM's own shutdown hooks, which remove its temporary files. Nothing that counts depends on them."""
 
 
-class Interrupted(KeyboardInterrupt):
+class InterruptedBySignalError(KeyboardInterrupt):
     """A signal asked the process to end. Whatever is in between two steps is left as it is."""
 
     def __init__(self, number: int) -> None:
@@ -24,7 +26,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Signals raise `Interrupted` in the main thread; once one has, others wait until all is cleaned up.
+    """Signals raise `InterruptedBySignalError` in the main thread; once one has, others wait until all is cleaned up.
 
     In another thread signals can't be handled: there nothing is changed.
     """
@@ -36,7 +38,7 @@ def raised() -> Iterator[None]:
         for other in _SIGNALS:
             signal.signal(other, signal.SIG_IGN)
         jvms.terminate()  # first, so that no thread waits for it while the exception is on its way
-        raise Interrupted(number)
+        raise InterruptedBySignalError(number)
 
     previous = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
@@ -60,8 +62,8 @@ class _Jvms:
     def noted(self) -> Iterator[None]:
         """Take note of the JVM that PySpark starts meanwhile.
 
-        PySpark itself tells nobody of it before it answers. If its start is broken off, it misses PySpark's temporary folder, fails
-        there, and stays for ever.
+        PySpark itself tells nobody of it before it answers. If its start is broken off, it misses PySpark's temporary
+        folder, fails there, and stays for ever.
         """
         gateway: Any = import_module("pyspark.java_gateway")
         original = gateway.Popen

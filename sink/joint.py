@@ -16,8 +16,8 @@ from sink.microbatch import SMALL_BATCH, TableShare, TableSink
 log = logging.getLogger("rowdelta")
 
 MOST_BYTES = 500_000
-"""What the tasks must know of their tables, pickled: a job of more than 1 MB leaves a file in the driver's temporary folder
-(`spark.broadcast.UDFCompressionThreshold`)."""
+"""What the tasks must know of their tables, pickled: a job of more than 1 MB leaves a file in the driver's temporary
+folder (`spark.broadcast.UDFCompressionThreshold`)."""
 PAUSE = 60.0
 """Seconds in which no job is tried after one that failed."""
 
@@ -35,8 +35,8 @@ class JointWriter:
         """Write what it can, and have each table's sink take its files over.
 
         :param shares: by source.
-        :return: results of `task.run_shares` by source. A table that isn't there has to be written by itself, whatever the reason: that
-            shows the reason too.
+        :return: results of `task.run_shares` by source. A table that isn't there has to be written by itself, whatever
+            the reason: that shows the reason too.
         """
         # as for a table's own job
         spark.conf.set("spark.sql.adaptive.enabled", "false")

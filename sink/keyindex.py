@@ -1,14 +1,17 @@
-"""The key index of one table, as the driver sees it: which version belongs to which snapshot, and how it is kept that way.
+"""The key index of one table, as the driver sees it: which version belongs to which snapshot, and how it is kept that
+way.
 
-A *version* is an immutable manifest: the runs (`deltawriters.keyindex`), the data files that are dead, and each data file's deletion
-vector. A commit names its version in the same transaction as the source position, so table and index change together; a crash
-before the commit leaves files that nothing names. With the name goes the snapshot that the version was made from (`base`):
+A *version* is an immutable manifest: the runs (`deltawriters.keyindex`), the data files that are dead, and each data
+file's deletion vector. A commit names its version in the same transaction as the source position, so table and index
+change together; a crash before the commit leaves files that nothing names. With the name goes the snapshot that the
+version was made from (`base`):
 
     version = the table at `base`, and then the commit that names it
 
-Whatever else happened since `base` (a compaction, a delete, an append by others, also one that slipped in before our commit) is found by
-walking the snapshots, and only the data files that changed are read. If the walk doesn't reach `base` (rollback, expired
-snapshots), or the version is lost or damaged, the index is built anew from the key columns of the whole table.
+Whatever else happened since `base` (a compaction, a delete, an append by others, also one that slipped in before our
+commit) is found by walking the snapshots, and only the data files that changed are read. If the walk doesn't reach
+`base` (rollback, expired snapshots), or the version is lost or damaged, the index is built anew from the key columns of
+the whole table.
 """
 
 import contextlib
@@ -60,7 +63,7 @@ _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
 
 
-class IndexLost(Exception):  # noqa: N818 - a signal to build it again, not an error for people
+class IndexLostError(Exception):
     """A part of the index is missing or damaged."""
 
 
@@ -89,26 +92,29 @@ class IndexVersion:
 
     @classmethod
     def from_json(cls, text: bytes) -> "IndexVersion":
-        """:raises IndexLost: damaged, or of another format."""
+        """:raises IndexLostError: damaged, or of another format."""
         try:
             outer = json.loads(text)
             body = outer["body"]
             if outer["format"] != _FORMAT or outer["crc32"] != zlib.crc32(body.encode()):
-                raise IndexLost("the version's manifest is damaged")
+                raise IndexLostError("the version's manifest is damaged")
             values = json.loads(body)
             values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
-            raise IndexLost(f"the version's manifest can't be read: {error}") from None
+            raise IndexLostError(f"the version's manifest can't be read: {error}") from None
 
 
 @dataclass(frozen=True)
 class IndexCommit:
     """What a commit needs of the index.
 
-    :param stored: goes into the stored position. :param files: further delete files, `ContentFileParser` JSON.
-    :param removed: deletion vectors that `files` replace, or whose data files are gone. :param referenced: data files whose rows are deleted.
-    :param base: the snapshot in which the rows were looked up. :param new_paths: of all files written for it, to delete if the commit fails.
+    :param stored: goes into the stored position.
+    :param files: further delete files, `ContentFileParser` JSON.
+    :param removed: deletion vectors that `files` replace, or whose data files are gone.
+    :param referenced: data files whose rows are deleted.
+    :param base: the snapshot in which the rows were looked up.
+    :param new_paths: of all files written for it, to delete if the commit fails.
     """
 
     base: int | None
@@ -120,7 +126,9 @@ class IndexCommit:
 
 
 class KeyIndex:
-    """The index of one table. `synchronize`, then `slice` for the tasks, `prepare` with their results, commit, `committed`."""
+    """The index of one table. `synchronize`, then `slice` for the tasks, `prepare` with their results, commit,
+    `committed`.
+    """
 
     def __init__(self, table: IcebergTable, plan: TablePlan, location: str) -> None:
         self._table = table
@@ -166,7 +174,8 @@ class KeyIndex:
     def synchronize(self, stored: StoredPosition | None) -> None:
         """Make the index that of the table's current snapshot.
 
-        :param stored: the table's position, which names the version. :raises TemporaryError: the table can't be read.
+        :param stored: the table's position, which names the version.
+        :raises TemporaryError: the table can't be read.
         """
         encoding = _encoding(self._plan, self._table.spec, self.key_hash(self._table.spec).bucket)
         if self._version is not None and self._version.encoding != encoding:
@@ -198,8 +207,8 @@ class KeyIndex:
     def amend(
         self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
     ) -> IndexCommit | None:
-        """Like `prepare`, after a commit was refused because of others: if they only appended, the keys are looked up in what they
-        appended, and nothing is written again. So a busy foreign writer can't starve large micro-batches.
+        """Like `prepare`, after a commit was refused because of others: if they only appended, the keys are looked up
+        in what they appended, and nothing is written again. So a busy foreign writer can't starve large micro-batches.
 
         :return: None if others did more than append; everything has to be looked up again then.
         """
@@ -223,7 +232,8 @@ class KeyIndex:
     ) -> IndexCommit:
         """Write the version that the commit will name, and the deletes of earlier rows that the tasks haven't written.
 
-        :param tasks: how many tasks the hash space was dealt out to. :param results: `index` of each task's result (`sink.task`).
+        :param tasks: how many tasks the hash space was dealt out to.
+        :param results: `index` of each task's result (`sink.task`).
         """
         self._appended = None
         return self._prepare(operation, slice_, tasks, results)
@@ -315,7 +325,9 @@ class KeyIndex:
         return IndexCommit(base, stored, files, removed, sorted(united), new_paths)
 
     def deleted_rows(self, path: str) -> int | None:
-        """How many rows of a data file its deletion vector deletes (v3); None if position delete files may delete others."""
+        """How many rows of a data file its deletion vector deletes (v3); None if position delete files may delete
+        others.
+        """
         version = self._synchronized()
         if self._table.spec.format_version < 3 or path in version.parquet_deletes:
             return None
@@ -347,9 +359,10 @@ class KeyIndex:
         return IndexCommit(self._base, stored, (), vectors, (), (*new_paths, self._manifest(operation)))
 
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
-        """Now and then without the data files that no older run names any more, or each commit would write a longer list.
+        """Now and then without the data files that no older run names any more, or each commit would write a longer
+        list.
 
-        :raises CorruptIndex: a run is missing.
+        :raises CorruptIndexError: a run is missing.
         """
         if len(dead) <= self._dead_until_looked:
             return dead
@@ -361,7 +374,8 @@ class KeyIndex:
         return kept
 
     def committed(self, stored: StoredPosition | None) -> None:
-        """The commit that names the prepared version succeeded. Deletes what the version before last had and no later one has.
+        """The commit that names the prepared version succeeded. Deletes what the version before last had and no later
+        one has.
 
         :param stored: the table's position, which names the version.
         """
@@ -391,8 +405,8 @@ class KeyIndex:
             with self._table.spec.io.new_input(self._manifest(name)).open() as stream:
                 version = IndexVersion.from_json(stream.read())
             if version.encoding != encoding:
-                raise IndexLost("the key's columns, types or buckets, or the format version changed")
-        except (OSError, IndexLost) as error:
+                raise IndexLostError("the key's columns, types or buckets, or the format version changed")
+        except (OSError, IndexLostError) as error:
             log.warning("%s: the key index can't be used (%s)", self._table.name, error)
             return
         self._version = version
@@ -517,7 +531,8 @@ class KeyIndex:
         specs = self._table.java.specs()
         parser = self._table.content_file_parser
         iceberg = self._table.iceberg
-        # a table that was v1 keeps dropped partition fields so, and the parser takes their nulls for a contradiction (Iceberg 1.11)
+        # a table that was v1 keeps dropped partition fields so, and the parser takes their nulls for a contradiction
+        # (Iceberg 1.11)
         void = {
             number
             for number, spec in self._table.spec.specs_by_id.items()
@@ -603,7 +618,9 @@ class KeyIndex:
 
 @dataclass(frozen=True)
 class _Appended:
-    """What others appended after the keys were looked up: up to the snapshot `base`, its runs, and the rows that the commit deletes."""
+    """What others appended after the keys were looked up: up to the snapshot `base`, its runs, and the rows that the
+    commit deletes.
+    """
 
     base: int | None
     runs: tuple[RunInfo, ...]

@@ -20,14 +20,14 @@ from changelog.decoding import ChangelogDecoder
 from changelog.rows import BAD, order_column
 from deltawriters import DeltaOptions
 from deltawriters.combine import BUFFER_BYTES
-from deltawriters.keyindex import CorruptIndex, IndexSlice
+from deltawriters.keyindex import CorruptIndexError, IndexSlice
 from sink import task
 from sink.commit import (
-    CommitUnknown,
+    CommitUnknownError,
     IcebergCommitter,
     RowDeltaCommit,
-    TableChanged,
-    TableNoLongerEmpty,
+    TableChangedError,
+    TableNoLongerEmptyError,
     retries_used_up,
 )
 from sink.compaction import Compaction
@@ -47,9 +47,9 @@ from sink.exchange import (
     in_arrow,
 )
 from sink.iceberg import IcebergTable, StoredPosition
-from sink.keyindex import IndexLost, KeyIndex
-from sink.mapping import MappedTable
+from sink.keyindex import IndexLostError, KeyIndex
 from sink.minor_compaction import MinorCompaction
+from sink.patterns import ResolvedTable
 from sink.routing import RANGES, KeyHash, bucket_of_key
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.tables import (
@@ -75,8 +75,9 @@ SMALL_BATCH = 10_000
 READ_AGAIN = 128 * 1024 * 1024
 """Bytes of Parquet files that tasks may read more than once in all, rather than have rows dealt out to them.
 
-Per row a core spends about three times as long on the shuffle as on decoding the row once more: with two tasks, files of 58 and of 115 MB were
-written a fifth to a third faster so. A shuffle of next to nothing costs about as much as decoding 10 MB.
+Per row a core spends about three times as long on the shuffle as on decoding the row once more: with two tasks, files
+of 58 and of 115 MB were written a fifth to a third faster so. A shuffle of next to nothing costs about as much as
+decoding 10 MB.
 """
 _OPENING = 256 * 1024
 """Bytes that could be read while a file is opened."""
@@ -84,7 +85,7 @@ _ROWS_AGAIN = 4_000_000
 """Rows likewise: files of a snapshot may have millions in a few bytes."""
 
 
-class SchemaEvolved(Exception):  # noqa: N818 - a signal to write again, not an error for people
+class SchemaEvolvedError(Exception):
     """The table has got new or wider columns."""
 
 
@@ -135,7 +136,7 @@ class TableSink:
     def __init__(
         self,
         config: Config,
-        mapped: MappedTable,
+        resolved: ResolvedTable,
         table: IcebergTable,
         plan: TablePlan,
         source: Source,
@@ -144,7 +145,7 @@ class TableSink:
         self.plan = plan
         self.table = table
         self._config = config
-        self._mapped = mapped
+        self._resolved = resolved
         self._source = source
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
@@ -182,7 +183,8 @@ class TableSink:
         return RecordDecoder(self._config, self.plan, self._observed.add, batch_rows if batch_rows > 0 else 1 << 20)
 
     def remember_start(self, position: Position | None) -> None:
-        """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a restart.
+        """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a
+        restart.
 
         :raises DataError: `mode: changelog` on a table that holds rows of which this sink knows nothing.
         """
@@ -190,7 +192,8 @@ class TableSink:
             return
         if self.plan.section.mode == "changelog" and not self.table.is_empty():
             raise DataError(
-                f"{self.table.name} holds rows, but sink {self._config.sink.id!r} has no position in it. Reading the source from "
+                f"{self.table.name} holds rows, but sink {self._config.sink.id!r} has no position in it. Reading the "
+                "source from "
                 "its start would duplicate rows in mode changelog. Use mode: upsert, or an empty table."
             )
         if position is not None and start_position(self.table, self._prefix) is None:
@@ -204,7 +207,7 @@ class TableSink:
     def apply_batch(self, batch_id: int, batch: TableBatch) -> None:
         """Apply changes that continue the table's position, and store the position `batch.end`; once.
 
-        :raises RowdeltaError: nothing was applied, or (`CommitUnknown`) it is unknown whether it was.
+        :raises RowdeltaError: nothing was applied, or (`CommitUnknownError`) it is unknown whether it was.
         """
         self.commit(self.prepare_batch(batch_id, batch))
 
@@ -216,9 +219,9 @@ class TableSink:
         self._take_bearings()
         try:
             return Pending(batch_id, batch, self._attempt(batch))
-        except SchemaEvolved:
+        except SchemaEvolvedError:
             self._rebase()
-        except IndexLost as error:
+        except IndexLostError as error:
             self._forget_index(error)
         return Pending(batch_id, batch, None)
 
@@ -237,7 +240,7 @@ class TableSink:
         self._take_bearings()
         try:
             begun = self._begin(batch)
-        except IndexLost as error:
+        except IndexLostError as error:
             self._forget_index(error)
             return None
         if begun.index is not None and begun.index.merged_entries > SMALL_MERGE:
@@ -256,7 +259,7 @@ class TableSink:
         try:
             written = replace(sum_up([result]), tasks=1, observed=result["observed"])
             return Pending(batch_id, batch, self._finish(share.begun, written))
-        except SchemaEvolved:
+        except SchemaEvolvedError:
             self._rebase()
         return Pending(batch_id, batch, None)
 
@@ -288,23 +291,24 @@ class TableSink:
                 if self._key_index is not None:
                     self._key_index.committed(self._stored)
                 return
-            except TableNoLongerEmpty as error:
+            except TableNoLongerEmptyError as error:
                 refused = error
                 log.info("%s: others added rows to the empty table; writing again with deletes", self.table.name)
-            except TableChanged as error:
+            except TableChangedError as error:
                 refused = error
                 log.info("%s: others changed it meanwhile; writing again", self.table.name)
-            except SchemaEvolved:
+            except SchemaEvolvedError:
                 schemas += 1
                 if schemas > _MOST_SCHEMAS:
                     raise TableError(
-                        f"{self.table.name}: after {_MOST_SCHEMAS} changes of its schema the micro-batch still needs another. Does "
+                        f"{self.table.name}: after {_MOST_SCHEMAS} changes of its schema the micro-batch still needs "
+                        "another. Does "
                         "somebody else alter the table at the same time? Nothing was applied."
                     ) from None
                 self._rebase()
                 attempt = None
                 continue
-            except IndexLost as error:
+            except IndexLostError as error:
                 refused = error
                 self._forget_index(error)
             attempt = None
@@ -315,8 +319,8 @@ class TableSink:
             self._rebase()
 
     def compact(self) -> None:
-        """Merge small files, and compact the table if the configuration says so; to be called after each commit, when others needn't
-        wait for it.
+        """Merge small files, and compact the table if the configuration says so; to be called after each commit, when
+        others needn't wait for it.
         """
         if self._key_index is not None and self.plan.section.merge_small_files and self._minor_compaction.is_due():
             self._merge_small_files(self._key_index)
@@ -331,7 +335,7 @@ class TableSink:
             key_index.synchronize(self._stored)
             if not self._minor_compaction.run(self._spec, key_index, self._stored.operation):
                 return
-        except IndexLost as error:
+        except IndexLostError as error:
             self._forget_index(error)
             return
         self.table.refresh()
@@ -353,7 +357,7 @@ class TableSink:
         self._replan_if_altered()
         self._adopt()
 
-    def _forget_index(self, error: IndexLost) -> None:
+    def _forget_index(self, error: IndexLostError) -> None:
         assert self._key_index is not None
         self._key_index.forget()
         log.warning("%s: %s; building the key index again", self.table.name, error)
@@ -374,7 +378,7 @@ class TableSink:
             self._spec = self.table.spec
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
-        self.plan = plan_table(self.table.spark, self._config, self._mapped, self.table)
+        self.plan = plan_table(self.table.spark, self._config, self._resolved, self.table)
         self._global_deletes = self.table.has_data_under_other_specs()
         if self.plan.section.deletes == "equality" and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
@@ -407,7 +411,7 @@ class TableSink:
             if written.observed:
                 self._evolve(written.observed)
             self._refuse(written)
-        except (RowdeltaError, SchemaEvolved):
+        except (RowdeltaError, SchemaEvolvedError):
             self._delete_written()
             raise
         return Attempt(begun, written, time.monotonic() - begun.started)
@@ -420,19 +424,21 @@ class TableSink:
                 self._keep_dead_letters(end, begun.operation, written)
             self._commit(end, begun, written)
             self._written_paths.value = []  # they are the table's now
-        except CommitUnknown:
+        except CommitUnknownError:
             self._written_paths.value = []  # or may be
             raise
-        except (RowdeltaError, TableNoLongerEmpty, TableChanged, IndexLost):
+        except (RowdeltaError, TableNoLongerEmptyError, TableChangedError, IndexLostError):
             # known not to be committed; anything else might be, so its files stay
             self._delete_written()
             raise
         self._log(pending.batch_id, end, written, attempt.write_seconds, time.monotonic() - started)
 
     def _evolve(self, observed: Mapping[str, str]) -> None:
-        """Give the table what the micro-batch's messages have, all at once: then the micro-batch is written again, under one schema.
+        """Give the table what the micro-batch's messages have, all at once: then the micro-batch is written again,
+        under one schema.
 
-        :raises SchemaEvolved: the table is another now. :raises DataError, TableError: see `evolved_columns`.
+        :raises SchemaEvolvedError: the table is another now.
+        :raises DataError, TableError: see `evolved_columns`.
         """
         changes = evolved_columns(self.plan, observed) if observed else {}
         if changes:
@@ -440,7 +446,7 @@ class TableSink:
             self.table.refresh()
             if self.table.spec.schema == self._spec.schema:  # else perhaps others did it, or did otherwise
                 self.table.evolve(changes)
-            raise SchemaEvolved
+            raise SchemaEvolvedError
 
     def _write(self, batch: TableBatch, begun: Begun) -> Written:
         frame = batch.records() if batch.changes is None else batch.changes
@@ -466,14 +472,16 @@ class TableSink:
         return replace(written, tasks=tasks, observed=observed, rows=counts)
 
     def _write_plain_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> list[dict[str, Any]] | None:
-        """Results of tasks that read the files whole; None if some file needs Spark's reader. Then nothing of it is left."""
+        """Results of tasks that read the files whole; None if some file needs Spark's reader. Then nothing of it is
+        left.
+        """
         try:
             results = self._collected(lambda: self._writing_files(batch, plan, tasks))
             if not self._not_plain.value:
                 if _is_read_by_each(batch, tasks):
                     self._check_all_read(batch, results, tasks)
                 return results
-        except (RowdeltaError, IndexLost):
+        except (RowdeltaError, IndexLostError):
             # without the changes of such a file, others may seem to contradict each other
             if not self._not_plain.value:
                 raise
@@ -493,8 +501,10 @@ class TableSink:
             return
         self._delete_written()
         raise TemporaryError(
-            f"{self.table.name}: change files were replaced while they were read: of {batch.estimated_rows:,} rows {found:,} were found. "
-            "Nothing was applied; run again. Write files elsewhere, move them into the directory, and leave them as they are."
+            f"{self.table.name}: change files were replaced while they were read: of {batch.estimated_rows:,} rows "
+            f"{found:,} were found. "
+            "Nothing was applied; run again. Write files elsewhere, move them into the directory, and leave them as "
+            "they are."
         )
 
     def _collected(self, job: Callable[[], Results]) -> list[dict[str, Any]]:
@@ -503,13 +513,15 @@ class TableSink:
             return [json.loads(row[0]) for row in job().collect()]
         except (PySparkException, Py4JJavaError) as error:
             self._delete_written()
-            damage = re.search(r"CorruptIndex: (.*)", str(error))
+            damage = re.search(r"CorruptIndexError: (.*)", str(error))
             if damage:
-                raise IndexLost(damage.group(1)) from error
+                raise IndexLostError(damage.group(1)) from error
             raise job_error(self.plan.section.target, error) from error
 
     def _writing_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> Results:
-        """The same as `_writing`, of files that are read whole; unless `_not_plain` says afterwards that they can't be."""
+        """The same as `_writing`, of files that are read whole; unless `_not_plain` says afterwards that
+        they can't be.
+        """
         assert batch.files is not None
         assert self._decoder.plain is not None
         decode = functools.partial(task.decode_files, self._decoder.plain, self._not_plain)
@@ -536,7 +548,9 @@ class TableSink:
         return made if tasks == 1 else exchanged(made, tasks, run)
 
     def _steps(self, plan: task.TaskPlan, tasks: int) -> tuple[Step, Step, Step]:
-        """What a task does with all changes: write its own; deal them out; and then write those that were dealt to it."""
+        """What a task does with all changes: write its own; deal them out; and then write those that were
+        dealt to it.
+        """
         how = self._key_hash(tasks), tasks, plan.index is not None
         own = functools.partial(task.own, *how)
         run = functools.partial(task.run, plan, self._written_paths)
@@ -595,12 +609,14 @@ class TableSink:
     def _without_kept(self, changes: DataFrame) -> DataFrame:
         """Without the bad records that the dead-letter table has.
 
-        By their places and not by its position alone: the topic may be a new one, and the configuration may refuse other records now.
+        By their places and not by its position alone: the topic may be a new one, and the configuration may refuse
+        other records now.
         """
         target = self.plan.section.target
         if self._dead_letters is None or not self._has_kept_letters():
             return changes
-        # computed once, and a barrier: Catalyst would push the filter below the decoder and repeat its expressions there
+        # computed once, and a barrier: Catalyst would push the filter below the decoder and repeat its expressions
+        # there
         changes = changes.localCheckpoint()
         bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), changes.sparkSession)
         return changes.where(F.col(BAD).isNull()).unionByName(bad)
@@ -624,7 +640,7 @@ class TableSink:
                 return changes
             try:
                 self._evolve(self._observed.value)
-            except SchemaEvolved:
+            except SchemaEvolvedError:
                 self.table.refresh()
                 self._replan_if_altered()
             else:
@@ -642,7 +658,8 @@ class TableSink:
         again = written.snapshot_partitions & self._streamed()
         if again:
             raise DataError(
-                f"{self.table.name}: the source was snapshot again (op r after other changes, in partition {min(again)}). In mode "
+                f"{self.table.name}: the source was snapshot again (op r after other changes, in partition "
+                f"{min(again)}). In mode "
                 "changelog that would duplicate rows. Use mode: upsert."
             )
 
@@ -679,7 +696,7 @@ class TableSink:
             try:
                 self._committer.commit(replace(request, base_snapshot=index.base, index=index))
                 return
-            except TableChanged as error:
+            except TableChangedError as error:
                 refused = error
             time.sleep(pause)
             self.table.refresh()
@@ -697,7 +714,9 @@ class TableSink:
         raise retries_used_up(self.table.name, refused)
 
     def _keep_dead_letters(self, end: Position, operation: str, written: Written) -> None:
-        """Before the table's own commit: a crash in between repeats the batch, and the position here stops a second copy."""
+        """Before the table's own commit: a crash in between repeats the batch, and the position here stops a second
+        copy.
+        """
         assert self._dead_letters is not None
         target = self.plan.section.target
         self._dead_letters.commit(target, operation, end, written.dead_letters, written.bad_by_class)
@@ -742,8 +761,8 @@ def _before_commit(name: str) -> Iterator[None]:
     """What fails then is known not to be committed, so all of the micro-batch's files can go."""
     try:
         yield
-    except CorruptIndex as error:
-        raise IndexLost(str(error)) from error
+    except CorruptIndexError as error:
+        raise IndexLostError(str(error)) from error
     except (PySparkException, Py4JJavaError) as error:
         raise job_error(name, error) from error
     except OSError as error:
@@ -793,7 +812,8 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
     if failed:
         # a "data exception" of an expression; conversions of messages' values don't raise
         return DataError(
-            f"{target}: the expression of a computed column failed on a value: {failed.group(2).strip()} Nothing was applied. Correct "
+            f"{target}: the expression of a computed column failed on a value: {failed.group(2).strip()} Nothing was "
+            "applied. Correct "
             "the expression; try_cast and the like give null instead."
         )
     registry = re.search(r"RegistryError: (.*)", text)

@@ -1,11 +1,13 @@
-"""Minor compactions: the small files of the last commits become larger ones, so that reads stay fast at next to no cost.
+"""Minor compactions: the small files of the last commits become larger ones, so that reads stay fast at next to no
+cost.
 
-As in a log-structured merge tree: once the last commits, `EVERY` at least, wrote `_ENOUGH` files, these are merged, after `EVERY` minor
-compactions what these wrote, and so on. So a row is written again only once a level, and large files are left alone, however many of
-their rows are deleted: these are for `compact_every` (`sink.compaction`), or for whoever maintains the table.
+As in a log-structured merge tree: once the last commits, `EVERY` at least, wrote `_ENOUGH` files, these are merged,
+after `EVERY` minor compactions what these wrote, and so on. So a row is written again only once a level, and large
+files are left alone, however many of their rows are deleted: these are for `compact_every` (`sink.compaction`), or for
+whoever maintains the table.
 
-Only the sink's own files are merged, and none that are planned by looking at the whole table: the snapshots since the last minor
-compaction name them. A commit of others that removes files ends the search.
+Only the sink's own files are merged, and none that are planned by looking at the whole table: the snapshots since the
+last minor compaction name them. A commit of others that removes files ends the search.
 """
 
 import json
@@ -21,20 +23,24 @@ from pyiceberg.transforms import VoidTransform
 from pyspark.accumulators import Accumulator
 
 from deltawriters import TableSpec, TaskId
-from deltawriters.keyindex import CorruptIndex, RunInfo
+from deltawriters.keyindex import CorruptIndexError, RunInfo
 from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink import task
-from sink.commit import IcebergCommitter, RewriteCommit, TableChanged
+from sink.commit import IcebergCommitter, RewriteCommit, TableChangedError
 from sink.compaction import MINOR
 from sink.iceberg import JAVA_ERRORS, IcebergTable, java_message
-from sink.keyindex import IndexLost, KeyIndex
+from sink.keyindex import IndexLostError, KeyIndex
 
 log = logging.getLogger("rowdelta")
 
 EVERY = 4
-"""Commits from one minor compaction to the next, at least, and of these from one of a level to the next one of the level above."""
+"""Commits from one minor compaction to the next, at least, and of these from one of a level to the next one of the
+level above.
+"""
 _ENOUGH = 16
-"""Files of the last commits, likewise: a read hardly notices fewer, and a table with a file a commit is left alone for longer."""
+"""Files of the last commits, likewise: a read hardly notices fewer, and a table with a file a commit is left alone for
+longer.
+"""
 _HIGHEST_LEVEL = 3
 """The files of 64 minor compactions become one; to look further back would take longer than it saves."""
 _FEWEST = 4
@@ -49,7 +55,9 @@ _ON_DRIVER = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a snapshot of the sink's added that may be merged, and the paths that it removed if it was a minor compaction."""
+    """What a snapshot of the sink's added that may be merged, and the paths that it removed if it was a minor
+    compaction.
+    """
 
     added: Sequence["_File"]
     removed: frozenset[str] = frozenset()
@@ -67,8 +75,8 @@ class _File:
 
 
 def _chosen(files: Sequence[_File]) -> list[_File]:
-    """Of a partition's files those to merge, if it pays: not the ones much larger than the others, which are of another level, like what a
-    first load wrote.
+    """Of a partition's files those to merge, if it pays: not the ones much larger than the others, which are of another
+    level, like what a first load wrote.
     """
     data = sorted((file for file in files if file.is_data), key=lambda file: file.small.size_in_bytes)
     deletes = [file for file in files if not file.is_data]
@@ -83,7 +91,9 @@ def _chosen(files: Sequence[_File]) -> list[_File]:
 
 
 def _groups(chosen: Sequence[_File], spec: TableSpec) -> Iterator[RewriteGroup]:
-    """A partition's files in groups that tasks can share: of about as much data as a file should have, and one of the deletes."""
+    """A partition's files in groups that tasks can share: of about as much data as a file should have, and one of the
+    deletes.
+    """
     spec_id, partition = spec.current_spec_id, chosen[0].partition
     data = [file.small for file in chosen if file.is_data]
     waiting, size = list[SmallFile](), 0
@@ -134,9 +144,11 @@ class MinorCompaction:
     def run(self, spec: TableSpec, key_index: KeyIndex, operation: str) -> bool:
         """Merge the small files, if there are enough of them. What goes wrong before the commit is logged and no more.
 
-        :param key_index: of the current snapshot. :param operation: the commit that stored the sink's position.
+        :param key_index: of the current snapshot.
+        :param operation: the commit that stored the sink's position.
         :return: whether there is a new snapshot.
-        :raises IndexLost: the index has to be built again. :raises TableError, TemporaryError: see `IcebergCommitter.rewrite`.
+        :raises IndexLostError: the index has to be built again.
+        :raises TableError, TemporaryError: see `IcebergCommitter.rewrite`.
         """
         started = time.monotonic()
         layout = spec.current_spec_id, spec.format_version
@@ -169,8 +181,8 @@ class MinorCompaction:
         except Exception as error:
             # whatever it is, nothing is lost by leaving the files as they are
             self._delete(spec, self._written.value)
-            if isinstance(error, CorruptIndex) or "CorruptIndex" in str(error):
-                raise IndexLost(str(error).split("\n", 1)[0]) from error
+            if isinstance(error, CorruptIndexError) or "CorruptIndexError" in str(error):
+                raise IndexLostError(str(error).split("\n", 1)[0]) from error
             self._give_up(error)
             return False
         replaced = [file.java for chosen in by_partition for file in chosen]
@@ -180,7 +192,7 @@ class MinorCompaction:
             self._committer.rewrite(
                 RewriteCommit(self._prefix, operation, files, replaced, index, summary, written_for)
             )
-        except TableChanged as error:
+        except TableChangedError as error:
             self._delete(spec, index.new_paths)
             self._give_up(error)
             return False
@@ -233,8 +245,9 @@ class MinorCompaction:
 
 
 class _Search:
-    """What the snapshots say of the sink's small files: the `number` of the next minor compaction, `commits` since the last one and how many
-    `files` they added, and those that it may merge, by partition; and how many rows the table's equality deletes have.
+    """What the snapshots say of the sink's small files: the `number` of the next minor compaction, `commits` since the
+    last one and how many `files` they added, and those that it may merge, by partition; and how many rows the table's
+    equality deletes have.
 
     :param known: by snapshot. Gets what is read, since each file takes some calls to the JVM.
     """
@@ -331,7 +344,9 @@ class _Search:
             yield _File(kind == "DATA", json.dumps(partition), content["record-count"], small, java)
 
     def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
-        """Written before the table became v3: row ids were given later, and aren't in the manifest that says the file was added."""
+        """Written before the table became v3: row ids were given later, and aren't in the manifest that says the file
+        was added.
+        """
         return self._spec.format_version >= 3 and "first-row-id" not in content
 
 
@@ -346,6 +361,8 @@ def _level(number: int) -> int:
 
 
 def _keeps_dropped_fields(spec: TableSpec) -> bool:
-    """A table that was v1 keeps dropped partition fields, and their nulls aren't described so that Iceberg 1.11 could read it."""
+    """A table that was v1 keeps dropped partition fields, and their nulls aren't described so that Iceberg 1.11 could
+    read it.
+    """
     fields = spec.current_spec.fields
     return bool(fields) and all(isinstance(field.transform, VoidTransform) for field in fields)

@@ -1,6 +1,8 @@
-"""What the configuration passes on to Spark and Iceberg, as far as a mistake in it would come out late, badly, or never.
+"""What the configuration passes on to Spark and Iceberg, as far as a mistake in it would come out late, badly, or
+never.
 
-Both take maps of text, of which most is theirs to judge. Here are the few names whose mistakes neither of them reports well.
+Both take maps of text, of which most is theirs to judge. Here are the few names whose mistakes neither of them reports
+well.
 """
 
 import difflib
@@ -34,7 +36,7 @@ _MASTER = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[[\d, ]+\]|ya
 _JVM_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
 
 
-class Misplaced(ValueError):  # noqa: N818 - says where, not only that
+class MisplacedError(ValueError):
     """A mistake further inside of what was being looked at: `path` leads there."""
 
     def __init__(self, message: str, *path: str | int) -> None:
@@ -45,47 +47,47 @@ class Misplaced(ValueError):  # noqa: N818 - says where, not only that
 def check_source(options: Mapping[str, str], *, files: bool) -> None:
     """`source.options`.
 
-    :raises Misplaced: a number is none, or a name is nearly that of an option.
+    :raises MisplacedError: a number is none, or a name is nearly that of an option.
     """
     for name, value in options.items():
         if name.lower() in _NUMBER_OPTIONS and not re.fullmatch(r"0*[1-9]\d*", value):
-            raise Misplaced(f"got {value!r}, expected a whole number above 0, such as 100", name)
+            raise MisplacedError(f"got {value!r}, expected a whole number above 0, such as 100", name)
         known = [option.lower() for option in _FILE_OPTIONS]
         if files and name.lower() not in known:
             close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.85)
             if close:
                 meant = _FILE_OPTIONS[known.index(close[0])]
-                raise Misplaced(f"Spark has no such option (did you mean {meant!r}?), and would ignore it", name)
+                raise MisplacedError(f"Spark has no such option (did you mean {meant!r}?), and would ignore it", name)
 
 
 def check_table(properties: Mapping[str, str]) -> None:
     """`tables[].properties`.
 
-    :raises Misplaced: with such a value nothing could be written, or not as it says.
+    :raises MisplacedError: with such a value nothing could be written, or not as it says.
     """
     for name, value in properties.items():
         if name == "format-version" and value not in ("2", "3"):
-            raise Misplaced(f"got {value!r}, expected 2 or 3, the versions that have row-level deletes", name)
+            raise MisplacedError(f"got {value!r}, expected 2 or 3, the versions that have row-level deletes", name)
         if name in _NUMBER_PROPERTIES and not re.fullmatch(r"-?\d+", value):
-            raise Misplaced(f"got {value!r}, expected a whole number", name)
+            raise MisplacedError(f"got {value!r}, expected a whole number", name)
         if name in _FORMAT_PROPERTIES and value.lower() != "parquet":
-            raise Misplaced(f"got {value!r}, but rowdelta writes Parquet only; leave it out", name)
+            raise MisplacedError(f"got {value!r}, but rowdelta writes Parquet only; leave it out", name)
         # the one that Parquet itself calls none is known to the writer in lower case
         if name == _CODEC and value not in _CODECS and value.lower() not in _CODECS[:-1]:
-            raise Misplaced(f"got {value!r}, expected one of {', '.join(_CODECS)}", name)
+            raise MisplacedError(f"got {value!r}, expected one of {', '.join(_CODECS)}", name)
 
 
 def check_catalog(properties: Mapping[str, str]) -> None:
     """One entry of `catalogs`; an empty one leaves all to Spark's own configuration.
 
-    :raises Misplaced: the kind of catalog isn't said, where Iceberg would take Hive's, or is none.
+    :raises MisplacedError: the kind of catalog isn't said, where Iceberg would take Hive's, or is none.
     """
     kind = properties.get("type")
     if kind is None:
         if properties and "catalog-impl" not in properties:
-            raise Misplaced(f"a catalog needs a type ({', '.join(_CATALOG_TYPES)}), or the class catalog-impl")
+            raise MisplacedError(f"a catalog needs a type ({', '.join(_CATALOG_TYPES)}), or the class catalog-impl")
     elif kind.lower() not in _CATALOG_TYPES:
-        raise Misplaced(
+        raise MisplacedError(
             f"got {kind!r}{did_you_mean(kind, _CATALOG_TYPES)}, expected one of {', '.join(_CATALOG_TYPES)}", "type"
         )
 
@@ -93,15 +95,15 @@ def check_catalog(properties: Mapping[str, str]) -> None:
 def check_spark(settings: Mapping[str, str]) -> None:
     """`spark`: what the JVM needs before there is a Spark that could say what is wrong.
 
-    :raises Misplaced: a value is none for its setting.
+    :raises MisplacedError: a value is none for its setting.
     """
     master, memory = settings.get("spark.master"), settings.get("spark.driver.memory")
     if master is not None and not _MASTER.fullmatch(master):
-        raise Misplaced(
+        raise MisplacedError(
             f"got {master!r}, expected local[*], local[4], yarn, spark://host:7077 or k8s://…", "spark.master"
         )
     if memory is not None and not _JVM_MEMORY.fullmatch(memory):
-        raise Misplaced(f"got {memory!r}, expected a number and a unit, such as 512m or 4g", "spark.driver.memory")
+        raise MisplacedError(f"got {memory!r}, expected a number and a unit, such as 512m or 4g", "spark.driver.memory")
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -22,11 +22,11 @@ from sink.errors import ConfigError, DataError, RowdeltaError, TableError, Tempo
 from sink.folders import check_folders
 from sink.iceberg import JAVA_ERRORS
 from sink.interrupts import jvms
-from sink.mapping import MappedTable, map_tables
-from sink.roster import Member, Roster
+from sink.patterns import ResolvedTable, resolve_tables
 from sink.sources.files import FilesSource
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source, Stream
+from sink.supervisor import Member, Supervisor
 
 log = logging.getLogger("rowdelta")
 
@@ -49,7 +49,9 @@ class Run:
 
 
 class Pipeline:
-    """All tables of a configuration. `run` returns when the source is exhausted (`available-now`) or `stop` was called."""
+    """All tables of a configuration. `run` returns when the source is exhausted (`available-now`) or `stop`
+    was called.
+    """
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark = spark
@@ -61,7 +63,7 @@ class Pipeline:
         check_folders(spark, config)
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
-        self._roster = Roster(spark, config, self._source, changelogs)
+        self._roster = Supervisor(spark, config, self._source, changelogs)
         self._has_patterns = any(table.is_pattern for table in config.tables)
         self._looked_at = time.monotonic()
         try:
@@ -81,7 +83,7 @@ class Pipeline:
             known = any(member.sink and member.sink.position for member in working)
             for member in self._roster.members.values():
                 # a topic that a pattern matches now but didn't in an earlier run is new
-                member.from_start = known and member.mapped.from_pattern
+                member.from_start = known and member.resolved.from_pattern
             self._join(working)
             self._raise_if_over()
             self._wait()
@@ -105,8 +107,8 @@ class Pipeline:
     def _join(self, members: Sequence[Member]) -> None:
         """Have tables that were just opened read from where they are.
 
-        Where all tables share one query, it ends and begins anew from the tables' positions, which are the truth: so nothing is
-        lost or read twice, whatever state each of them is in.
+        Where all tables share one query, it ends and begins anew from the tables' positions, which are the truth: so
+        nothing is lost or read twice, whatever state each of them is in.
         """
         with self._between_batches:
             located = self._locate(members)
@@ -134,7 +136,7 @@ class Pipeline:
                 self._end(run)
             self._spark.sparkContext.setLogLevel("ERROR")
         if located:
-            for stream in self._source.streams([member.mapped.section for member in located]):
+            for stream in self._source.streams([member.resolved.section for member in located]):
                 self._runs.append(self._start(stream))
 
     def _start(self, stream: Stream) -> Run:
@@ -158,8 +160,8 @@ class Pipeline:
     def _forget(self, run: Run) -> None:
         """Let go of a query that has ended.
 
-        It refers to us by its `foreachBatch` function, so if we refer to it neither the JVM's garbage collector nor Python's
-        sees that nobody needs either: the query, its session and its threads would stay.
+        It refers to us by its `foreachBatch` function, so if we refer to it neither the JVM's garbage collector nor
+        Python's sees that nobody needs either: the query, its session and its threads would stay.
         """
         self._runs.remove(run)
         run.query = None
@@ -170,10 +172,10 @@ class Pipeline:
         def begin(frame: DataFrame, batch_id: int) -> None:
             self._roster.apply(run.stream, batch_id, frame)
             if self._roster.closed:
-                raise _Stopped  # tables may have been left out: Spark must not take this micro-batch for done
+                raise _StoppedError  # tables may have been left out: Spark must not take this micro-batch for done
             if self._is_over() or not any(member.works for member in members):
                 run.over = True
-                raise next((member.error for member in members if member.error is not None), _Stopped())
+                raise next((member.error for member in members if member.error is not None), _StoppedError())
 
         def apply(frame: DataFrame, batch_id: int) -> None:
             with self._between_batches:
@@ -182,8 +184,8 @@ class Pipeline:
                         begin(frame, batch_id)
                     except RowdeltaError as error:
                         run.error = error  # Spark passes on its text only
-                        # Not the Java error that it may come from: if the query is ending, Spark searches the text of that by a
-                        # regular expression which overflows the stack (`StreamExecution.PROXY_ERROR`).
+                        # Not the Java error that it may come from: if the query is ending, Spark searches the text of
+                        # that by a regular expression which overflows the stack (`StreamExecution.PROXY_ERROR`).
                         raise error from None
                     except Exception as error:
                         run.error = error
@@ -191,7 +193,7 @@ class Pipeline:
                     return
             # without a call to the JVM, which the query's end would interrupt: a Java error
             run.ending.wait(_END_SECONDS)
-            raise _Stopped
+            raise _StoppedError
 
         return apply
 
@@ -228,7 +230,7 @@ class Pipeline:
             return bool(run.query.awaitTermination(max(0.001, _POLL_SECONDS / len(self._runs))))  # type: ignore[arg-type]
         except PySparkException as error:
             if run.over or self._is_over() or (self._stopping and run.error is None):
-                return True  # the error of its tables, or `_Stopped`, thrown while we waited
+                return True  # the error of its tables, or `_StoppedError`, thrown while we waited
             failure = self._explain(run.error or error)
             if not self._stopping and self._goes_on_without(run, failure):
                 return True
@@ -239,7 +241,9 @@ class Pipeline:
             ) from None
 
     def _goes_on_without(self, run: Run, failure: RowdeltaError) -> bool:
-        """Whether a query failed because of some of its tables, as when a topic was deleted. They are set aside, the others go on."""
+        """Whether a query failed because of some of its tables, as when a topic was deleted. They are set aside, the
+        others go on.
+        """
         members = [member for table in run.stream.tables if (member := self._roster.members[table.source]).works]
         if len(self._roster.members) == 1 or not members:
             return False
@@ -308,7 +312,8 @@ class Pipeline:
         more = f"\n  and {len(errors) - 10} more" if len(errors) > 10 else ""
         worst = next((kind for kind in _KINDS if isinstance(errors[0], kind)), RowdeltaError)
         return worst(
-            f"{len(errors)} of {len(self._roster.members)} tables failed; each is as its last commit left it:\n{shown}{more}"
+            f"{len(errors)} of {len(self._roster.members)} tables failed; each is as its last commit left "
+            f"it:\n{shown}{more}"
         )
 
     def _quieten_spark(self) -> None:
@@ -320,7 +325,8 @@ class Pipeline:
             return error
         if not isinstance(error, (*JAVA_ERRORS, PySparkException, Py4JError, OSError)):
             return RowdeltaError(
-                f"an unexpected error: {type(error).__name__}: {error}. Every table is as its last commit left it; please report it."
+                f"an unexpected error: {type(error).__name__}: {error}. Every table is as its last commit left it; "
+                "please report it."
             )
         return TemporaryError(
             f"the stream failed: {summary(error)}. Every table is as its last commit left it; run again."
@@ -330,17 +336,17 @@ class Pipeline:
 _KINDS = (ConfigError, DataError, TableError, TemporaryError)
 
 
-class _Stopped(Exception):  # noqa: N818 - ends a micro-batch that hasn't begun
+class _StoppedError(Exception):
     """The pipeline is stopping."""
 
 
-def find_tables(config: Config, source: Source) -> list[MappedTable]:
+def find_tables(config: Config, source: Source) -> list[ResolvedTable]:
     """The tables of a configuration, with those that its patterns find in the source.
 
     :raises TemporaryError: the source did not answer.
     """
     names = source.names() if any(table.is_pattern for table in config.tables) else ()
-    return map_tables(config, names)
+    return resolve_tables(config, names)
 
 
 def open_source(spark: SparkSession, config: Config, changelogs: dict[str, ChangelogSpec]) -> Source:
@@ -354,8 +360,8 @@ def open_source(spark: SparkSession, config: Config, changelogs: dict[str, Chang
 def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
     """Ctrl-C and SIGTERM finish the micro-batch and stop. A second Ctrl-C interrupts at once, which is safe too.
 
-    So does the JVM, which gets the signal under `spark-submit`, where it is the parent process, and of service managers that send it
-    to all processes.
+    So does the JVM, which gets the signal under `spark-submit`, where it is the parent process, and of service managers
+    that send it to all processes.
     """
     told = False
 
@@ -382,7 +388,9 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
 
 
 class _JvmSignals:
-    """A Java `SignalHandler`. Without it the JVM begins to end at once, and Iceberg's threads refuse to commit the micro-batch."""
+    """A Java `SignalHandler`. Without it the JVM begins to end at once, and Iceberg's threads refuse to commit the
+    micro-batch.
+    """
 
     class Java:
         implements: ClassVar[list[str]] = ["sun.misc.SignalHandler"]

@@ -1,7 +1,8 @@
 """`rowdelta dead-letters replay`: apply records that were refused, after the configuration was corrected.
 
-A dead letter may be old: its key may have changed since, and an old change must not undo a newer one. What the table should
-hold for a key is what the *last* of the key's records in the topic says. So a replay doesn't apply the letters themselves. It
+A dead letter may be old: its key may have changed since, and an old change must not undo a newer one. What the table
+should hold for a key is what the *last* of the key's records in the topic says. So a replay doesn't apply the letters
+themselves. It
 
 1. decodes the letters as the configuration is now, which tells the keys concerned; letters that still can't be decoded stay,
 2. reads the topic again, from the first of them up to the table's position, and keeps the changes of those keys; partitions that have
@@ -10,12 +11,12 @@ hold for a key is what the *last* of the key's records in the topic says. So a r
    timestamps where a key is in several partitions. The position stays where it is,
 4. removes the letters from the dead-letter table.
 
-Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay comes to the same rows:
-they depend on the topic and the position alone. The commit is that of the sink itself, so it is refused if a run with
-the sink's id commits at the same time, and the other way round.
+Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay comes to the
+same rows: they depend on the topic and the position alone. The commit is that of the sink itself, so it is refused if a
+run with the sink's id commits at the same time, and the other way round.
 
-A letter whose record the topic no longer has (retention, compaction) can't be put in order with what the topic had after
-it. It is left alone, unless the user asks for it to be applied as if the key had not changed since.
+A letter whose record the topic no longer has (retention, compaction) can't be put in order with what the topic had
+after it. It is left alone, unless the user asks for it to be applied as if the key had not changed since.
 """
 
 import logging
@@ -34,8 +35,8 @@ from sink.config import Config
 from sink.dead_letters import RECORD, Selection, same_record
 from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs
-from sink.mapping import MappedTable
 from sink.microbatch import TableSink
+from sink.patterns import ResolvedTable
 from sink.pipeline import find_tables, open_source
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
@@ -51,7 +52,8 @@ class Replayed:
     """What became of a table's dead letters.
 
     :param applied: letters applied and removed.
-    :param refused: still can't be decoded, by error class. :param ahead: the table's position hasn't passed them.
+    :param refused: still can't be decoded, by error class.
+    :param ahead: the table's position hasn't passed them.
     :param gone: the topic no longer has them. The last three are still in the dead-letter table.
     """
 
@@ -80,13 +82,14 @@ class Replayed:
 def replay(spark: SparkSession, config: Config, selection: Selection, force: bool = False) -> Iterator[Replayed]:
     """Replay the selected dead letters of the configured topics, table by table.
 
-    :param force: apply also letters whose record the topic no longer has, and go on if the configuration refuses records that
-        it didn't refuse when they arrived.
+    :param force: apply also letters whose record the topic no longer has, and go on if the configuration refuses
+        records that it didn't refuse when they arrived.
     :raises RowdeltaError: nothing of that table was changed, unless the message says otherwise.
     """
     if config.source.type != "kafka":
         raise ConfigError(
-            "replay reads what came after a bad record from Kafka, and source.type is files. Write the corrected records into "
+            "replay reads what came after a bad record from Kafka, and source.type is files. Write the corrected "
+            "records into "
             "a new change file instead; then delete the dead letters by SQL."
         )
     # a replay repeats changes that the table has had, which only upsert forgives
@@ -94,13 +97,13 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
     config = config.model_copy(update={"tables": tables})
     source = open_source(spark, config, {})
     assert isinstance(source, KafkaSource)
-    mapped = [table for table in find_tables(config, source) if table.error is None]
-    targets = [table.section.target for table in mapped]
+    resolved = [table for table in find_tables(config, source) if table.error is None]
+    targets = [table.section.target for table in resolved]
     if selection.table is not None and selection.table not in targets:
         raise ConfigError(f"--table {selection.table}: no table has this target. Targets: {', '.join(targets)}.")
     found = dead_letters.find(spark, config, selection)
     with_letters = {(row[0], row[1]) for row in found.select("table", "source").distinct().collect()}
-    for table in mapped:
+    for table in resolved:
         section = table.section
         # others' sinks may share both tables
         if (section.target, section.source) in with_letters:
@@ -111,18 +114,18 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
 class _Replay:
     """The replay of one table."""
 
-    def __init__(self, spark: SparkSession, config: Config, mapped: MappedTable, source: KafkaSource) -> None:
+    def __init__(self, spark: SparkSession, config: Config, resolved: ResolvedTable, source: KafkaSource) -> None:
         self._spark = spark
         self._config = config
-        self._section = mapped.section
+        self._section = resolved.section
         table = Catalogs(spark).load(self._section.target)
         if table is None:
             raise TableError(
                 f"{self._section.target} does not exist, so there is nothing to replay into. rowdelta run creates it."
             )
         self._source = source
-        plan = plan_table(spark, config, mapped, table)
-        self._sink = TableSink(config, mapped, table, plan, source, dead_letters=None)
+        plan = plan_table(spark, config, resolved, table)
+        self._sink = TableSink(config, resolved, table, plan, source, dead_letters=None)
 
     def run(self, letters: DataFrame, force: bool) -> Replayed:
         """Replay `letters`, rows of the dead-letter table for this table."""
@@ -163,7 +166,8 @@ class _Replay:
     def _since(self, letters: DataFrame, found: DataFrame, stored: DataFrame) -> dict[int, int]:
         """Where to begin in each partition so that nothing newer than the first letter is missed.
 
-        A key's records may be in other partitions than its letters: the topic got more partitions, or its messages' key isn't the table's.
+        A key's records may be in other partitions than its letters: the topic got more partitions, or its messages' key
+        isn't the table's.
         """
         oldest = None if not stored.isEmpty() else found.agg(F.unix_millis(F.min("timestamp"))).collect()[0][0]
         known = oldest is not None and oldest >= 0  # -1: a message without a timestamp
@@ -201,7 +205,8 @@ class _Replay:
             self._sink.apply_batch(-1, batch)
 
     def _by_time(self, changes: DataFrame, records: DataFrame) -> DataFrame:
-        """Order the changes of keys that are in several partitions by Kafka's timestamps; within a partition by offset, as ever.
+        """Order the changes of keys that are in several partitions by Kafka's timestamps; within a partition by offset,
+        as ever.
 
         By their own order columns the higher partition would win.
         """
@@ -214,7 +219,8 @@ class _Replay:
             F.col("partition").alias("_p"), F.col("offset").alias("_o"), F.col("timestamp").alias("_t")
         )
         place = (F.col(partition) == F.col("_p")) & (F.expr(f"{offset} div {CHANGES_PER_RECORD}") == F.col("_o"))
-        # a message's timestamp may be before that of the one before it; a stored letter has none and is older than the topic
+        # a message's timestamp may be before that of the one before it; a stored letter has none and is older than the
+        # topic
         so_far = Window.partitionBy(*key, partition).orderBy(offset).rowsBetween(Window.unboundedPreceding, 0)
         by_time = Window.partitionBy(*key).orderBy(F.col("_so_far").asc_nulls_first(), partition, offset)
         timed = changes.join(times, place, "left").withColumn("_so_far", F.max("_t").over(so_far))
@@ -233,8 +239,10 @@ class _Replay:
                 f"{row['source']}-{row['partition']} offset {row['offset']}: {row['reason']}" for row in examples
             )
             raise DataError(
-                f"{self._section.target}: the configuration refuses {refused.count():,} later records of the topic that are no "
-                f"dead letters: they were applied when they arrived. {shown}. Nothing was changed. Correct the configuration, "
+                f"{self._section.target}: the configuration refuses {refused.count():,} later records of the topic "
+                "that are no "
+                f"dead letters: they were applied when they arrived. {shown}. Nothing was changed. Correct the "
+                "configuration, "
                 "or, if you deleted these dead letters, use --force."
             )
 

@@ -46,7 +46,10 @@ class KeyHash:
     bucket: Bucket | None = None
 
     def __call__(self, keys: pa.RecordBatch) -> Hashes:
-        """:param keys: the key columns in the types that Spark gives, without nulls. :return: n hashes."""
+        """:param keys: the key columns in the types that Spark gives, without nulls.
+
+        :return: n hashes.
+        """
         by_key = xxhash64([keys.column(name) for name in self.key])
         if self.bucket is None:
             return by_key

@@ -1,4 +1,6 @@
-"""The Spark session: packages that match the installed Spark, catalogs from the configuration, settings the sink relies on."""
+"""The Spark session: packages that match the installed Spark, catalogs from the configuration, settings the sink relies
+on.
+"""
 
 import os
 import re
@@ -33,8 +35,9 @@ WORKERS_KEEP_MEMORY = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(64 * 1024 * 1024),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 * 1024 * 1024),
 }
-"""For glibc in Python workers: what a batch of records took is kept for the next. By default it is returned and asked for again, and the
-system clears each page of it: two thirds of a worker's page faults, and half of what it spends in the kernel."""
+"""For glibc in Python workers: what a batch of records took is kept for the next. By default it is returned and asked
+for again, and the system clears each page of it: two thirds of a worker's page faults, and half of what it spends in
+the kernel."""
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 
 
@@ -49,7 +52,9 @@ def packages(config: Config) -> list[str]:
 
 
 def settings(config: Config) -> dict[str, str]:
-    """All Spark settings of the job. The user's `spark:` section wins over defaults, not over what correctness needs."""
+    """All Spark settings of the job. The user's `spark:` section wins over defaults, not over what
+    correctness needs.
+    """
     defaults = {
         "spark.master": "local[*]",
         "spark.app.name": f"rowdelta {config.sink.id}",
@@ -61,18 +66,20 @@ def settings(config: Config) -> dict[str, str]:
         **WORKERS_KEEP_MEMORY,
     }
     if config.source.type == "files":
-        # what it costs to open a file is added up and then not looked at: many small files, or two of 4 MB, would be one task's
+        # what it costs to open a file is added up and then not looked at: many small files, or two of 4 MB, would be
+        # one task's
         defaults["spark.files.openCostInBytes"] = "1"
     if config.source.type == "kafka":
-        # Spark keeps a connected consumer for each partition of a topic that it has read, by default 64: with more, each micro-batch
-        # connects anew, which takes longer than all else that it does for a table
+        # Spark keeps a connected consumer for each partition of a topic that it has read, by default 64: with more,
+        # each micro-batch connects anew, which takes longer than all else that it does for a table
         defaults["spark.kafka.consumer.cache.capacity"] = "500"
     needed = {
         "spark.sql.session.timeZone": "UTC",
         "spark.jars.packages": ",".join(packages(config)),
     }
     if re.match("file:|(?![a-z0-9+.-]+:)", config.sink.checkpoint):
-        # on a local disk, Hadoop's other file API, which is Spark's first choice, forks a `readlink` 16 times a micro-batch
+        # on a local disk, Hadoop's other file API, which is Spark's first choice, forks a `readlink` 16 times a
+        # micro-batch
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
     catalogs = {}
     for name, properties in config.catalogs.items():
@@ -143,8 +150,8 @@ def stop(spark: SparkSession) -> None:
 def _created(builder: SparkSession.Builder) -> SparkSession:
     """The session that there is, or a new one.
 
-    That is made in a thread of its own: so a signal interrupts nothing but our waiting for it, and PySpark leaves the handler of
-    Ctrl-C as it is. Its own talks to the JVM, wherever the main thread is in doing the same.
+    That is made in a thread of its own: so a signal interrupts nothing but our waiting for it, and PySpark leaves the
+    handler of Ctrl-C as it is. Its own talks to the JVM, wherever the main thread is in doing the same.
     """
     if SparkSession.getActiveSession() is not None:
         return builder.getOrCreate()
@@ -156,7 +163,8 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
             raise
         except PySparkRuntimeError as error:
             raise TemporaryError(
-                f"Spark's JVM ended while it started ({error.getCondition()}); what it printed says why. If it could not download "
+                f"Spark's JVM ended while it started ({error.getCondition()}); what it printed says why. If it could "
+                "not download "
                 "packages, run again; else correct the section spark."
             ) from None
         except (Py4JJavaError, CapturedException) as error:
@@ -175,7 +183,9 @@ def _refused(error: Exception) -> ConfigError | TemporaryError:
 
 
 def leave_checksum_files_out(spark: SparkSession) -> None:
-    """On local disks Hadoop adds a `.crc` file to each that it creates, and forks a `chmod` for either: most of the time of a commit."""
+    """On local disks Hadoop adds a `.crc` file to each that it creates, and forks a `chmod` for either: most of the
+    time of a commit.
+    """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     hadoop = jvm.org.apache.hadoop.fs
@@ -185,7 +195,9 @@ def leave_checksum_files_out(spark: SparkSession) -> None:
 
 
 def activate(spark: SparkSession) -> None:
-    """Make it the session of this thread. In a thread without one, Spark takes settings from nowhere and knows no catalogs."""
+    """Make it the session of this thread. In a thread without one, Spark takes settings from nowhere and knows no
+    catalogs.
+    """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     SparkSession._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)

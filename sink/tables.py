@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from changelog import formats
-from changelog.changes import BadOption
+from changelog.changes import BadOptionError
 from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
@@ -20,7 +20,7 @@ from sink.config import RESERVED, Config, TableSection
 from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
 from sink.inference import infer_columns
-from sink.mapping import MappedTable
+from sink.patterns import ResolvedTable
 
 _NO_FLOATS = "Its NaN has no form in which a commit could name the partition. Partition by another column."
 
@@ -29,10 +29,11 @@ _NO_FLOATS = "Its NaN has no form in which a commit could name the partition. Pa
 class TablePlan:
     """A target as it will be: what exists or would be created, and how changes are decoded for it.
 
-    :param columns: the table's. Those of `changelog` are what is decoded: without computed and metadata columns, and with fields that
-        only expressions need.
+    :param columns: the table's. Those of `changelog` are what is decoded: without computed and metadata columns, and
+        with fields that only expressions need.
     :param computed: (name, Spark SQL expression) of computed columns.
-    :param derived_partition: partitioned by a computed or metadata column, so no change says where the row before it is.
+    :param derived_partition: partitioned by a computed or metadata column, so no change says where the row before it
+        is.
     """
 
     section: TableSection
@@ -44,7 +45,9 @@ class TablePlan:
 
     @property
     def is_decoded_whole(self) -> bool:
-        """Changes have the table's columns once they are decoded: none is computed, and none is needed only to compute others."""
+        """Changes have the table's columns once they are decoded: none is computed, and none is needed only to compute
+        others.
+        """
         columns = {column.name for column in self.columns}
         return not self.computed and all(column.name in columns for column in self.changelog.columns)
 
@@ -52,26 +55,30 @@ class TablePlan:
 def plan_table(
     spark: SparkSession,
     config: Config,
-    mapped: MappedTable,
+    resolved: ResolvedTable,
     table: IcebergTable | None,
     types: Mapping[str, str] | None = None,
 ) -> TablePlan:
     """Check a table's configuration against the target, if it exists.
 
-    :param types: Spark SQL types of the columns, inferred, for a table that doesn't exist and a configuration that names none.
-    :raises ConfigError: the configuration is at fault. :raises TableError: configuration and table contradict each other.
+    :param types: Spark SQL types of the columns, inferred, for a table that doesn't exist and a configuration that
+        names none.
+    :raises ConfigError: the configuration is at fault.
+    :raises TableError: configuration and table contradict each other.
     """
-    section, path = mapped.section, mapped.path
+    section, path = resolved.section, resolved.path
     wanted = wanted_columns(section, path, None if table else types)
     if table is None:
         if wanted is None:
             raise ConfigError(
-                f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add columns."
+                f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add "
+                "columns."
             )
         unfit = [name for name in wanted.names if not _can_be_column(name)]
         if unfit:
             raise ConfigError(
-                f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} or be one of "
+                f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} "
+                "or be one of "
                 "Iceberg's own. Name it in exclude, or write columns."
             )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
@@ -97,21 +104,21 @@ def plan_table(
     return plan
 
 
-def open_table(spark: SparkSession, config: Config, mapped: MappedTable) -> tuple[IcebergTable, TablePlan]:
+def open_table(spark: SparkSession, config: Config, resolved: ResolvedTable) -> tuple[IcebergTable, TablePlan]:
     """The target, created if it is missing.
 
     :raises ConfigError, TableError: see `plan_table`.
     """
     catalogs = Catalogs(spark)
-    section = mapped.section
+    section = resolved.section
     table = catalogs.load(section.target)
     types = infer_columns(spark, config, section) if table is None and section.columns is None else None
-    plan = plan_table(spark, config, mapped, table, types)
+    plan = plan_table(spark, config, resolved, table, types)
     if table is None:
-        wanted = wanted_columns(section, mapped.path, types)
+        wanted = wanted_columns(section, resolved.path, types)
         assert wanted is not None
         properties = {"format-version": "2"} | section.properties
-        spec = catalogs.partition_spec(wanted, section.partition_fields, mapped.path)
+        spec = catalogs.partition_spec(wanted, section.partition_fields, resolved.path)
         table = catalogs.create(section.target, wanted, section.key, properties, spec)
     if section.deletes == "equality" and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
         table.ensure_unpartitioned_spec()
@@ -126,7 +133,8 @@ def needs_global_deletes(plan: TablePlan) -> bool:
 def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType | None]:
     """What the table must become for fields that messages have: new columns, wider ones, and (None) optional ones.
 
-    :raises DataError: `schema_changes: fail`. :raises TableError: a field can't become a column.
+    :raises DataError: `schema_changes: fail`.
+    :raises TableError: a field can't become a column.
     """
     target = plan.section.target
     names = {column.name for column in plan.columns}
@@ -135,7 +143,8 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
     observed = {name: dtype for name, dtype in observed.items() if name not in pinned}
     if observed and plan.section.schema_changes == "fail":
         raise DataError(
-            f"{target}: the source's schema changed ({shown_changes(observed)}), and schema_changes is fail. Nothing was applied. "
+            f"{target}: the source's schema changed ({shown_changes(observed)}), and schema_changes is fail. Nothing "
+            "was applied. "
             "Correct table and configuration, or set schema_changes: evolve, or ignore."
         )
     known = {name.lower(): name for name in names}
@@ -147,11 +156,13 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
             continue
         if name.lower() in known:
             raise TableError(
-                f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't tell them apart. {advice}"
+                f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't "
+                f"tell them apart. {advice}"
             )
         if not _can_be_column(name):
             raise TableError(
-                f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or be one of "
+                f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or "
+                "be one of "
                 f"Iceberg's own. {advice}"
             )
         known[name.lower()] = name
@@ -162,7 +173,8 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
         except PySparkException:
             # a name inside that is no identifier, such as `$oid`
             raise TableError(
-                f"{target}: messages have a field {name!r} of type {dtype}, of which no column can be made. Name it in exclude, or give "
+                f"{target}: messages have a field {name!r} of type {dtype}, of which no column can be made. Name it "
+                "in exclude, or give "
                 "it a column of type string."
             ) from None
     return types
@@ -194,7 +206,8 @@ def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Obse
             if dtype is not None and changes != "ignore" and _has_more(dtype, field.dataType):
                 raise DataError(
                     f"{target}: in {path} column {field.name} is {dtype.simpleString()}, with fields that the column "
-                    f"({field.dataType.simpleString()}) has not. New fields inside a column aren't followed: add them to the table "
+                    f"({field.dataType.simpleString()}) has not. New fields inside a column aren't followed: add them "
+                    "to the table "
                     "(ALTER TABLE … ADD COLUMN), or set schema_changes: ignore."
                 )
             if dtype is None or not is_wider(dtype, field.dataType):
@@ -202,7 +215,8 @@ def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Obse
             name = optional.get(field.name)
             if name not in stored or changes == "ignore":
                 raise DataError(
-                    f"{target}: in {path} column {field.name} is {dtype.simpleString()}, wider than {field.dataType.simpleString()}. "
+                    f"{target}: in {path} column {field.name} is {dtype.simpleString()}, wider than "
+                    f"{field.dataType.simpleString()}. "
                     + ("A key may not change." if name is None else "Correct its type, or set schema_changes: evolve.")
                 )
             observed = merged_types(observed, {name: dtype.simpleString()})
@@ -261,7 +275,7 @@ def _plan(
     spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
     try:
         formats.find(config.source.format)(spec)
-    except BadOption as error:
+    except BadOptionError as error:
         raise ConfigError(f"source.{error}") from None
     return TablePlan(section, spec, exists, columns, tuple(computed), len(kept) < len(sources))
 
@@ -278,7 +292,8 @@ def _changelog(
             dtype = types.get(column.name, T.LongType())
         if not isinstance(dtype, T.AtomicType) or isinstance(dtype, T.VariantType):
             raise ConfigError(
-                f"{path}.order_by[{number}]: got {column.name} of type {dtype.simpleString()}, which has no order; expected a number, "
+                f"{path}.order_by[{number}]: got {column.name} of type {dtype.simpleString()}, which has no order; "
+                "expected a number, "
                 "a string, a date or a timestamp. Name another column."
             )
         order_by.append((column.name, dtype))
@@ -313,7 +328,8 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
     for field in wanted.fields:
         if field.name not in actual:
             raise TableError(
-                f"{section.target} has no column {field.name!r}. Add it to the table (ALTER TABLE … ADD COLUMN) or remove it "
+                f"{section.target} has no column {field.name!r}. Add it to the table (ALTER TABLE … ADD COLUMN) or "
+                "remove it "
                 f"from columns. The table has: {_names(columns)}."
             )
         have = actual[field.name].type
@@ -335,7 +351,8 @@ def _check_key(section: TableSection, table: IcebergTable) -> None:
     identifiers = schema.identifier_field_names()
     if identifiers and identifiers != set(section.key):
         raise TableError(
-            f"{section.target} has the identifier fields {sorted(identifiers)}, but key is {section.key}. They must be the same."
+            f"{section.target} has the identifier fields {sorted(identifiers)}, but key is {section.key}. They must "
+            "be the same."
         )
     for name in section.key:
         if str(schema.find_type(name)) in ("float", "double"):
@@ -345,7 +362,8 @@ def _check_key(section: TableSection, table: IcebergTable) -> None:
         if str(schema.find_type(name)).startswith("fixed"):
             # its Java readers reuse the array of a fixed value, so of an equality delete file only the last key counts
             raise TableError(
-                f"{section.target}: key column {name} is {schema.find_type(name)}, of which Iceberg 1.11 applies only one "
+                f"{section.target}: key column {name} is {schema.find_type(name)}, of which Iceberg 1.11 applies only "
+                "one "
                 "equality delete a file. Use binary, string or uuid."
             )
 
@@ -358,7 +376,8 @@ def _check_partitioning(section: TableSection, table: IcebergTable) -> None:
             "double",
         ):
             raise TableError(
-                f"{section.target} is partitioned by {schema.find_column_name(field.source_id)}, which is floating-point. {_NO_FLOATS}"
+                f"{section.target} is partitioned by {schema.find_column_name(field.source_id)}, which is "
+                f"floating-point. {_NO_FLOATS}"
             )
     if not section.partition_by:
         return
@@ -370,7 +389,8 @@ def _check_partitioning(section: TableSection, table: IcebergTable) -> None:
     if actual != wanted:
         shown = ", ".join(f"{transform} of {column}" for transform, column in actual) or "not partitioned"
         raise TableError(
-            f"{section.target} exists and is partitioned otherwise than partition_by says (it is: {shown}). The table rules: "
+            f"{section.target} exists and is partitioned otherwise than partition_by says (it is: {shown}). The table "
+            "rules: "
             "correct partition_by, or leave it out."
         )
 

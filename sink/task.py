@@ -21,7 +21,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, merged_types
-from changelog.row_kind_parquet import NotPlain, PlainRows
+from changelog.row_kind_parquet import NotPlainError, PlainRows
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.combine import combined
@@ -89,7 +89,9 @@ class Share:
 
 
 class ListParam(AccumulatorParam[list[T]]):
-    """Paths written by finished tasks: they reach the driver even if the job fails later, so that it can delete them."""
+    """Paths written by finished tasks: they reach the driver even if the job fails later, so that it can
+    delete them.
+    """
 
     def zero(self, value: list[T]) -> list[T]:
         return []
@@ -112,7 +114,8 @@ class Counts(AccumulatorParam[dict[str, int]]):
 class Combine:
     """Decoded changes of the same key are combined; `left_out` counts those that aren't sent on, by kind.
 
-    :param columns: all of the table's, in its order. :param buffer_bytes: Arrow bytes among which keys are looked for.
+    :param columns: all of the table's, in its order.
+    :param buffer_bytes: Arrow bytes among which keys are looked for.
     """
 
     key: tuple[str, ...]
@@ -149,7 +152,8 @@ def decode_files(
 ) -> Iterator[pa.RecordBatch]:
     """Decode a task's Parquet files, and do with the changes what comes next.
 
-    :param files: paths and contents. :param not_plain: told of a file that can't be decoded so; then what is made of the others is void.
+    :param files: paths and contents.
+    :param not_plain: told of a file that can't be decoded so; then what is made of the others is void.
     """
 
     def changes() -> Iterator[pa.RecordBatch]:
@@ -158,7 +162,7 @@ def decode_files(
 
     try:
         yield from then(changes())
-    except NotPlain:
+    except NotPlainError:
         not_plain.add(1)
 
 
@@ -213,10 +217,11 @@ def run_shares(
 ) -> Iterator[pa.RecordBatch]:
     """Decode and write the records of several tables, one table after the other.
 
-    Yields a row for each: the JSON object that `run` yields, with `source` and what was `observed`; or `source` and `failed`, and then
-    none of the table's files are left.
+    Yields a row for each: the JSON object that `run` yields, with `source` and what was `observed`; or `source` and
+    `failed`, and then none of the table's files are left.
 
-    :param shares: by source. :param written: told (source, path).
+    :param shares: by source.
+    :param written: told (source, path).
     :param batches: raw records, those of a source in succession: so only one table's are held in memory.
     """
     context = TaskContext.get()
@@ -317,7 +322,8 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
 def index_entries(
     table: TableSpec, path_hashes: npt.NDArray[np.uint64], hash_keys: KeyHash, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Entries of the key index for live rows: `_rowdelta_hash` (int64) and `_LOW` (uint64), `INDEX_FILE` and `INDEX_POS` (uint32).
+    """Entries of the key index for live rows: `_rowdelta_hash` (int64) and `_LOW` (uint64), `INDEX_FILE` and
+    `INDEX_POS` (uint32).
 
     :param path_hashes: of the data files that the rows come from.
     :param batches: the key columns, `INDEX_FILE` (the path's hash) and `INDEX_POS`.
@@ -479,10 +485,12 @@ class DeadLetterWriter:
 
 
 def _forget_archives() -> None:
-    """Drop Python's importers of zip and jar files, before PySpark's worker calls `importlib.invalidate_caches` for the next task.
+    """Drop Python's importers of zip and jar files, before PySpark's worker calls `importlib.invalidate_caches` for the
+    next task.
 
-    Up to Python 3.12 each importer then reads its archive's directory again: pyspark.zip a dozen times, and every jar of `--packages`. That
-    took 100 to 250 ms a task, more than all the work done there. An import that needs one makes it anew, from what was read before.
+    Up to Python 3.12 each importer then reads its archive's directory again: pyspark.zip a dozen times, and every jar
+    of `--packages`. That took 100 to 250 ms a task, more than all the work done there. An import that needs one makes
+    it anew, from what was read before.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimporter):

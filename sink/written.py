@@ -12,8 +12,10 @@ class Written:
     """Results of tasks (`sink.task.run`).
 
     :param files: data and delete files, as `ContentFileParser` JSON; `dead_letters` those of the dead-letter table.
-    :param rows: changes by kind. :param records: rows in files by their content.
-    :param index: each task's part of the key index. :param tasks: how many there were.
+    :param rows: changes by kind.
+    :param records: rows in files by their content.
+    :param index: each task's part of the key index.
+    :param tasks: how many there were.
     :param observed: what messages have and the table can't take (`changelog.decoding.Observed`).
     :param peak_memory: of the largest Python worker, in bytes.
     """
@@ -43,7 +45,8 @@ class Written:
         bad = f", {self.bad:,} dead letters" if self.bad else ""
         return (
             f"{rows} | {len(self.files)} files, {self.bytes / 1e6:.1f} MB: {self.records['DATA']:,} rows, "
-            f"{self.records['EQUALITY_DELETES']:,} equality deletes, {self.records['POSITION_DELETES'] + united:,} position deletes"
+            f"{self.records['EQUALITY_DELETES']:,} equality deletes, {self.records['POSITION_DELETES'] + united:,} "
+            "position deletes"
             f"{self._shown_keys()}{bad}"
         )
 

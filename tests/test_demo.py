@@ -1,4 +1,6 @@
-"""The demo: a faithful changelog, a folder that only a demo may clear, and a run from an empty folder to exit code 0."""
+"""The demo: a faithful changelog, a folder that only a demo may clear, and a run from an empty folder to
+exit code 0.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,6 @@
-"""What the documents promise: every configuration key, exit code, command and target is in them, and their examples load."""
+"""What the documents promise: every configuration key, exit code, command and target is in them, and their examples
+load.
+"""
 
 import re
 from pathlib import Path

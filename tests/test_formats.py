@@ -1,4 +1,6 @@
-"""The documents' examples of each format are decoded, and README's format of one's own is found, configured and used."""
+"""The documents' examples of each format are decoded, and README's format of one's own is found, configured
+and used.
+"""
 
 import importlib
 import json

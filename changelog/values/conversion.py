@@ -9,12 +9,13 @@ from changelog.values.arrays import merged, only, present
 
 
 def convert(wire: Wire, target: pa.DataType, is_uuid: bool = False) -> tuple[pa.Array, pa.Array | None]:
-    """`wire`'s values as `target`, and a mask of those that are there but don't fit (null in the result); None if all do.
+    """`wire`'s values as `target`, and a mask of those that are there but don't fit (null in the result); None if all
+    do.
 
     Nothing is rounded, truncated or wrapped around.
 
-    :param target: the Arrow type of a Spark column: bool, int8 to int64, float, double, decimal128, string, binary, date32,
-        timestamp[us, UTC], timestamp[us], or a list, map or struct of these.
+    :param target: the Arrow type of a Spark column: bool, int8 to int64, float, double, decimal128, string, binary,
+        date32, timestamp[us, UTC], timestamp[us], or a list, map or struct of these.
     """
     result = _converted(wire.values, wire.type, target, is_uuid)
     if result.null_count == wire.values.null_count:

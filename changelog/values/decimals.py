@@ -1,4 +1,6 @@
-"""Decimals in every encoding: bytes of an unscaled integer, base64 of these, a struct with its own scale, text, numbers."""
+"""Decimals in every encoding: bytes of an unscaled integer, base64 of these, a struct with its own scale, text,
+numbers.
+"""
 
 import json
 import re
@@ -94,7 +96,8 @@ def from_decimals(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
     more = target.scale - values.type.scale
     try:
         if more > 0:
-            # Arrow's own cast wraps around where the wider scale needs more than 128 bits, so the room is made sure of before
+            # Arrow's own cast wraps around where the wider scale needs more than 128 bits, so the room is made sure of
+            # before
             narrow = pa.decimal128 if pa.types.is_decimal128(values.type) else pa.decimal256
             if target.precision <= more:
                 raise pa.ArrowInvalid("all digits before the point are too many")
@@ -111,7 +114,8 @@ def from_integers(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
 
 
 def unscaled(values: pa.Array, scale: int) -> pa.Array:
-    """Big-endian two's complement integers (`java.math.BigInteger.toByteArray`) to decimal128(38, scale), null past 38 digits.
+    """Big-endian two's complement integers (`java.math.BigInteger.toByteArray`) to decimal128(38, scale), null past 38
+    digits.
 
     :param values: binary.
     """

@@ -198,7 +198,9 @@ def _json_again(parsed: Any) -> str | None:
 
 
 def json_text(value: Any, dtype: pa.DataType) -> str:
-    """A value of an Arrow array as JSON text, as Kafka Connect's JsonConverter would have it: bytes as base64, maps as objects."""
+    """A value of an Arrow array as JSON text, as Kafka Connect's JsonConverter would have it: bytes as base64, maps as
+    objects.
+    """
     if value is None:
         return "null"
     if is_list(dtype):
@@ -274,7 +276,9 @@ def _maps(keys: pa.Array, items: pa.Array, begins: Longs, valid: Flags, target: 
 
 
 def _of_valid(parts: list[pa.Array], begins: Longs, valid: Flags) -> tuple[pa.Array, list[pa.Array]]:
-    """Offsets and parts without those of rows that aren't valid: Arrow has no null keys, not even where nobody looks."""
+    """Offsets and parts without those of rows that aren't valid: Arrow has no null keys, not even where
+    nobody looks.
+    """
     if not valid.all():
         lengths = np.diff(begins)
         kept = pa.array(np.repeat(valid, lengths))

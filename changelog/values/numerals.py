@@ -67,8 +67,8 @@ def _narrowed(values: pa.Array, target: pa.DataType) -> pa.Array:
 def to_floats(values: pa.Array, target: pa.DataType, kind: str) -> pa.Array:
     """Numbers to float or double.
 
-    Text and numbers of JSON become the nearest, since that is how a source spells its floats; a declared double, and anything
-    that isn't a float at the source, has to be exact.
+    Text and numbers of JSON become the nearest, since that is how a source spells its floats; a declared double, and
+    anything that isn't a float at the source, has to be exact.
 
     :param kind: of the wire type, or `exact` if it is no float.
     """

@@ -27,8 +27,9 @@ _PLAIN = {
 def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) -> tuple[pa.DataType, ...]:
     """Arrow types that `pyarrow.json` may read a field as, likeliest first, so that `convert` can make `target` of it.
 
-    None of them may lose anything: a number that the type doesn't hold makes `pyarrow.json` refuse, and the next one is tried.
-    Decimals are read with 256 bits: `pyarrow.json` counts a number's own digits, and then those that the scale adds wrap around.
+    None of them may lose anything: a number that the type doesn't hold makes `pyarrow.json` refuse, and the next one is
+    tried. Decimals are read with 256 bits: `pyarrow.json` counts a number's own digits, and then those that the scale
+    adds wrap around.
     """
     text, integer = pa.string(), pa.int64()
     name = wire.name or ""
@@ -72,7 +73,9 @@ def _is_number(name: str) -> bool:
 
 
 def spark_type(wire: WireType) -> T.DataType:
-    """The column type that holds every value of a field, to create or evolve a table. `T.StringType` if nothing is known."""
+    """The column type that holds every value of a field, to create or evolve a table. `T.StringType` if nothing is
+    known.
+    """
     name = wire.name or ""
     if name == logical.DECIMAL:
         return _decimal_type(wire)

@@ -14,8 +14,8 @@ INSTANTS = pa.timestamp("us", "UTC")
 
 _DAY = 86_400 * 10**6
 _NUMBERS = (9_223_372_036_825_200_000, -9_223_372_036_832_400_000)
-"""What PostgreSQL's JDBC driver makes of infinity and -infinity, and Debezium of them in any unit; newer versions send the
-largest and smallest int64. No real timestamp in microseconds lies past these."""
+"""What PostgreSQL's JDBC driver makes of infinity and -infinity, and Debezium of them in any unit; newer versions send
+the largest and smallest int64. No real timestamp in microseconds lies past these."""
 _FIRST_DAY = -2_440_588
 """4714-11-24 BC, Julian day 0: no database has dates before it. As an int32 of days, infinity lies before it, and …"""
 _LAST_DAYS = (622_191_231, 622_191_232, 622_191_233, 622_191_234)
@@ -32,7 +32,9 @@ _LONGEST_OFFSET = 18 * 60  # minutes, java.time.ZoneOffset.MAX
 
 
 def integers(values: pa.Array, wire: WireType) -> tuple[pa.Array, WireType]:
-    """Arrow's own dates, times and timestamps as the integers that their logical type means, for the rules to be the same."""
+    """Arrow's own dates, times and timestamps as the integers that their logical type means, for the rules to be the
+    same.
+    """
     dtype = values.type
     if pa.types.is_date(dtype):
         days = values.cast(pa.date32()).cast(pa.int32())

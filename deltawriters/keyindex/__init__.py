@@ -1,6 +1,7 @@
 """Where the row of each key is: a persistent map key -> (data file, position) that grows with the table. No Spark.
 
-It is a log-structured index over the space of key hashes, so that a micro-batch costs what it changes, not what the table holds.
+It is a log-structured index over the space of key hashes, so that a micro-batch costs what it changes, not what the
+table holds.
 
 Key     128 bits, `high` and `low`. `high` is Spark's xxhash64 of the key columns, which the shuffle needs anyway; `low` is an
         independent polynomial hash (`low_hash`). Two keys share xxhash64 by 2^-64 and the polynomial by at most n/2^61 (n 32-bit
@@ -23,8 +24,8 @@ Merge   runs adjacent in age become one, of the newest one's sequence: per key t
     located = slice.probe(high, low, first, last)                                     # what the task's keys replace
     written = [write_run(io, location, "4f1c-0", sequence, entries), *slice.write_merged("4f1c-0-m", first, last)]
 
-Which runs and dead files belong to which table snapshot is for the committer to record. A broken file raises `CorruptIndex`: then
-the index can be built again from the table.
+Which runs and dead files belong to which table snapshot is for the committer to record. A broken file raises
+`CorruptIndexError`: then the index can be built again from the table.
 """
 
 from deltawriters.keyindex.hashing import low_hash
@@ -32,7 +33,7 @@ from deltawriters.keyindex.index import IndexSlice, Located, plan_merge
 from deltawriters.keyindex.runs import (
     SUPERSEDES,
     TOMBSTONE,
-    CorruptIndex,
+    CorruptIndexError,
     Entries,
     IndexedFile,
     Run,
@@ -46,7 +47,7 @@ from deltawriters.keyindex.xxhash64 import xxhash64
 __all__ = [
     "SUPERSEDES",
     "TOMBSTONE",
-    "CorruptIndex",
+    "CorruptIndexError",
     "Entries",
     "IndexSlice",
     "IndexedFile",

@@ -1,11 +1,12 @@
 """The second half of the 128-bit key hash. It is stored, so it must never change: a change needs a new encoding id.
 
-A key tuple is encoded as a sequence of 32-bit words, different for different keys of the same column types: a fixed-width column
-as its bytes, little-endian, a string or binary as its length in bytes, then its bytes padded with zeros. The hash is the
-polynomial 1, word, word, ... at a fixed base modulo the Mersenne prime p = 2^61 - 1. Two keys of at most n words are two
-polynomials of degree at most n, whose difference has at most n roots: a random base collides with a chance of at most n/2^61
-(Schwartz-Zippel). With xxhash64's 2^-64 that is n * 2^-125 a pair of keys, and 10^8 keys and 10^9 probes make 10^17 pairs:
-about 10^-20 for keys of a few words. The base is published, so this holds for keys that weren't made to collide.
+A key tuple is encoded as a sequence of 32-bit words, different for different keys of the same column types: a
+fixed-width column as its bytes, little-endian, a string or binary as its length in bytes, then its bytes padded with
+zeros. The hash is the polynomial 1, word, word, ... at a fixed base modulo the Mersenne prime p = 2^61 - 1. Two keys of
+at most n words are two polynomials of degree at most n, whose difference has at most n roots: a random base collides
+with a chance of at most n/2^61 (Schwartz-Zippel). With xxhash64's 2^-64 that is n * 2^-125 a pair of keys, and 10^8
+keys and 10^9 probes make 10^17 pairs: about 10^-20 for keys of a few words. The base is published, so this holds for
+keys that weren't made to collide.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ Hashes = npt.NDArray[np.uint64]
 
 PRIME = 2**61 - 1
 BASE = 0x043F6A8885A308D3
-"""The first 64 fractional bits of pi modulo 2^61: random, and visibly not chosen to collide. Happens to be a primitive root."""
+"""The first 64 fractional bits of pi modulo 2^61: random, and visibly not chosen to collide. Happens to be a primitive
+root.
+"""
 
 _BASE_HIGH, _BASE_LOW = np.uint64(BASE >> 32), np.uint64(BASE & 0xFFFFFFFF)
 _EIGHT_BASE_HIGH = np.uint64(8 * (BASE >> 32))
@@ -34,8 +37,8 @@ _BLOCK = 16_384
 def low_hash(columns: Sequence[pa.Array]) -> Hashes:
     """Hash each row of the key `columns`: booleans, integers, dates, times, timestamps, decimals, strings, binaries.
 
-    A single column of up to 64 bits is its own hash, as a sign-extended integer: such keys are told apart exactly. The same
-    values in other types (int32 and int64, microseconds and nanoseconds) hash differently.
+    A single column of up to 64 bits is its own hash, as a sign-extended integer: such keys are told apart exactly. The
+    same values in other types (int32 and int64, microseconds and nanoseconds) hash differently.
 
     :param columns: equal length n, no nulls. UUIDs as their storage, fixed binary(16).
     :return: n hashes.
@@ -95,7 +98,9 @@ def _add_fixed(state: Hashes, column: pa.Array) -> Hashes:
 
 
 def _add_variable(state: Hashes, column: pa.Array) -> Hashes:
-    """Add length and bytes of each value. Word by word over the rows that have one: longest rows first, so they are a prefix."""
+    """Add length and bytes of each value. Word by word over the rows that have one: longest rows first, so they are a
+    prefix.
+    """
     offsets = np.frombuffer(column.buffers()[1], "<i4")[column.offset : column.offset + len(column) + 1]
     lengths = np.diff(offsets)
     state = _add(state, lengths)

@@ -37,7 +37,8 @@ _NUMBER = ~SUPERSEDES
 class Located:
     """Live rows of probed keys: row `pos[i]` of `files[file[i]]` has key number `query[i]`.
 
-    In no particular order. A key may have several rows, in a table that others wrote, or none. A data file occurs in `files` once.
+    In no particular order. A key may have several rows, in a table that others wrote, or none. A data file occurs in
+    `files` once.
     """
 
     query: Ints
@@ -50,9 +51,9 @@ class Located:
 class IndexSlice:
     """One version of an index, as the tasks of a micro-batch need it. Pickles small.
 
-    `dead` maps the path of a data file to a sequence: entries that point to the file from runs of a lower sequence aren't
-    live. It must be higher than that of every run written before the file was removed or read anew.
-    `merge` names the runs to merge in this micro-batch: all runs of some sequences that are adjacent in age (`plan_merge`).
+    `dead` maps the path of a data file to a sequence: entries that point to the file from runs of a lower sequence
+    aren't live. It must be higher than that of every run written before the file was removed or read anew. `merge`
+    names the runs to merge in this micro-batch: all runs of some sequences that are adjacent in age (`plan_merge`).
     `drop_tombstones` says that the oldest run is among them, so that there is nothing left to hide.
     """
 
@@ -75,10 +76,11 @@ class IndexSlice:
     def probe(self, high: Hashes, low: Hashes, first: int, last: int) -> Located:
         """Find the live rows of the keys (high[i], low[i]).
 
-        :param high: first hash of n keys in any order, all in first <= high < last, the range that the task owns. `last` may be 2**64.
+        :param high: first hash of n keys in any order, all in first <= high < last, the range that the task owns.
+            `last` may be 2**64.
         :param low: second hash.
         :raises ValueError: a key is outside the range: another task owns it, and their runs would overlap.
-        :raises CorruptIndex: a run can't be trusted.
+        :raises CorruptIndexError: a run can't be trusted.
         """
         if len(high) and not first <= int(high.min()) <= int(high.max()) < last:
             raise ValueError(f"key hashes {high.min()}..{high.max()} are outside the task's range {first}..{last - 1}")
@@ -112,12 +114,14 @@ class IndexSlice:
         return Located(query, number, pos, files)
 
     def write_merged(self, name: str, first: int, last: int, max_entries: int = 4_000_000) -> list[RunInfo]:
-        """Merge the entries of the runs `merge` in first <= high < last into new runs `{name}-{i}`, none for no entries.
+        """Merge the entries of the runs `merge` in first <= high < last into new runs `{name}-{i}`, none for no
+        entries.
 
-        The new runs are of the highest merged sequence. Entries of dead files go, as that sequence would bring them back to life.
+        The new runs are of the highest merged sequence. Entries of dead files go, as that sequence would bring them
+        back to life.
 
         :param max_entries: entries read at a time, about, and so the size of a run.
-        :raises CorruptIndex: a run can't be trusted.
+        :raises CorruptIndexError: a run can't be trusted.
         """
         infos = sorted((run for run in self.runs if run.name in self.merge), key=lambda run: -run.sequence)
         runs = [open_run(self.io, self.location, run) for run in infos if run.first < last and run.last >= first]
@@ -155,10 +159,11 @@ class IndexSlice:
 def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
     """Names of the runs to merge now, none if that doesn't pay yet.
 
-    Size-tiered: the runs of one sequence are one group, the outcome of a micro-batch or of a merge. Four or more groups, adjacent
-    in age, that differ by less than a factor of 4 become one that is about four times as large. So an entry is written again once a
-    tier, log4(all entries / entries of a micro-batch) times, and about 3 groups a tier are left to probe. Where sizes vary too
-    much for that, the four adjacent groups that are the cheapest to merge keep the number of groups at 16.
+    Size-tiered: the runs of one sequence are one group, the outcome of a micro-batch or of a merge. Four or more
+    groups, adjacent in age, that differ by less than a factor of 4 become one that is about four times as large. So an
+    entry is written again once a tier, log4(all entries / entries of a micro-batch) times, and about 3 groups a tier
+    are left to probe. Where sizes vary too much for that, the four adjacent groups that are the cheapest to merge keep
+    the number of groups at 16.
     """
     by_age = sorted(runs, key=lambda run: -run.sequence)
     groups = [list(group) for _, group in groupby(by_age, key=lambda run: run.sequence)]
@@ -176,7 +181,8 @@ def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
 
 
 def _edges(runs: Sequence[Run], first: int, last: int, max_entries: int) -> list[int]:
-    """Cut [first, last) so that the runs have at most about `max_entries` in each part, as far as the largest run tells.
+    """Cut [first, last) so that the runs have at most about `max_entries` in each part, as far as the largest run
+    tells.
 
     The hashes need not be uniform: those of a table with buckets begin with the bucket's number.
     """
@@ -195,7 +201,9 @@ def _names(groups: list[list[RunInfo]]) -> tuple[str, ...]:
 
 
 def _matches(run: Run, high: Hashes, low: Hashes, queries: Ints) -> tuple[Ints, Ints]:
-    """Pairs (query, index of an entry of the same key), ascending in both. `queries` are indexes into the sorted `high` and `low`."""
+    """Pairs (query, index of an entry of the same key), ascending in both. `queries` are indexes into the sorted `high`
+    and `low`.
+    """
     start = np.searchsorted(run.high, high[queries])
     hit = run.high[np.minimum(start, len(run.high) - 1)] == high[queries]
     queries, start = queries[hit], start[hit]
@@ -228,7 +236,9 @@ def _between(run: Run, first: int, last: int) -> slice:
 
 
 def _renumber(run: Run, part: slice, numbers: Words, dead: Flags) -> tuple[Hashes, Hashes, Words, Words]:
-    """A part of a run without its dead entries, with other file numbers. A dead entry that supersedes becomes a tombstone."""
+    """A part of a run without its dead entries, with other file numbers. A dead entry that supersedes becomes a
+    tombstone.
+    """
     file = run.file[part].copy()
     is_row = file != TOMBSTONE
     local = file[is_row] & _NUMBER

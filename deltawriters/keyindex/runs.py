@@ -1,7 +1,7 @@
 """Runs: immutable sorted files of index entries, written once and mapped into memory.
 
-A run is an Arrow IPC file of one uncompressed record batch, so its columns are numpy views into the file. The list of data
-files that its entries point into is JSON in the schema's metadata.
+A run is an Arrow IPC file of one uncompressed record batch, so its columns are numpy views into the file. The list of
+data files that its entries point into is JSON in the schema's metadata.
 """
 
 import hashlib
@@ -43,13 +43,15 @@ _MARKED_BYTES = 16 << 20
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class CorruptIndex(Exception):  # noqa: N818, a state of the index
+class CorruptIndexError(Exception):
     """A run is missing, or isn't what was written. The index has to be built again from the table."""
 
 
 @dataclass(frozen=True)
 class IndexedFile:
-    """A data file that entries point into. `partition`: partition field id -> JSON single value, as in `ContentFile.to_json`."""
+    """A data file that entries point into. `partition`: partition field id -> JSON single value, as in
+    `ContentFile.to_json`.
+    """
 
     path: str
     spec_id: int
@@ -58,7 +60,8 @@ class IndexedFile:
 
 @dataclass(frozen=True)
 class Entries:
-    """Index entries as columns of equal length. Entries of one key stand newest first, other order is free until `sorted`.
+    """Index entries as columns of equal length. Entries of one key stand newest first, other order is free until
+    `sorted`.
 
     `file[i]` is an index into `files`, possibly with `SUPERSEDES`, or `TOMBSTONE`.
     """
@@ -70,7 +73,9 @@ class Entries:
     files: tuple[IndexedFile, ...]
 
     def sorted(self) -> "Entries":
-        """By (high, low), entries of one key in the order they had. Linear for a concatenation of a few sorted parts (timsort)."""
+        """By (high, low), entries of one key in the order they had. Linear for a concatenation of a few sorted parts
+        (timsort).
+        """
         order = np.argsort(self.high, kind="stable")
         high, low = self.high[order], self.low[order]
         # only then could two keys be interleaved; with 64-bit hashes this is rare
@@ -84,7 +89,8 @@ class Entries:
 class RunInfo:
     """What must be known of a run without opening it.
 
-    `sequence` is its age, higher is newer. `first` and `last` are its lowest and highest `high`. `crc32` is of the whole file.
+    `sequence` is its age, higher is newer. `first` and `last` are its lowest and highest `high`. `crc32` is of the
+    whole file.
     """
 
     name: str
@@ -116,7 +122,9 @@ class Run:
 
 
 def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entries) -> RunInfo:
-    """Sort `entries`, at least one, and write them to `{location}/{name}`. The name must be new: others may have the file mapped."""
+    """Sort `entries`, at least one, and write them to `{location}/{name}`. The name must be new: others may have the
+    file mapped.
+    """
     if not len(entries.high):
         raise ValueError("a run has at least one entry")
     entries = entries.sorted()
@@ -140,10 +148,11 @@ _opened: OrderedDict[tuple[str, RunInfo], Run] = OrderedDict()
 
 
 def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
-    """Map the run `{location}/{info.name}`. Verified, if large once by the machine; a remote run is copied to local disk first.
+    """Map the run `{location}/{info.name}`. Verified, if large once by the machine; a remote run is copied to local
+    disk first.
 
-    :raises CorruptIndex: the file is missing or isn't the one that `info` describes. Other failures to read are the storage's
-        errors, and may pass.
+    :raises CorruptIndexError: the file is missing or isn't the one that `info` describes. Other failures to read are
+        the storage's errors, and may pass.
     """
     key = (location, info)
     run = _opened.pop(key, None) or _open(io, location, info)
@@ -154,18 +163,19 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
 
 
 def run_files(io: FileIO, location: str, info: RunInfo) -> list[str]:
-    """Paths of the data files that entries of the run `{location}/{info.name}` point into. Reads no entries, and verifies nothing.
+    """Paths of the data files that entries of the run `{location}/{info.name}` point into. Reads no entries, and
+    verifies nothing.
 
-    :raises CorruptIndex: the file is missing, or not a run.
+    :raises CorruptIndexError: the file is missing, or not a run.
     """
     path = f"{location}/{info.name}"
     try:
         with io.new_input(path).open() as stream, pa.ipc.open_file(stream) as reader:
             return [file["path"] for file in json.loads(reader.schema.metadata[_FILES])]
     except FileNotFoundError as e:
-        raise CorruptIndex(f"{path} is missing") from e
+        raise CorruptIndexError(f"{path} is missing") from e
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as e:
-        raise CorruptIndex(f"{path} is not an index run") from e
+        raise CorruptIndexError(f"{path} is not an index run") from e
 
 
 def _open(io: FileIO, location: str, info: RunInfo) -> Run:
@@ -180,9 +190,9 @@ def _open(io: FileIO, location: str, info: RunInfo) -> Run:
         high, low, file, pos = (column.to_numpy() for column in batch.columns)
         files = tuple(IndexedFile(**f) for f in json.loads(batch.schema.metadata[_FILES]))
     except FileNotFoundError as e:
-        raise CorruptIndex(f"{path} is missing") from e
+        raise CorruptIndexError(f"{path} is missing") from e
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as e:
-        raise CorruptIndex(f"{path} is not an index run") from e
+        raise CorruptIndexError(f"{path} is not an index run") from e
     return Run(info, high, low, file, pos, files)
 
 
@@ -203,8 +213,9 @@ def _verify(path: str, info: RunInfo) -> None:
 def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
     """An empty file that says that `file` was verified, and not written to since then; None for small files.
 
-    Spark ends workers that were idle for a minute, and to read all of the index again in each new one would cost more than all else in a
-    micro-batch. After a power failure a file may have lost content without a trace, so the mark is that of the boot.
+    Spark ends workers that were idle for a minute, and to read all of the index again in each new one would cost more
+    than all else in a micro-batch. After a power failure a file may have lost content without a trace, so the mark is
+    that of the boot.
     """
     if info.size_in_bytes < _MARKED_BYTES or not _BOOT_ID.exists():
         return None
@@ -216,7 +227,7 @@ def _cached(io: FileIO, path: str, info: RunInfo) -> str:
     """The path of a verified local copy of remote file `path`. Processes share the copies."""
     folder = _local_folder()
     copy = folder / f"{_digest(path)}-{info.crc32:08x}"
-    with suppress(FileNotFoundError, CorruptIndex):
+    with suppress(FileNotFoundError, CorruptIndexError):
         os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))  # first, so that it isn't removed as unused
         _verify(str(copy), info)
         return str(copy)
@@ -241,7 +252,9 @@ def _digest(name: str) -> str:
 
 
 def _remove_unused() -> None:
-    """Merged runs are never asked for again. A mapped copy stays readable after its removal. The folder is there afterwards."""
+    """Merged runs are never asked for again. A mapped copy stays readable after its removal. The folder is there
+    afterwards.
+    """
     _local_folder().mkdir(mode=0o700, exist_ok=True)
     horizon = time.time() - _CACHE_SECONDS
     for file in _local_folder().iterdir():
@@ -261,7 +274,7 @@ def _copy(source: Any, target: BinaryIO | None, path: str, info: RunInfo) -> Non
             target.write(chunk)
     if (size, crc32) != (info.size_in_bytes, info.crc32):
         expected = f"{info.size_in_bytes} bytes, CRC {info.crc32:08x}"
-        raise CorruptIndex(f"{path} has {size} bytes, CRC {crc32:08x}; it was written with {expected}")
+        raise CorruptIndexError(f"{path} has {size} bytes, CRC {crc32:08x}; it was written with {expected}")
 
 
 class _ChecksumWriter:

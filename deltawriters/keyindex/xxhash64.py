@@ -1,8 +1,9 @@
 """The first half of the 128-bit key hash: Spark's function `xxhash64`, for tasks whose rows were never Spark's.
 
-Bit for bit what `XxHash64` (Spark's expression, seed 42) computes over columns of the Spark types that Arrow's stand for: each column's
-hash is the next one's seed. An integer of up to 32 bits, a boolean or a date is hashed as four bytes, a bigint, timestamp or decimal of up to
-18 digits as eight, longer decimals as the bytes of their `BigInteger`, text and binary as their bytes. What is stored was computed by either.
+Bit for bit what `XxHash64` (Spark's expression, seed 42) computes over columns of the Spark types that Arrow's stand
+for: each column's hash is the next one's seed. An integer of up to 32 bits, a boolean or a date is hashed as four
+bytes, a bigint, timestamp or decimal of up to 18 digits as eight, longer decimals as the bytes of their `BigInteger`,
+text and binary as their bytes. What is stored was computed by either.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ def xxhash64(columns: Sequence[pa.Array]) -> Hashes:
 
     :param columns: equal length n, no nulls, in the types that Spark gives: UUIDs as binary.
     :return: n hashes; Spark's bigint is the same 64 bits.
-    :raises ValueError: a column has nulls. :raises TypeError: a column's type isn't allowed in a key.
+    :raises ValueError: a column has nulls.
+    :raises TypeError: a column's type isn't allowed in a key.
     """
     if any(column.null_count for column in columns):
         raise ValueError("key columns must have no nulls")

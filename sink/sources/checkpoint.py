@@ -1,7 +1,7 @@
 """Spark's streaming checkpoint, as far as the sink reads it: which offsets a micro-batch covers.
 
-The table is the checkpoint that counts. Spark's own is disposable: each run (Kafka) or each break of continuity (files) gets a
-fresh folder, named by a random generation, and older generations are removed.
+The table is the checkpoint that counts. Spark's own is disposable: each run (Kafka) or each break of continuity (files)
+gets a fresh folder, named by a random generation, and older generations are removed.
 """
 
 import json
@@ -56,7 +56,9 @@ class CheckpointFolder:
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def offsets(self, generation: str, batch_id: int) -> Any:
-        """The single source's offset at the end of a batch, as Spark's `OffsetSeqLog` stored it; None before the first."""
+        """The single source's offset at the end of a batch, as Spark's `OffsetSeqLog` stored it; None
+        before the first.
+        """
         if batch_id < 0:
             return None
         # version, batch metadata, then one line of JSON a source

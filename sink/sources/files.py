@@ -1,10 +1,10 @@
 """Directories of change files, one streaming query a table.
 
-Spark takes files in the order of their modification time. A position is the high-water mark in that order, with the files
-that share its time: `{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7}`. As long as a
-checkpoint generation continues, Spark's own log says which files are new, also late ones; once it doesn't (deleted, restored
-from a copy, ahead of a table that was rolled back), files at or before the mark count as applied. A new generation that has come no
-further than the time of that mark remembers its files: `"earlier": ["b.parquet"]`.
+Spark takes files in the order of their modification time. A position is the high-water mark in that order, with the
+files that share its time: `{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7}`. As
+long as a checkpoint generation continues, Spark's own log says which files are new, also late ones; once it doesn't
+(deleted, restored from a copy, ahead of a table that was rolled back), files at or before the mark count as applied. A
+new generation that has come no further than the time of that mark remembers its files: `"earlier": ["b.parquet"]`.
 """
 
 import functools
@@ -45,7 +45,8 @@ _OWN_OPTIONS = {"path_format"}
 _CHOOSING_OPTIONS = {"path_format", "maxFilesPerTrigger", "maxBytesPerTrigger", "maxFileAge"}
 """Options that have no influence on how a file is read."""
 _SPECIAL = re.compile(r"[,{}\[\]*?\\]|^(?:[^/:]+:)?(?://[^/]*)?+/.*:|=[^/]*/|/[_.][^/]*$")
-"""Of paths: what means something in a list of them, or is refused there; folders that Spark takes column values from."""
+"""Of paths: what means something in a list of them, or is refused there; folders that Spark takes column values from.
+"""
 _ANY_AGE = "36500d"
 """By default Spark ignores a file, in silence, that comes with a modification time a week before the newest one's."""
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
@@ -277,11 +278,14 @@ class FilesSource:
             return list(pool.map(look, files))
 
     def _check_is_there(self, table: TableSection, file: _ChangeFile) -> None:
-        """Spark lists a micro-batch's files once more before it reads them, and leaves out in silence what is gone by then."""
+        """Spark lists a micro-batch's files once more before it reads them, and leaves out in silence what is gone by
+        then.
+        """
         if self._exists(self._hadoop_path(self._uri(file.path))):
             return
         raise DataError(
-            f"{table.target}: {self._decoded(file.path)} was listed as a change file and is gone now. Nothing of its micro-batch was "
+            f"{table.target}: {self._decoded(file.path)} was listed as a change file and is gone now. Nothing of its "
+            "micro-batch was "
             "applied. Put it back and run again; or, to go on without its changes, stop the sink, delete the folder "
             f"{self._checkpoint(table)} and run again."
         )
@@ -311,7 +315,9 @@ class FilesSource:
         return _Footer(self._file_schemas[text], rows, int(content.getLength()))
 
     def _schema(self, table: TableSection, files: Iterable[T.StructType]) -> T.StructType | None:
-        """What to read files with that have more or wider columns than the table's query reads; None if they haven't."""
+        """What to read files with that have more or wider columns than the table's query reads; None if
+        they haven't.
+        """
         spec = self._specs[table.target]
         query = columns_to_read(spec)
         types = {field.name: field.dataType for field in query}
@@ -338,7 +344,8 @@ class FilesSource:
         is_assumed = "path_format" not in self._config.source.options and self._config.source.file_format == "parquet"
         if is_assumed and files and all(_JSON.search(uri) for uri, _ in files):
             raise ConfigError(
-                f"source.options.path_format: it is left out, which means parquet, but {table.source} has only JSON files "
+                f"source.options.path_format: it is left out, which means parquet, but {table.source} has only JSON "
+                "files "
                 f"({unquote(files[0][0].rsplit('/', 1)[-1])}, …). Set path_format: json."
             )
         return files
@@ -367,7 +374,8 @@ def _translated(directory: str) -> Iterator[None]:
         yield
     except JAVA_ERRORS as error:
         raise TemporaryError(
-            f"directory {directory} can't be listed: {java_class(error)}: {java_message(error)}. If the path is right, run again."
+            f"directory {directory} can't be listed: {java_class(error)}: {java_message(error)}. If the path is "
+            "right, run again."
         ) from None
 
 
@@ -377,7 +385,9 @@ def _parent(table: TableSection) -> str:
 
 
 def _continues(folder: CheckpointFolder, position: Position) -> bool:
-    """Whether Spark's checkpoint goes on where the table is: not behind it (a restored copy), nor ahead (a rollback)."""
+    """Whether Spark's checkpoint goes on where the table is: not behind it (a restored copy), nor ahead (a
+    rollback).
+    """
     generation, batch = str(position["generation"]), int(position["batch"])
     if generation not in folder.generations():
         return False

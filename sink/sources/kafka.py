@@ -1,7 +1,8 @@
 """Kafka: one streaming query for all topics. A position is topic-partition -> next offset, `{"0": 42, "1": 17}`.
 
-The query says which offsets a micro-batch covers. Where several topics have something in it, a table reads its own topic's share as a
-batch of its own, or together with other tables that have as little: so each message is read once, and nothing is held in memory for others.
+The query says which offsets a micro-batch covers. Where several topics have something in it, a table reads its own
+topic's share as a batch of its own, or together with other tables that have as little: so each message is read once,
+and nothing is held in memory for others.
 """
 
 import functools
@@ -23,8 +24,9 @@ _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 _STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
 _READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10"}
-"""After each poll Spark asks for the partition's ends, and the broker answers only when the next fetch is through: at the end of a topic,
-where a stream nearly always is, half a second later by Kafka's own default. Once for each partition that has anything."""
+"""After each poll Spark asks for the partition's ends, and the broker answers only when the next fetch is through: at
+the end of a topic, where a stream nearly always is, half a second later by Kafka's own default. Once for each partition
+that has anything."""
 _EARLIEST = -2
 
 Offsets = dict[str, int]
@@ -32,7 +34,9 @@ Offsets = dict[str, int]
 
 
 class KafkaSource:
-    """Reads each topic from where its table got to; Spark's checkpoint is fresh in every run, and whenever a table joins."""
+    """Reads each topic from where its table got to; Spark's checkpoint is fresh in every run, and whenever a table
+    joins.
+    """
 
     one_stream = True
 
@@ -102,7 +106,8 @@ class KafkaSource:
         begin, end = begins.get(topic, {}), ends.get(topic, {})
         had = {partition: int(offset) for partition, offset in (position or {}).items()}
         for partition, offset in begin.items():
-            # a partition of which the table knows nothing: it was read from where the query began, or it was added later
+            # a partition of which the table knows nothing: it was read from where the query began, or it was added
+            # later
             reached = had.get(partition, self._starts[topic].get(partition, 0))
             if offset > reached:
                 raise TableError(
@@ -129,7 +134,8 @@ class KafkaSource:
         return any(int(offset) > int(position.get(partition, 0)) for partition, offset in other.items())
 
     def read_again(self, topic: str, first: Mapping[int, int], end: Position) -> DataFrame | None:
-        """Raw records that were read before: of each partition in `first` from that offset, or the earliest that there is, to `end`.
+        """Raw records that were read before: of each partition in `first` from that offset, or the earliest that there
+        is, to `end`.
 
         :return: None if the topic has none of them any more.
         """
@@ -194,15 +200,19 @@ class KafkaSource:
         for partition, first in earliest.items():
             if start[partition] < first and not may_lose:
                 raise DataError(
-                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but Kafka has removed "
-                    f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: upsert), "
+                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but Kafka has "
+                    "removed "
+                    f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: "
+                    "upsert), "
                     "with source.options.failOnDataLoss: false to go on from what is there."
                 )
         for partition, end in latest.items():
             if start[partition] > end:
                 raise TableError(
-                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic ends at "
-                    f"{end}. Was it deleted and created again? To read it from the start, remove the stored position (see "
+                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic "
+                    "ends at "
+                    f"{end}. Was it deleted and created again? To read it from the start, remove the stored position "
+                    "(see "
                     "README, Reset)."
                 )
         return {partition: start[partition] for partition in latest}
@@ -229,7 +239,8 @@ class KafkaSource:
             # it is stored before anything is read, and then counts instead of a corrected option
             if not earliest[partition] <= offset <= latest[partition]:
                 raise ConfigError(
-                    f"source.options.startingOffsets: {topic}-{partition} has offsets {earliest[partition]} to {latest[partition]}, "
+                    f"source.options.startingOffsets: {topic}-{partition} has offsets {earliest[partition]} to "
+                    f"{latest[partition]}, "
                     f"got {offset}. Use one of these, -2 (earliest) or -1 (latest)."
                 )
         return start
@@ -288,7 +299,9 @@ def _milliseconds(text: str) -> int:
 
 
 class _Admin:
-    """Kafka's own admin client in the JVM: it takes the very options that Spark's source takes, SASL and TLS included."""
+    """Kafka's own admin client in the JVM: it takes the very options that Spark's source takes, SASL and
+    TLS included.
+    """
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
         jvm = spark.sparkContext._jvm
@@ -363,7 +376,7 @@ class _Admin:
         for topic in topics:
             try:
                 described = self._get(futures.get(topic), topic)
-            except _UnknownTopic:
+            except _UnknownTopicError:
                 continue
             result[topic] = [int(partition.partition()) for partition in described.partitions()]
         return result
@@ -374,7 +387,7 @@ class _Admin:
         except Py4JJavaError as error:
             reason = str(error.java_exception)
             if "UnknownTopicOrPartition" in reason or "InvalidTopicException" in reason:
-                raise _UnknownTopic from None
+                raise _UnknownTopicError from None
             raise TemporaryError(f"Kafka at {self._servers} did not answer for topic {topic!r}: {reason}") from None
 
 
@@ -386,5 +399,5 @@ def _innermost(error: Py4JJavaError) -> str:
     return str(exception.toString())
 
 
-class _UnknownTopic(TemporaryError):  # noqa: N818 - where it escapes, a topic was deleted between two requests
+class _UnknownTopicError(TemporaryError):
     """The topic doesn't exist."""

@@ -28,7 +28,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Range:
-    """Records of a topic: by partition the first offset (-2: the earliest that there is), and the one after the last."""
+    """Records of a topic: by partition the first offset (-2: the earliest that there is), and the one after
+    the last.
+    """
 
     topic: str
     begin: Mapping[str, int]
@@ -82,7 +84,8 @@ class Source(Protocol):
     ) -> Mapping[str, RowdeltaError]:
         """Settle where each table is read from: where it got to, or if it has no position, where the options say.
 
-        :param from_start: sources that are read from their first change if their table has no position, whatever the options say.
+        :param from_start: sources that are read from their first change if their table has no position, whatever the
+            options say.
         :return: by source, why a table can't be read.
         :raises TemporaryError: the source did not answer.
         """
@@ -108,7 +111,8 @@ class Source(Protocol):
         """How far each position is behind the source, for people."""
 
     def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
-        """Reach the source. Returns for each table what was found, for people, or that it has no such topic or directory.
+        """Reach the source. Returns for each table what was found, for people, or that it has no such topic or
+        directory.
 
         :raises TemporaryError: it can't be reached.
         """

@@ -1,7 +1,7 @@
 """Avro messages in, changes out: what the tests of the Avro formats have in common.
 
-`samples/pga.jsonl` holds real messages of Debezium (base64), `samples/pga-schemas.json` their schemas by id. No registry is needed for
-them: the formats take schemas from whoever has some. `test_schema_registry` has a real one.
+`samples/pga.jsonl` holds real messages of Debezium (base64), `samples/pga-schemas.json` their schemas by id. No
+registry is needed for them: the formats take schemas from whoever has some. `test_schema_registry` has a real one.
 """
 
 import base64

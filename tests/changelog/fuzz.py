@@ -1,7 +1,8 @@
 """Random changes and damaged messages: what the tests of every wire format do with them.
 
-`histories` are random changes of a table, which a format's test encodes as its tool does; `assert_decoded` says what must come out.
-`damaged` messages are ones that no tool sends; `assert_accounted` says that each ends as a change or a bad record, and none is lost.
+`histories` are random changes of a table, which a format's test encodes as its tool does; `assert_decoded` says what
+must come out. `damaged` messages are ones that no tool sends; `assert_accounted` says that each ends as a change or a
+bad record, and none is lost.
 """
 
 import datetime as dt
@@ -97,8 +98,8 @@ def inferred(name: str, values: Sequence[Any]) -> dict[str, str]:
 def assert_decoded(name: str, values: Sequence[Any], history: Sequence[Sequence[Change]], table: ChangelogSpec) -> None:
     """Messages (one for each part of the history) decode to exactly what happened.
 
-    Of a row that an update replaced the partition may be unknown, but never wrong. In changelog mode each update must say what
-    it replaced, else only one that changed the key.
+    Of a row that an update replaced the partition may be unknown, but never wrong. In changelog mode each update must
+    say what it replaced, else only one that changed the key.
     """
     found = decode(name, records([text(value) for value in values]), table)
     assert [d.error for d in found if d.error] == []

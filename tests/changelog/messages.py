@@ -1,7 +1,7 @@
 """Messages in, changelog rows out: what the tests of the wire formats have in common.
 
-`samples/` holds real Debezium messages of a Postgres database (a selection; `../shared/samples` says how they were made):
-`pgj` plain JSON, `pgenv` with the schema envelope, `pgnull` with `replace.null.with.default=false`.
+`samples/` holds real Debezium messages of a Postgres database (a selection; `../shared/samples` says how they were
+made): `pgj` plain JSON, `pgenv` with the schema envelope, `pgnull` with `replace.null.with.default=false`.
 """
 
 import json
@@ -101,7 +101,8 @@ def spec(columns: Mapping[str, str], key: Sequence[str] = ("id",), **options: An
 
 @dataclass(frozen=True)
 class Decoded:
-    """One changelog row. `offset` and `half` are what orders it: -U before +U of one message; bad records need no order.
+    """One changelog row. `offset` and `half` are what orders it: -U before +U of one message; bad records need no
+    order.
 
     :param row: the table's columns.
     :param bad: fields of `_rowdelta_bad`, or None.

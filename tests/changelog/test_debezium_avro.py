@@ -40,7 +40,9 @@ DAN_CHANGED = DAN | {"amount": (825).to_bytes(2, "big")}
 
 
 def test_orders_whose_schema_changes_twice() -> None:
-    """REPLICA IDENTITY FULL, a key change as d + tombstone + c, and columns added and dropped between the messages of a batch."""
+    """REPLICA IDENTITY FULL, a key change as d + tombstone + c, and columns added and dropped between the messages of a
+    batch.
+    """
     found = decoded(sample("orders"), spec(ORDERS))
     assert [change[:2] for change in found.rows] == [
         *((number, "+I") for number in range(4)),

@@ -1,4 +1,6 @@
-"""Debezium JSON under damage: each message ends as a change or a bad record, whatever stands beside it, in all spellings of the format."""
+"""Debezium JSON under damage: each message ends as a change or a bad record, whatever stands beside it, in all
+spellings of the format.
+"""
 
 import json
 from collections.abc import Mapping
@@ -153,7 +155,9 @@ _REMOVALS = st.sampled_from(
 def test_deletes_by_key_are_those_of_their_own_message(
     pairs: list[tuple[bytes | None, bytes | None]], flattened: bool
 ) -> None:
-    """A delete without a row, or a tombstone of flattened rows, has its message's key, whatever keys its neighbours have."""
+    """A delete without a row, or a tombstone of flattened rows, has its message's key, whatever keys its neighbours
+    have.
+    """
     table = spec({"id": "bigint"}, options={"flattened": str(flattened).lower()}, metadata=("_op",))
 
     def outcomes(chosen: list[tuple[bytes | None, bytes | None]]) -> list[list[tuple[Any, ...]]]:

@@ -114,7 +114,9 @@ def test_before_matters_in_upsert_only_when_the_key_changes() -> None:
 
 
 def test_before_and_after_may_spell_a_key_differently() -> None:
-    """An object and its text, and a decimal as either: what isn't spelled alike may be another key, and a -U too many does no harm."""
+    """An object and its text, and a decimal as either: what isn't spelled alike may be another key, and a -U too many
+    does no harm.
+    """
     own = {"scale": 2, "value": texts(1234)}
     again = [event("u", {"id": own}, {"id": own}), event("u", {"id": own}, {"id": {"scale": 2, "value": texts(1)}})]
     unlike = [event("u", {"id": own}, {"id": "1234"}), event("u", {"id": "1234"}, {"id": own})]
@@ -436,7 +438,9 @@ def test_objects_in_a_text_column_stay_json() -> None:
 
 
 def test_nested_types() -> None:
-    """Inside of arrays, maps and structs as everywhere: exact, or refused. A part that doesn't fit never becomes null."""
+    """Inside of arrays, maps and structs as everywhere: exact, or refused. A part that doesn't fit never
+    becomes null.
+    """
     struct = "struct<a:int,b:array<string>,c:map<string,double>>"
     values = [
         {"a": 1, "b": ["x", None], "c": {"k": 1.5, "n": None}},
@@ -520,7 +524,9 @@ def base64_of(data: bytes) -> str:
 
 @pytest.mark.parametrize("setting", [None, "not sent – ü", "hex:f0e1000a"])
 def test_unavailable_values_never_reach_the_table(setting: str | None) -> None:
-    """In every form that Debezium's `UnchangedToastedPlaceholder` gives them, in columns of every type that holds such."""
+    """In every form that Debezium's `UnchangedToastedPlaceholder` gives them, in columns of every type that
+    holds such.
+    """
     name = setting or "__debezium_unavailable_value"
     data = bytes.fromhex(name[4:]) if name.startswith("hex:") else name.encode()
     text = data.decode(errors="replace")

@@ -1,4 +1,6 @@
-"""Real Debezium messages become what the database held, value by value. What it held stands here as `dml.sql` said it."""
+"""Real Debezium messages become what the database held, value by value. What it held stands here as
+`dml.sql` said it.
+"""
 
 import datetime as dt
 import math
@@ -106,7 +108,9 @@ NULLTS = order(9, "nullts", "1.00", None, "1970-01-01 00:00:00")
 
 
 def test_orders_without_envelope() -> None:
-    """REPLICA IDENTITY FULL, a key change as d + tombstone + c with one LSN, and columns dropped and altered in between."""
+    """REPLICA IDENTITY FULL, a key change as d + tombstone + c with one LSN, and columns dropped and altered in
+    between.
+    """
     decoded = decode("debezium-json", raw_records(sample("pgj", "orders")), spec(ORDERS))
     gone = {number: removal(ORDERS, id=number) for number in (2, 3, 8, 200)}
     assert changes(decoded) == [

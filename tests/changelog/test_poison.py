@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from changelog import formats
-from changelog.changes import Changes, Rejected, Unavailable
+from changelog.changes import Changes, Rejected, UnavailableError
 from changelog.decoding import ChangelogDecoder
 from changelog.row_kind import RowKindJson
 from changelog.rows import BAD
@@ -74,9 +74,9 @@ def test_a_record_on_which_a_format_fails_is_a_bad_record(fragile: type[Fragile]
 
 
 def test_a_service_that_is_down_is_no_records_fault(fragile: type[Fragile], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragile, "failure", Unavailable("no answer"))
+    monkeypatch.setattr(fragile, "failure", UnavailableError("no answer"))
     records = raw_records(messages({"row_kind": "+I", "id": 1, "v": "poison"}))
-    with pytest.raises(Unavailable):
+    with pytest.raises(UnavailableError):
         list(ChangelogDecoder("fragile", spec(COLUMNS))([records]))
 
 
@@ -107,7 +107,9 @@ def test_columns_of_plain_debezium_json_are_inferred() -> None:
 
 
 def test_odd_records_do_not_make_a_batch_quadratic() -> None:
-    """Each record of this topic is odd: an object where a text is wanted. Joined anew for each, it would take minutes."""
+    """Each record of this topic is odd: an object where a text is wanted. Joined anew for each, it would
+    take minutes.
+    """
     records = [event({"id": n, "v": {"a": n}}) for n in range(20_000)]
     found = decode("debezium-json", raw_records(messages(*records)), spec(COLUMNS))
     assert [d.row["v"] for d in found] == [f'{{"a":{n}}}' for n in range(20_000)]

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind_columns import SOURCE, columns_decoder, columns_to_read
-from changelog.row_kind_parquet import NotPlain, PlainRows
+from changelog.row_kind_parquet import NotPlainError, PlainRows
 from changelog.rows import BAD, KIND, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 from tests.changelog.messages import spec
@@ -189,13 +189,13 @@ def test_text_of_other_layouts_and_times_of_other_zones() -> None:
 )
 def test_what_is_not_plain(change: Callable[[pa.Table], pa.Table]) -> None:
     rows(written(small()), SMALL)
-    with pytest.raises(NotPlain):
+    with pytest.raises(NotPlainError):
         rows(written(change(small())), SMALL)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", written(small())[:-20], b"x" * 1000])
 def test_what_is_not_parquet_is_not_plain(content: bytes) -> None:
-    with pytest.raises(NotPlain):
+    with pytest.raises(NotPlainError):
         rows(content, SMALL)
 
 
@@ -203,7 +203,7 @@ def test_a_time_in_96_bits_is_no_local_time() -> None:
     table = spec({"id": "bigint", "at": "timestamp_ntz"}, order_by=SEQ, source_order=False)
     at = pa.array([0, 1], pa.timestamp("us"))
     rows(written(small(at=at)), table)
-    with pytest.raises(NotPlain, match="column at is an instant"):
+    with pytest.raises(NotPlainError, match="column at is an instant"):
         rows(written(small(at=at), use_deprecated_int96_timestamps=True), table)
 
 
@@ -233,5 +233,5 @@ def test_values_are_not_changed() -> None:
     """Decimals, for one, are of the type that the table has, or the file isn't plain."""
     table = spec({"id": "bigint", "v": "decimal(12,2)"}, order_by=SEQ, source_order=False)
     narrow = pa.array([Decimal("1.5"), None], pa.decimal128(12, 1))
-    with pytest.raises(NotPlain):
+    with pytest.raises(NotPlainError):
         rows(written(small(v=narrow)), table)

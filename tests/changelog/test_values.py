@@ -1,4 +1,6 @@
-"""Values of messages become exactly what they mean in the table's type, or misfits. `docs/types.md` is tested line by line."""
+"""Values of messages become exactly what they mean in the table's type, or misfits. `docs/types.md` is tested line by
+line.
+"""
 
 import base64
 import io
@@ -62,7 +64,9 @@ def fits(
     is_uuid: bool = False,
     **parameters: str,
 ) -> list[Any]:
-    """Each value as the column has it, or MISFIT. Timestamps and dates are integers, as Python knows none that are BC."""
+    """Each value as the column has it, or MISFIT. Timestamps and dates are integers, as Python knows none
+    that are BC.
+    """
     wire = WireType(kind, name, parameters)
     whole = converted(pa.array(values, source), wire, target, is_uuid)
     # within a longer array, as the parts of nested values are: nothing may depend on where an array begins
@@ -574,7 +578,9 @@ def test_timestamps_as_text() -> None:
 
 
 def test_nested_types() -> None:
-    """Inside of arrays, maps and structs as everywhere: exact, or refused. A part that doesn't fit never becomes null."""
+    """Inside of arrays, maps and structs as everywhere: exact, or refused. A part that doesn't fit never
+    becomes null.
+    """
     target = arrow_type("struct<a:int,b:array<string>,c:map<string,double>>")
     values = [
         {"a": 1, "b": ["x", None], "c": {"k": 1.5, "n": None}},

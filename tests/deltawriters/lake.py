@@ -1,8 +1,9 @@
-"""A table in memory that applies Iceberg's scan rules to written files: the model that delta writer tests read back with.
+"""A table in memory that applies Iceberg's scan rules to written files: the model that delta writer tests read back
+with.
 
-It follows the spec's "Scan Planning" by the letter and shares no code with the writers: an equality delete reaches data files with
-a lower sequence number in the same partition of the same spec (any partition if its spec is unpartitioned), a position
-delete reaches sequence numbers lower or equal.
+It follows the spec's "Scan Planning" by the letter and shares no code with the writers: an equality delete reaches data
+files with a lower sequence number in the same partition of the same spec (any partition if its spec is unpartitioned),
+a position delete reaches sequence numbers lower or equal.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,6 @@
-"""Combining changes before the shuffle changes nothing in the table: the delta writer makes the same of what is left."""
+"""Combining changes before the shuffle changes nothing in the table: the delta writer makes the same of
+what is left.
+"""
 
 from typing import Any
 
@@ -85,7 +87,9 @@ def test_where_keys_hardly_repeat_rows_go_through_as_they_came() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_combining_twice_or_not_at_all_ends_the_same(ties: bool, data: st.DataObject) -> None:
-    """However the changes are cut into tasks: what is combined again after the shuffle is what all of them are combined to."""
+    """However the changes are cut into tasks: what is combined again after the shuffle is what all of them are combined
+    to.
+    """
     kinds = st.sampled_from(list(RowKind))
     names = st.sampled_from(["a", "b", "c", None])
     drawn = data.draw(

@@ -1,4 +1,6 @@
-"""The key index against plain Python: a slow polynomial for the hash, a dict of live rows for runs, probes and merges."""
+"""The key index against plain Python: a slow polynomial for the hash, a dict of live rows for runs, probes
+and merges.
+"""
 
 import os
 import pickle
@@ -24,7 +26,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from deltawriters.keyindex import (
     SUPERSEDES,
     TOMBSTONE,
-    CorruptIndex,
+    CorruptIndexError,
     Entries,
     IndexedFile,
     IndexSlice,
@@ -228,16 +230,16 @@ def test_damaged_runs_are_corrupt(tmp_path: Path) -> None:
     good = path.read_bytes()
     for damage in (good[:-1], good[:100], b"", good + b"\0", good[:5000] + bytes([good[5000] ^ 1]) + good[5001:]):
         path.write_bytes(damage)
-        with pytest.raises(CorruptIndex, match="CRC"):
+        with pytest.raises(CorruptIndexError, match="CRC"):
             open_run(IO, str(tmp_path), info)
     path.unlink()
-    with pytest.raises(CorruptIndex, match="missing"):
+    with pytest.raises(CorruptIndexError, match="missing"):
         open_run(IO, str(tmp_path), info)
 
 
 def test_a_whole_file_that_is_no_run_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "r").write_bytes(b"")
-    with pytest.raises(CorruptIndex, match="not an index run"):
+    with pytest.raises(CorruptIndexError, match="not an index run"):
         open_run(IO, str(tmp_path), RunInfo("r", 1, 0, 0, 0, 0, 0))
 
 
@@ -285,13 +287,15 @@ def test_a_remote_run_is_copied_once_and_its_copy_verified(tmp_path: Path, monke
     copy.unlink()
     (tmp_path / "index" / "r").write_bytes(b"damaged")
     forget()
-    with pytest.raises(CorruptIndex):
+    with pytest.raises(CorruptIndexError):
         open_run(io, "s3://bucket/index", info)
     assert list(copy.parent.iterdir()) == []
 
 
 def test_a_large_run_is_verified_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tells is what isn't noticed: other bytes with the old time of modification, until the machine starts again."""
+    """What tells is what isn't noticed: other bytes with the old time of modification, until the machine
+    starts again.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(runs, "_MARKED_BYTES", 0)
     monkeypatch.setattr(runs, "_BOOT_ID", tmp_path / "boot_id")
@@ -313,11 +317,11 @@ def test_a_large_run_is_verified_once_until_it_changes(tmp_path: Path, monkeypat
     assert opened_by_another_process() != [(1, 2, 0, 3)]
 
     runs._BOOT_ID.write_text("two")
-    with pytest.raises(CorruptIndex):
+    with pytest.raises(CorruptIndexError):
         opened_by_another_process()
     runs._BOOT_ID.write_text("one")
     file.write_bytes(damaged)
-    with pytest.raises(CorruptIndex):
+    with pytest.raises(CorruptIndexError):
         opened_by_another_process()
 
     file.write_bytes(written)

@@ -15,7 +15,9 @@ from deltawriters.partitioning import split_by_partition
 
 @pytest.mark.parametrize("transform", [BucketTransform(4), TruncateTransform(100)])
 def test_decimals_where_spark_left_them(transform: BucketTransform | TruncateTransform) -> None:  # type: ignore[type-arg]
-    """Spark's Arrow streams align to 8 bytes, and PyIceberg's transforms, in Rust, panic at decimals that aren't aligned to 16."""
+    """Spark's Arrow streams align to 8 bytes, and PyIceberg's transforms, in Rust, panic at decimals that aren't
+    aligned to 16.
+    """
     amounts = pa.array([Decimal("1.10"), Decimal("2.20"), Decimal("1.10")], pa.decimal128(12, 2))
     memory = np.zeros(80, np.uint8)
     start = (8 - memory.ctypes.data) % 16

@@ -1,7 +1,7 @@
 """Java libraries of the test services, resolved once and kept in the project's cache folder.
 
-By the Ivy that PySpark brings along, so that a machine with Python and a JDK needs nothing else. It has a cache of its own:
-Spark's Ivy trips over what other tools leave in the user's.
+By the Ivy that PySpark brings along, so that a machine with Python and a JDK needs nothing else. It has a cache of its
+own: Spark's Ivy trips over what other tools leave in the user's.
 """
 
 import fcntl
@@ -27,7 +27,8 @@ def cache_folder() -> Path:
 
 
 def jars(module: Path) -> list[Path]:
-    """The jars of an `ivy-*.xml`, sorted by name. The first call for this content of the file downloads them, and unpacks zip files.
+    """The jars of an `ivy-*.xml`, sorted by name. The first call for this content of the file downloads them, and
+    unpacks zip files.
 
     Raises RuntimeError with Ivy's output when they cannot be resolved.
     """

@@ -1,4 +1,5 @@
-"""A job under test: its change files, its configuration, runs of it, and the table as Iceberg's own Spark reader sees it.
+"""A job under test: its change files, its configuration, runs of it, and the table as Iceberg's own Spark reader sees
+it.
 
     job = Job(spark, tmp_path, columns={"id": "bigint", "region": "string"})
     job.write([("+I", {"id": 1, "region": "eu"}), ("-D", {"id": 2, "region": None})])
@@ -79,7 +80,8 @@ def arrow_type(sql_type: str) -> pa.DataType:
 class Job:
     """One sink with one table. Each has its own namespace, so that tests can share a catalog.
 
-    :param columns: name -> type, also of tables created beforehand (`configure_columns=False` leaves them out of the config).
+    :param columns: name -> type, also of tables created beforehand (`configure_columns=False` leaves them out of the
+        config).
     :param table: overrides of the table's entry.
     :param sections: overrides by section, for example `{"sink": {"on_bad_record": "fail"}}`.
     """
@@ -170,7 +172,9 @@ class Job:
         return Config.model_validate(values)
 
     def write(self, changes: Sequence[Change], *, shuffle: Callable[[list[Any]], None] | None = None) -> Path:
-        """One change file, which is one micro-batch. Changes are numbered in the given order, then written in `shuffle`d order."""
+        """One change file, which is one micro-batch. Changes are numbered in the given order, then written in
+        `shuffle`d order.
+        """
         records = [{"row_kind": kind, "seq": next(self._sequence), **row} for kind, row in changes]
         if shuffle:
             shuffle(records)
@@ -278,7 +282,9 @@ class Job:
         self.call("rollback_to_snapshot", f"snapshot_id => {snapshot}")
 
     def files(self) -> list[dict[str, Any]]:
-        """Live data and delete files: `content` (0 data, 1 position deletes, 2 equality deletes), `file_path`, `record_count`."""
+        """Live data and delete files: `content` (0 data, 1 position deletes, 2 equality deletes), `file_path`,
+        `record_count`.
+        """
         frame = self.spark.sql(f"SELECT content, file_path, record_count FROM {self.target}.files")
         return [row.asDict() for row in frame.collect()]
 
@@ -302,7 +308,8 @@ class Job:
     def check_index(self) -> dict[tuple[Any, ...], set[tuple[int, int]]] | None:
         """The live entries of the key index are the table's rows, each once.
 
-        :return: each key's hashes. None if the last commit, with others' just before it perhaps, isn't what the index is of.
+        :return: each key's hashes. None if the last commit, with others' just before it perhaps, isn't what the index
+            is of.
         """
         table = self.java_table()
         current = table.currentSnapshot()
@@ -421,7 +428,9 @@ def java_catalog(spark: SparkSession) -> JavaObject:
 
 
 def java_error(spark: SparkSession, class_name: str, message: str) -> Py4JJavaError:
-    """An exception as py4j would raise it, of a Java class whose constructor is (String, Object...) or (Throwable, String)."""
+    """An exception as py4j would raise it, of a Java class whose constructor is (String, Object...) or (Throwable,
+    String).
+    """
     jvm = _jvm(spark)
     constructor: Any = jvm
     for part in class_name.split("."):
@@ -454,7 +463,7 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
-class Crash(OSError):  # noqa: N818 - stands for the death of the process
+class CrashError(OSError):
     """The process dies here: no error that the sink could handle, and nothing is cleaned up."""
 
 
@@ -472,19 +481,19 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
         def commit(self: IcebergCommitter, request: RowDeltaCommit) -> None:
             number = next(commits) if self._table.name.endswith(f".{table}") else 0
             if fault == "before the commit" and number > after_commits:
-                raise Crash(f"crash {fault}")
+                raise CrashError(f"crash {fault}")
             original(self, request)
             if fault == "after the commit" and number > after_commits:
-                raise Crash(f"crash {fault}")
+                raise CrashError(f"crash {fault}")
             if fault == "in a task" and number >= after_commits:
                 patch.setattr(task, "run", die_in_task)
 
         def rewrite(self: IcebergCommitter, request: RewriteCommit) -> None:
             if fault == "before a rewrite":
-                raise Crash(f"crash {fault}")
+                raise CrashError(f"crash {fault}")
             original_rewrite(self, request)
             if fault == "after a rewrite":
-                raise Crash(f"crash {fault}")
+                raise CrashError(f"crash {fault}")
 
         patch.setattr(IcebergCommitter, "commit", commit)
         patch.setattr(IcebergCommitter, "rewrite", rewrite)
@@ -542,7 +551,7 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
 
 def die_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
     """`sink.task.run`, but the first task fails with some of its rows written."""
-    yield from task.run(plan, written, _first_then(Crash("crash in a task"), batches))
+    yield from task.run(plan, written, _first_then(CrashError("crash in a task"), batches))
 
 
 def fill_disk_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:

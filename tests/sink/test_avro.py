@@ -1,4 +1,6 @@
-"""Avro from a real broker with a real schema registry to a table, with a schema that changes in the middle of a micro-batch."""
+"""Avro from a real broker with a real schema registry to a table, with a schema that changes in the middle of a
+micro-batch.
+"""
 
 import json
 from collections.abc import Iterator

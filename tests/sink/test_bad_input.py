@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from sink import exchange, microbatch, task
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
-from sink.mapping import map_tables
+from sink.patterns import resolve_tables
 from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
 from sink.tables import plan_table
@@ -459,6 +459,6 @@ def test_malformed_format_options_are_refused_before_anything_runs(
             "tables": [{"source": "t", "target": "lake.db.t", "key": ["id"], "columns": {"id": "bigint"}}],
         }
     )
-    (mapped,) = map_tables(config, ())
+    (mapped,) = resolve_tables(config, ())
     with pytest.raises(ConfigError, match=message):
         plan_table(spark, config, mapped, None)

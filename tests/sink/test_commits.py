@@ -1,4 +1,6 @@
-"""Exactly once, whoever else is at work: replays, second drivers, foreign writers, rollbacks, and tables changed underneath."""
+"""Exactly once, whoever else is at work: replays, second drivers, foreign writers, rollbacks, and tables changed
+underneath.
+"""
 
 import datetime as dt
 import itertools
@@ -15,11 +17,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.commit import CommitUnknown, IcebergCommitter, RowDeltaCommit
+from sink.commit import CommitUnknownError, IcebergCommitter, RowDeltaCommit
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.keyindex import KeyIndex
-from sink.mapping import map_tables
 from sink.microbatch import TableSink
+from sink.patterns import resolve_tables
 from sink.tables import plan_table
 from tests.sink.harness import Job, before_commit, crashing, java_error
 
@@ -210,7 +212,9 @@ def test_a_second_driver_on_the_same_checkpoint_does_no_harm(job: Job) -> None:
 
 
 def test_a_second_driver_with_a_batch_that_has_a_new_column(job: Job) -> None:
-    """Each makes the table follow its schema. The one that comes second must not take the other's position for its own."""
+    """Each makes the table follow its schema. The one that comes second must not take the other's position
+    for its own.
+    """
     job.mode = "changelog"
     job.write(insert(1))
     job.run()
@@ -243,7 +247,9 @@ def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
 
 
 def test_a_driver_that_overslept_is_refused(job: Job) -> None:
-    """It read its position, then others applied that batch and more, and compacted away what it could have conflicted with."""
+    """It read its position, then others applied that batch and more, and compacted away what it could have conflicted
+    with.
+    """
     job.mode = "changelog"
     job.write(insert(1))
     job.run()
@@ -300,7 +306,9 @@ def test_a_foreign_compaction_between_write_and_commit_is_not_in_the_way(job: Jo
 
 
 def test_a_batch_for_an_empty_table_is_written_again_when_rows_appear(job: Job) -> None:
-    """The batch had no deletes, since there was nothing to delete; then somebody appended a row with one of its keys."""
+    """The batch had no deletes, since there was nothing to delete; then somebody appended a row with one of
+    its keys.
+    """
     job.write(insert(1, 2))
     with before_commit(lambda: job.append([row(1, "foreign"), row(100)])):
         job.run()
@@ -387,7 +395,7 @@ def test_after_an_unknown_commit_state_the_table_is_asked(
     if committed:
         job.run()
     else:
-        with pytest.raises(CommitUnknown, match="it is unknown whether the commit went through"):
+        with pytest.raises(CommitUnknownError, match="it is unknown whether the commit went through"):
             job.run()
         assert list((job.table_folder / "data").rglob("*.parquet")), "its files may be in the table: never delete them"
         job.run()
@@ -401,7 +409,9 @@ def test_after_an_unknown_commit_state_the_table_is_asked(
 def test_a_commit_that_landed_and_was_reported_as_failed(
     job: Job, monkeypatch: pytest.MonkeyPatch, java_type: str
 ) -> None:
-    """A request sent twice, a connection that breaks behind the commit: the table says what happened, and its files stay."""
+    """A request sent twice, a connection that breaks behind the commit: the table says what happened, and its files
+    stay.
+    """
     monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
     original = IcebergCommitter._try
 
@@ -435,7 +445,7 @@ def test_an_unknown_outcome_keeps_the_files_even_if_the_catalog_then_refuses(
     job.write(insert(1))
     with monkeypatch.context() as patch:
         patch.setattr(IcebergCommitter, "_try", attempt)
-        with pytest.raises(CommitUnknown):
+        with pytest.raises(CommitUnknownError):
             job.run()
     monkeypatch.undo()
     assert job.rows() == [row(1)]
@@ -507,7 +517,9 @@ def test_a_table_replaced_and_its_snapshots_expired(job: Job) -> None:
 
 
 def test_a_rollback_while_the_sink_runs(job: Job) -> None:
-    """The batch was written on top of a snapshot that is no longer part of the table: it must not be applied to another."""
+    """The batch was written on top of a snapshot that is no longer part of the table: it must not be applied to
+    another.
+    """
     job.mode = "changelog"
     job.write(insert(1))
     job.write(insert(2))
@@ -658,7 +670,9 @@ def test_a_fixed_key_is_refused(job: Job) -> None:
 
 @pytest.mark.parametrize("file_format", ["parquet", "json"])
 def test_a_column_added_while_the_sink_runs(job: Job, file_format: Any) -> None:
-    """The table rules here. The running job may need a restart to see the column, but never drops the column's values."""
+    """The table rules here. The running job may need a restart to see the column, but never drops the
+    column's values.
+    """
     job.table = {"schema_changes": "ignore"}
     job.create_table(
         [
@@ -799,7 +813,7 @@ def test_partitions_that_do_not_fit_their_column_leave_no_table(
     job.columns, job.partition_by = {"id": "bigint", "region": "string", "day": "date"}, partition_by
     row = {"id": 1, "region": "eu", "day": dt.date(2026, 1, 2)}
     job.write([("+I", row)])
-    mapped = map_tables(job.config(), ())[0]
+    mapped = resolve_tables(job.config(), ())[0]
     with pytest.raises(ConfigError, match=message):  # as `check` does
         plan_table(job.spark, job.config(), mapped, None)
     with pytest.raises(ConfigError, match=message):

@@ -166,11 +166,14 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
         ),
         ("{id: bigint", "{_rowdelta_x: int, id: bigint", r"names beginning with _rowdelta_ are taken"),
         ("  id: shop", "  id:", r":2: sink\.id: got nothing, expected text\."),
-        ("{id: bigint", "{id: {typ: bigint}", r"\.id\.typ: unknown key \(did .* 'type'\?\)\. Known here: type, from, expression, stored"),
+        ("{id: bigint", "{id: {typ: bigint}", r"\.id\.typ: unknown key \(did .* 'type'\?\)\. Known here: type, from, "
+                                              r"expression, stored"),
         ("  id: shop", "  id: true", r":2: sink\.id: got true, expected text: \"true\"\.$"),
-        ("{id: bigint", "{id: 5", r"tables\[0\]\.columns\.id: got 5, expected a type such as bigint, or a mapping with type"),
+        ("{id: bigint", "{id: 5", r"tables\[0\]\.columns\.id: got 5, expected a type such as bigint, or a mapping "
+                                  r"with type"),
         ("  format: debezium-json", "  format: debezium-json\n  format_options: {flattened: {a: b}}",
-         r"^\S+:7: source\.format_options\.flattened: got a mapping, expected text, or a list of texts that is not empty\.$"),
+         r"^\S+:7: source\.format_options\.flattened: got a mapping, expected text, or a list of texts that is not "
+         r"empty\.$"),
         ("  id: shop", "  id: 7", r":2: sink\.id: got 7, expected text: \"7\"\."),
         ("    key: [id]", "    key:", r":15: tables\[0\]\.key: got nothing, expected a list\."),
         ("  id: shop", "  id: shop\n  trigger: 10", r":3: sink\.trigger: got 10; .* such as \"10 seconds\""),
@@ -184,7 +187,8 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
         ("    key: [id]\n", "    key: [id]\n    properties: {write.format.default: orc}\n",
          r"write\.format\.default: got 'orc', but rowdelta writes Parquet only"),
         ("type: hadoop", "type: hadop", r":11: catalogs\.lake\.type: got 'hadop' \(did you mean 'hadoop'\?\)"),
-        ("type: hadoop, ", "", r":11: catalogs\.lake: a catalog needs a type \(hadoop, .*\), or the class catalog-impl"),
+        ("type: hadoop, ", "", r":11: catalogs\.lake: a catalog needs a type \(hadoop, .*\), or the class "
+                               r"catalog-impl"),
         ("catalogs:", "spark:\n  spark.master: locale[2]\ncatalogs:",
          r":11: spark\.spark\.master: got 'locale\[2\]', expected local"),
         ("catalogs:", "spark:\n  spark.driver.memory: lots\ncatalogs:",

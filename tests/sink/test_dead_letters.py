@@ -1,4 +1,6 @@
-"""Dead letters: kept as they were, counted, limited, sent to a topic, and replayed so that an old change never undoes a newer one."""
+"""Dead letters: kept as they were, counted, limited, sent to a topic, and replayed so that an old change never undoes a
+newer one.
+"""
 
 import json
 import logging
@@ -23,7 +25,7 @@ from sink.pipeline import Pipeline
 from sink.replay import Replayed, replay
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
-from tests.sink.harness import Crash, Job, crashing
+from tests.sink.harness import CrashError, Job, crashing
 from tests.sink.test_kafka import KafkaJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -174,12 +176,14 @@ def test_more_bad_records_than_allowed_stop_the_job_before_the_micro_batch_that_
     files.write_text('x\ny\n{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu"}\n')
     files.write_text('z\n{"row_kind": "+I", "seq": 2, "id": 2, "region": "eu"}\n')
     files.write_text(
-        '{"row_kind": "+I", "seq": 3, "id": null, "region": "eu"}\n{"row_kind": "+I", "seq": 3, "id": 3, "region": "eu"}\n'
+        '{"row_kind": "+I", "seq": 3, "id": null, "region": "eu"}\n{"row_kind": "+I", "seq": 3, "id": 3, "region": '
+        '"eu"}\n'
     )
     with pytest.raises(DataError) as caught:
         files.run()
     assert caught.value.exit_code == 3
-    for part in ("4 bad records in this run", "max_bad_records is 3 (3 unparseable, 1 null_key)", "key column id is null",
+    for part in ("4 bad records in this "
+                 "run", "max_bad_records is 3 (3 unparseable, 1 null_key)", "key column id is null",
                  "rowdelta dead-letters counts"):  # fmt: skip
         assert part in str(caught.value)
     assert [row["id"] for row in files.rows()] == [1, 2], "three are allowed"
@@ -401,7 +405,7 @@ def test_a_crash_of_replay_neither_loses_nor_repeats(
     job.produce([change("c", 1, "a", "1.00"), change("c", 2, "b", "2.00"), change("c", 3, "c")])
     job.run()
     if when.endswith("commit"):
-        with crashing(when), pytest.raises(Crash):
+        with crashing(when), pytest.raises(CrashError):
             replayed(job)
     else:
         original = dead_letters.remove
@@ -409,11 +413,11 @@ def test_a_crash_of_replay_neither_loses_nor_repeats(
         def die(*arguments: Any) -> None:
             if when == "after the removal":
                 original(*arguments)
-            raise Crash(when)
+            raise CrashError(when)
 
         with monkeypatch.context() as patch:
             patch.setattr(dead_letters, "remove", die)
-            with pytest.raises(Crash):
+            with pytest.raises(CrashError):
                 replayed(job)
     applied = when != "before the commit"
     assert (content(job).get(1) is not None) == applied
@@ -545,7 +549,7 @@ def test_the_topic_has_each_bad_record_once_after_a_crash(
             producer.flush()
         elif when == "after sending":
             send(self, target, commit, letters)
-        raise Crash(when)
+        raise CrashError(when)
 
     with monkeypatch.context() as patch:
         patch.setattr(DeadLetterTopic, "send", die)
@@ -582,7 +586,7 @@ def test_bad_records_whose_snapshot_expired_before_they_were_sent(
     job.produce([(b"k", b"bad")])
 
     def die(*_: Any) -> None:
-        raise Crash("before sending")
+        raise CrashError("before sending")
 
     with monkeypatch.context() as patch:
         patch.setattr(DeadLetterTopic, "send", die)

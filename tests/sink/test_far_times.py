@@ -1,4 +1,6 @@
-"""Dates and timestamps in years that Python has none for, before 1 and after 9999: in columns, bounds, keys and partitions."""
+"""Dates and timestamps in years that Python has none for, before 1 and after 9999: in columns, bounds, keys and
+partitions.
+"""
 
 from pathlib import Path
 from typing import Literal

@@ -47,7 +47,9 @@ def admin(kafka: Kafka) -> AdminClient:
 
 @dataclass
 class KafkaJob:
-    """One sink on topics of its own. `tables` is topic -> columns; each topic's table has its name in a namespace of its own."""
+    """One sink on topics of its own. `tables` is topic -> columns; each topic's table has its name in a namespace of
+    its own.
+    """
 
     spark: SparkSession
     folder: Path
@@ -262,7 +264,9 @@ def test_row_kind_messages(spark: SparkSession, tmp_path: Path, kafka: Kafka) ->
 
 
 def test_latest_means_the_first_start(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
-    """What arrives between a first start that found nothing and the second is not skipped: the first remembers where it began."""
+    """What arrives between a first start that found nothing and the second is not skipped: the first remembers where it
+    began.
+    """
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"startingOffsets": "latest"})
     kafka.create_topic(job.topic(), 2)
     job.produce([insert(order(1, "before"))])
@@ -453,7 +457,9 @@ def test_unknown_topic(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> Non
 
 
 class Running:
-    """A pipeline in a thread, as a process that runs for long; stopped when a `with` ends, also if a test fails in it."""
+    """A pipeline in a thread, as a process that runs for long; stopped when a `with` ends, also if a test
+    fails in it.
+    """
 
     def __init__(self, job: KafkaJob) -> None:
         self.error: BaseException | None = None

@@ -208,7 +208,8 @@ def test_from_equality_to_position_and_back_is_a_change_of_the_configuration(job
         lambda job: job.compact(),
         lambda job: job.spark.sql(f"DELETE FROM {job.target} WHERE id = 2"),
         lambda job: job.spark.sql(
-            f"MERGE INTO {job.target} t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET region = 'foreign'"
+            f"MERGE INTO {job.target} t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET region = "
+            "'foreign'"
         ),
         lambda job: job.append([row(1, "foreign")]),
     ],

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from sink import inspection, joint, microbatch, roster, task
+from sink import inspection, joint, microbatch, supervisor, task
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
@@ -49,7 +49,9 @@ def kafka() -> Iterator[Kafka]:
 
 @dataclass
 class Shop:
-    """A database of many tables, its topics, and the job that mirrors them: one pattern entry, unless `entries` says otherwise."""
+    """A database of many tables, its topics, and the job that mirrors them: one pattern entry, unless `entries` says
+    otherwise.
+    """
 
     spark: SparkSession
     folder: Path
@@ -164,7 +166,7 @@ def shop(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> Shop:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables that failed are tried again after a second."""
-    monkeypatch.setattr(roster, "FIRST_PAUSE", 1.0)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 1.0)
 
 
 def test_thirty_tables_are_exact(shop: Shop) -> None:
@@ -191,7 +193,9 @@ def test_thirty_tables_are_exact(shop: Shop) -> None:
 
 
 def test_new_topics_are_picked_up_while_running(shop: Shop) -> None:
-    """From their first message, although the job's first start was from `latest`; nothing of the others is lost or applied twice."""
+    """From their first message, although the job's first start was from `latest`; nothing of the others is lost or
+    applied twice.
+    """
     shop.source = {"discovery_interval": "1 second"}
     shop.options = {"startingOffsets": "latest"}
     shop.create("old")
@@ -254,7 +258,9 @@ def test_no_topic_yet(shop: Shop) -> None:
 
 
 def test_one_bad_table_does_not_stop_the_others(shop: Shop) -> None:
-    """A table that contradicts the configuration is set aside, the run ends with its error, and it catches up once repaired."""
+    """A table that contradicts the configuration is set aside, the run ends with its error, and it catches up once
+    repaired.
+    """
     shop.create("a", "b", "c")
     for name in "abc":
         shop.change(name, 20)
@@ -477,7 +483,9 @@ def _jobs_of(scheduler: Any, work: Callable[[], object]) -> int:
 
 
 def test_a_micro_batch_runs_one_job_for_all_small_tables(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Available-now, so that nothing else runs: the jobs of a run don't depend on the number of tables, but for large ones."""
+    """Available-now, so that nothing else runs: the jobs of a run don't depend on the number of tables, but for large
+    ones.
+    """
     scheduler = shop.spark._jsc.sc().dagScheduler()
     names = [f"t{number}" for number in range(10)]
     shop.create(*names)
@@ -587,7 +595,7 @@ def test_a_damaged_index_in_a_shared_job(shop: Shop, jobs: Jobs, caplog: pytest.
     shop.run()
     assert shop.is_exact()
     assert jobs[-1] == ({"a", "b", "c"}, {"a", "c"})
-    assert f"{shop.target('b')}: to be written by itself: CorruptIndex" in caplog.text
+    assert f"{shop.target('b')}: to be written by itself: CorruptIndexError" in caplog.text
     assert no_file_is_left_over(shop)
 
 
@@ -676,7 +684,9 @@ def test_computed_columns_take_a_job_of_their_own(shop: Shop, jobs: Jobs) -> Non
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "") -> list[tuple[str, str]]:
-    """("written" or "committed", table) in the order in which it happens. Writing table `slow` takes a second longer."""
+    """("written" or "committed", table) in the order in which it happens. Writing table `slow` takes a
+    second longer.
+    """
     events: list[tuple[str, str]] = []
     lock = Lock()
     finish, commit = TableSink._finish, IcebergCommitter.commit
@@ -805,7 +815,7 @@ def test_directories_by_pattern(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each matching directory is a table; one that appears while the job runs too; a bad one stops itself only."""
-    monkeypatch.setattr(roster, "FIRST_PAUSE", 600.0)  # or the job may be stopped while the bad one is tried again
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 600.0)  # or the job may be stopped while the bad one is tried again
     name = f"m{uuid4().hex[:12]}"
 
     def write(folder: str, *records: Mapping[str, Any]) -> None:

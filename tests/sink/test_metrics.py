@@ -112,7 +112,9 @@ def test_column_metrics_equal_those_of_icebergs_writer(
 
 
 def test_bounds_hold_every_value(spark: SparkSession, tmp_path: Path) -> None:
-    """Read back as values by Iceberg, and checked against the rows: no comparison of two writers could be wrong twice."""
+    """Read back as values by Iceberg, and checked against the rows: no comparison of two writers could be
+    wrong twice.
+    """
     job = Job(spark, tmp_path, columns=COLUMNS, tasks=1)
     rows = [row(number) for number in range(14)]
     job.write([("+I", each) for each in rows])

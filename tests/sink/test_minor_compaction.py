@@ -152,7 +152,9 @@ def test_large_files_are_left_alone(spark: SparkSession, tmp_path: Path) -> None
 
 
 def test_rows_keep_their_identity(spark: SparkSession, tmp_path: Path) -> None:
-    """Format version 3: a row that is only moved keeps its row id, and the sequence number of its last change (spec, "Row Lineage")."""
+    """Format version 3: a row that is only moved keeps its row id, and the sequence number of its last change (spec,
+    "Row Lineage").
+    """
     job = new_job(spark, tmp_path, 3)
     changes = Changes(job)
 
@@ -558,7 +560,9 @@ def test_deletes_that_iceberg_dropped_by_itself(
 def test_snapshots_expire_before_a_restart(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int
 ) -> None:
-    """The commit that stored the position is gone then, and what the minor compaction after it said of the index still counts."""
+    """The commit that stored the position is gone then, and what the minor compaction after it said of the index still
+    counts.
+    """
     caplog.set_level(logging.INFO, "rowdelta")
     job = new_job(spark, tmp_path, version)
     changes = Changes(job)

@@ -16,8 +16,8 @@ from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
 from sink.folders import check_folders
 from sink.microbatch import TableSink
 from sink.pipeline import Pipeline, find_tables, open_source
-from sink.roster import Roster
 from sink.sources.files import FilesSource
+from sink.supervisor import Supervisor
 from tests.services.process import wait_until
 from tests.sink.harness import Job, crashing
 
@@ -67,15 +67,15 @@ def test_tables_may_be_taken_in_while_others_are_looked_at(spark: SparkSession, 
     """The streams' threads go through all tables, without a lock."""
     config = files_config(tmp_path, "pipeline_taken_in", **{"$1": f"{tmp_path}/cdc/(.*)"})
     source = open_source(spark, config, {})
-    roster = Roster(spark, config, source, {})
+    supervisor = Supervisor(spark, config, source, {})
     (tmp_path / "cdc" / "first").mkdir(parents=True)
-    assert len(roster.enter(find_tables(config, source))) == 1
-    looking = iter(roster.members.values())
+    assert len(supervisor.enter(find_tables(config, source))) == 1
+    looking = iter(supervisor.members.values())
     (tmp_path / "cdc" / "second").mkdir()
-    assert len(roster.enter(find_tables(config, source))) == 1
+    assert len(supervisor.enter(find_tables(config, source))) == 1
     assert len(list(looking)) == 1
-    assert len(roster.members) == 2
-    roster.close()
+    assert len(supervisor.members) == 2
+    supervisor.close()
 
 
 def files_config(folder: Path, namespace: str, **sources: str) -> Config:
@@ -151,7 +151,7 @@ def test_a_micro_batch_that_the_end_overtakes_is_not_done(
     """What it has is read again, even if Spark looks only at what it has noted."""
     config = files_config(tmp_path, "pipeline_overtaken", a=write_one(tmp_path / "a"))
     with monkeypatch.context() as patch:
-        patch.setattr(Roster, "apply", lambda roster, *_: roster.close())
+        patch.setattr(Supervisor, "apply", lambda supervisor, *_: supervisor.close())
         with pytest.raises(RowdeltaError):
             Pipeline(spark, config).run()
     assert list(tmp_path.rglob("offsets/0")) != []
@@ -213,7 +213,9 @@ def test_what_failed_in_a_task_is_said(spark: SparkSession, tmp_path: Path, task
 
 
 def test_a_pipeline_that_has_ended_leaves_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:
-    """Neither in the JVM nor in Python: a process may run many, and queries begin anew when tables are found or come back."""
+    """Neither in the JVM nor in Python: a process may run many, and queries begin anew when tables are found or come
+    back.
+    """
     job = Job(spark, tmp_path)
     job.write([("+I", {"id": 1, "region": "eu"})])
     pipeline = job.pipeline()
@@ -231,7 +233,8 @@ def test_a_pipeline_that_has_ended_leaves_nothing_behind(spark: SparkSession, tm
     assert wait_until(is_gone, 60)
 
 
-# mistakes that come out when files, catalogs and folders are looked at: `check` names them, and a run ends with the same
+# mistakes that come out when files, catalogs and folders are looked at: `check` names them, and a run ends with the
+# same
 
 
 def refusal(spark: SparkSession, config: Config) -> str:

@@ -1,9 +1,11 @@
 """Whatever the changelog, and wherever the job dies: the table is equal to the source.
 
-One example is a whole story: a table of some shape, runs of the job over some files, a fault in each, other people's commits and
-accidents in between. Spark makes a run cost seconds, so few examples with much in each find more than many small ones.
+One example is a whole story: a table of some shape, runs of the job over some files, a fault in each, other people's
+commits and accidents in between. Spark makes a run cost seconds, so few examples with much in each find more than many
+small ones.
 
-`ROWDELTA_STORIES=500 pytest …` goes hunting. A failing story is printed as `Story(…)`. Pin it with `@example(Story(…))` above the test.
+`ROWDELTA_STORIES=500 pytest …` goes hunting. A failing story is printed as `Story(…)`. Pin it with `@example(Story(…))`
+above the test.
 """
 
 import datetime as dt
@@ -123,8 +125,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Run:
-    """Files that the job finds when it starts, what befalls it, between a write and its commit too (a micro-batch's, or a minor
-    compaction's), and what happens before the next run.
+    """Files that the job finds when it starts, what befalls it, between a write and its commit too (a micro-batch's, or
+    a minor compaction's), and what happens before the next run.
     """
 
     files: tuple[tuple[Operation, ...], ...]
@@ -208,7 +210,9 @@ class Database:
         self.rows: dict[tuple[Any, ...], Row] = {}
 
     def key(self, number: int) -> tuple[Any, ...]:
-        """The `number`-th of the keys that this source writes. Composite ones have either part in common with others."""
+        """The `number`-th of the keys that this source writes. Composite ones have either part in common
+        with others.
+        """
         pools = [_own_values(sql_type) for sql_type in self._story.key]
         places = (number,) if len(pools) == 1 else (number % 2, number // 2)
         return tuple(pool[place % len(pool)] for pool, place in zip(pools, places, strict=True))

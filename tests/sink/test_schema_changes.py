@@ -1,4 +1,6 @@
-"""The source's schema changes while the job runs: `schema_changes` evolve, ignore and fail; and columns that aren't fields as they come."""
+"""The source's schema changes while the job runs: `schema_changes` evolve, ignore and fail; and columns that aren't
+fields as they come.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +16,7 @@ from pyspark.sql import SparkSession
 from sink import inspection, microbatch
 from sink.errors import ConfigError, DataError, TableError, TemporaryError
 from sink.microbatch import TableSink
-from tests.sink.harness import Crash, Job, before_commit, tiny_thresholds
+from tests.sink.harness import CrashError, Job, before_commit, tiny_thresholds
 
 pytestmark = pytest.mark.spark
 
@@ -69,8 +71,8 @@ def dying_after_evolving() -> Iterator[None]:
     def evolve(self: TableSink, observed: Mapping[str, str]) -> None:
         try:
             original(self, observed)
-        except microbatch.SchemaEvolved:
-            raise Crash("crash after evolving") from None
+        except microbatch.SchemaEvolvedError:
+            raise CrashError("crash after evolving") from None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TableSink, "_evolve", evolve)

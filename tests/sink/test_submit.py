@@ -283,7 +283,8 @@ def test_the_jvm_dies(spark: SparkSession, tmp_path: Path) -> None:
     assert commits(spark, tmp_path) in (9, 10)
 
 
-# rowdelta check, status, help, exit codes ------------------------------------------------------------------------------
+# rowdelta check, status, help, exit codes
+# ------------------------------------------------------------------------------
 
 
 def test_check_run_status(spark: SparkSession, tmp_path: Path) -> None:
@@ -522,7 +523,9 @@ def alive_workers(ui: int) -> int:
 
 
 def test_spark_submit_to_a_cluster_of_two_workers(spark: SparkSession, tmp_path: Path, standalone: str) -> None:
-    """Driver and executors are different processes: nothing but the configuration and pickled plans reaches the tasks."""
+    """Driver and executors are different processes: nothing but the configuration and pickled plans reaches
+    the tasks.
+    """
     # enough rows in a file for a shuffle, so that both executors write
     expected = write_changes(tmp_path, 2, rows=12_000)
     settings = ["--executor-memory=512m", "--executor-cores=1", "--total-executor-cores=2"]

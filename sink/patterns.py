@@ -1,8 +1,8 @@
 """Which source feeds which table: entries of `tables:` as they are, or, for patterns, one table for each match.
 
-An entry is a pattern if its target refers to a group (`lake.shop.$1`): then `source` is a regular expression that must match
-the whole name of a topic, or of a directory in the folder before the last `/`. A source that several entries match
-belongs to the entry that names it plainly, else to the first pattern.
+An entry is a pattern if its target refers to a group (`lake.shop.$1`): then `source` is a regular expression that must
+match the whole name of a topic, or of a directory in the folder before the last `/`. A source that several entries
+match belongs to the entry that names it plainly, else to the first pattern.
 """
 
 import re
@@ -14,7 +14,7 @@ from sink.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class MappedTable:
+class ResolvedTable:
     """One source and the table that mirrors it.
 
     :param section: as configured, with the source's name and the target's in place of patterns.
@@ -28,26 +28,26 @@ class MappedTable:
     error: ConfigError | None = None
 
 
-def map_tables(config: Config, names: Iterable[str]) -> list[MappedTable]:
+def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
     """The tables of a configuration, in its order.
 
     :param names: of the topics or directories that exist; only patterns need them.
     """
-    mapped: list[MappedTable] = []
+    resolved: list[ResolvedTable] = []
     taken = {table.source for table in config.tables if not table.is_pattern}
     names = sorted(names)
     for number, table in enumerate(config.tables):
         path = f"tables[{number}]"
         if not table.is_pattern:
-            mapped.append(MappedTable(table, path))
+            resolved.append(ResolvedTable(table, path))
             continue
         pattern = source_pattern(table, is_path=config.source.type == "files")
         for name in names:
             match = pattern.fullmatch(name)
             if match and name not in taken:
                 taken.add(name)
-                mapped.append(_expanded(table, path, match))
-    return _refuse_shared_targets(mapped, config.dead_letter_table)
+                resolved.append(_expanded(table, path, match))
+    return _refuse_shared_targets(resolved, config.dead_letter_table)
 
 
 def source_pattern(table: TableSection, *, is_path: bool) -> re.Pattern[str]:
@@ -58,25 +58,27 @@ def source_pattern(table: TableSection, *, is_path: bool) -> re.Pattern[str]:
     return re.compile(re.escape(parent + slash) + f"(?:{pattern})")
 
 
-def _expanded(table: TableSection, path: str, match: re.Match[str]) -> MappedTable:
+def _expanded(table: TableSection, path: str, match: re.Match[str]) -> ResolvedTable:
     named = table.model_copy(update={"source": match.string})
     try:
         changes = {"target": table.expand(table.target, match)}
         if table.group is not None:
             changes["group"] = table.expand(table.group, match)
     except ValueError as error:
-        return MappedTable(named, path, True, ConfigError(f"{path}: {error}. Correct the pattern, or name the table."))
-    return MappedTable(named.model_copy(update=changes), path, from_pattern=True)
+        return ResolvedTable(
+            named, path, True, ConfigError(f"{path}: {error}. Correct the pattern, or name the table.")
+        )
+    return ResolvedTable(named.model_copy(update=changes), path, from_pattern=True)
 
 
-def _refuse_shared_targets(mapped: list[MappedTable], dead_letters: str) -> list[MappedTable]:
+def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> list[ResolvedTable]:
     """A table has one position, so two sources can't share it; none of them is more right than the others."""
     sources: dict[str, list[str]] = {}
-    for table in mapped:
+    for table in resolved:
         if table.error is None:
             sources.setdefault(table.section.target, []).append(table.section.source)
 
-    def checked(table: MappedTable) -> MappedTable:
+    def checked(table: ResolvedTable) -> ResolvedTable:
         section = table.section
         if table.error is not None:
             return table
@@ -86,8 +88,8 @@ def _refuse_shared_targets(mapped: list[MappedTable], dead_letters: str) -> list
             reason = f"{' and '.join(sources[section.target][:3])} would share the table {section.target}"
         else:
             return table
-        return MappedTable(
+        return ResolvedTable(
             section, table.path, table.from_pattern, ConfigError(f"{table.path}: {reason}. Correct source or target.")
         )
 
-    return [checked(table) for table in mapped]
+    return [checked(table) for table in resolved]

@@ -1,6 +1,7 @@
 """The tables of a running job: opened in parallel, fed in parallel, and set aside one by one when they fail.
 
-A table that failed keeps its position, so nothing of it is lost: it is opened again after a while, and read on from there.
+A table that failed keeps its position, so nothing of it is lost: it is opened again after a while, and read on from
+there.
 """
 
 import functools
@@ -22,8 +23,8 @@ from sink.config import Config
 from sink.dead_letters import DeadLetters, open_dead_letters
 from sink.errors import RowdeltaError, TemporaryError, summary
 from sink.joint import JointWriter
-from sink.mapping import MappedTable
 from sink.microbatch import Pending, TableShare, TableSink
+from sink.patterns import ResolvedTable
 from sink.session import activate
 from sink.sources.source import Source, Stream, TableBatch
 from sink.tables import open_table
@@ -41,22 +42,22 @@ _MOST_THREADS = 16
 class Member:
     """A table of the job. It is open (`sink`), or has failed (`error`), or both: open, but set aside."""
 
-    mapped: MappedTable
+    resolved: ResolvedTable
     sink: TableSink | None = None
     error: Exception | None = None
     failures: int = 0
     retry_at: float = 0.0
     from_start: bool = False
-    """Whether the source appeared while the job ran (or was down): nobody could have seen its beginning, so it is read from there.
-    So until the table remembers where it is read from, however often it fails before."""
+    """Whether the source appeared while the job ran (or was down): nobody could have seen its beginning, so it is read
+    from there. So until the table remembers where it is read from, however often it fails before."""
 
     @property
     def source(self) -> str:
-        return self.mapped.section.source
+        return self.resolved.section.source
 
     @property
     def target(self) -> str:
-        return self.mapped.section.target
+        return self.resolved.section.target
 
     @property
     def works(self) -> bool:
@@ -68,7 +69,7 @@ class Member:
         self.retry_at = time.monotonic() + pause
 
 
-class Roster:
+class Supervisor:
     """All tables of a job, by source."""
 
     def __init__(
@@ -97,7 +98,7 @@ class Roster:
     def failed(self) -> list[Member]:
         return [member for member in self.members.values() if member.error is not None]
 
-    def enter(self, tables: Iterable[MappedTable], from_start: bool = False) -> list[Member]:
+    def enter(self, tables: Iterable[ResolvedTable], from_start: bool = False) -> list[Member]:
         """Take in tables whose source isn't known yet. They are to be opened."""
         new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
         # another dictionary: the streams' threads may be going through this one
@@ -136,7 +137,8 @@ class Roster:
     def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
         """Apply a micro-batch to the tables it has something for. Those that fail are set aside.
 
-        What several tables have little of is written by one job; each of the others has its own. The threads inherit the query's job group, so that to stop the query stops their jobs.
+        What several tables have little of is written by one job; each of the others has its own. The threads inherit
+        the query's job group, so that to stop the query stops their jobs.
         """
         touched = [self.members[name] for name in self._source.touched(stream, batch_id)]
         members = [member for member in touched if member.works]
@@ -220,7 +222,8 @@ class Roster:
     def _submitter(self) -> Callable[..., Future[None]]:
         """How to have work done by the pool under Spark's thread-local properties of this thread.
 
-        Each thread gets a copy of its own, unlike with PySpark's `inheritable_thread_target`: SQL executions write into it.
+        Each thread gets a copy of its own, unlike with PySpark's `inheritable_thread_target`: SQL executions write into
+        it.
         """
         context = self._spark.sparkContext._jsc.sc()
         properties = context.getLocalProperties().clone()
@@ -260,7 +263,7 @@ class Roster:
         with self._setting_aside:
             culprit.fail(error)
             self._have_group_wait(culprit)
-        group = culprit.mapped.section.group
+        group = culprit.resolved.section.group
         others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
         # a job of one table ends with the error, and says so itself
         if len(self.members) > 1:
@@ -270,17 +273,19 @@ class Roster:
 
     def _group_of(self, member: Member) -> list[Member]:
         """All tables of its group, whether or not they have anything to do; itself, if it has no group."""
-        group = member.mapped.section.group
+        group = member.resolved.section.group
         if group is None:
             return [member]
-        return [other for other in self.members.values() if other.mapped.section.group == group]
+        return [other for other in self.members.values() if other.resolved.section.group == group]
 
     def _have_group_wait(self, culprit: Member) -> None:
-        """Set the others of a failed table's group aside too, so that none runs ahead; all are tried again at the same time."""
+        """Set the others of a failed table's group aside too, so that none runs ahead; all are tried again at the same
+        time.
+        """
         for member in self._group_of(culprit):
             member.failures, member.retry_at = culprit.failures, culprit.retry_at
             if member.error is None:
-                member.error = _Waiting(f"{member.target} waits for {culprit.target}, which is in the same group.")
+                member.error = _WaitingError(f"{member.target} waits for {culprit.target}, which is in the same group.")
 
     def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
         """Work for tables in parallel. Returns those for which it succeeded; the others are set aside."""
@@ -300,19 +305,19 @@ class Roster:
                 # opened, perhaps after another of its group had failed, or while that one waits for its next attempt
                 failed = [other for other in self._group_of(member) if other.error is not None]
                 if member.error is None and failed:
-                    self._have_group_wait(min(failed, key=lambda other: isinstance(other.error, _Waiting)))
+                    self._have_group_wait(min(failed, key=lambda other: isinstance(other.error, _WaitingError)))
         return [member for member in members if member.works]
 
     def _open(self, member: Member) -> None:
-        if member.mapped.error is not None:
-            raise member.mapped.error
-        table, plan = open_table(self._spark, self._config, member.mapped)
+        if member.resolved.error is not None:
+            raise member.resolved.error
+        table, plan = open_table(self._spark, self._config, member.resolved)
         self._changelogs[plan.section.target] = plan.changelog
-        member.sink = TableSink(self._config, member.mapped, table, plan, self._source, self._dead_letters)
+        member.sink = TableSink(self._config, member.resolved, table, plan, self._source, self._dead_letters)
         member.error = None
 
 
-class _Waiting(TemporaryError):  # noqa: N818 - what it says of a table
+class _WaitingError(TemporaryError):
     """Nothing is wrong with a table but that another of its group failed."""
 
 
@@ -320,7 +325,7 @@ def _together(members: Iterable[Member]) -> Iterator[list[Member]]:
     """Tables by their group; one without a group is by itself."""
     groups: dict[str, list[Member]] = {}
     for member in members:
-        group = member.mapped.section.group
+        group = member.resolved.section.group
         groups.setdefault(f"group {group}" if group is not None else member.source, []).append(member)
     return iter(groups.values())
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from sink.config import Config
-from sink.mapping import map_tables
+from sink.patterns import resolve_tables
 
 Entry = Mapping[str, Any]
 
@@ -26,7 +26,8 @@ def config(entries: Sequence[Entry], source: Mapping[str, Any] | None = None, **
 
 def targets(entries: Sequence[Entry], names: Sequence[str]) -> dict[str, str]:
     return {
-        table.section.source: str(table.error or table.section.target) for table in map_tables(config(entries), names)
+        table.section.source: str(table.error or table.section.target)
+        for table in resolve_tables(config(entries), names)
     }
 
 
@@ -52,7 +53,7 @@ def test_each_matching_topic_has_a_table() -> None:
 
 def test_groups_go_anywhere_in_the_target_and_into_the_group() -> None:
     entry = {"source": r"(\w+)\.(\w+)\.(\w+)", "target": "lake.$1.${3}2_of_$2", "group": "of $1"}
-    (table,) = map_tables(config([entry]), ["db.public.orders"])
+    (table,) = resolve_tables(config([entry]), ["db.public.orders"])
     assert (table.section.target, table.section.group) == ("lake.db.orders2_of_public", "of db")
     assert table.path == "tables[0]"
 
@@ -63,8 +64,8 @@ def test_a_plain_name_wins_then_the_first_pattern() -> None:
         {"source": r"shop\.(\w+)\.orders", "target": "lake.late.$1"},
         {"source": "shop.public.orders", "target": "lake.special.orders", "mode": "changelog"},
     ]
-    mapped = map_tables(config(entries), ["shop.public.orders", "shop.other.orders", "shop.public.items"])
-    assert [(t.section.source, t.section.target, t.section.mode) for t in mapped] == [
+    resolved = resolve_tables(config(entries), ["shop.public.orders", "shop.other.orders", "shop.public.items"])
+    assert [(t.section.source, t.section.target, t.section.mode) for t in resolved] == [
         ("shop.public.items", "lake.shop.items", "upsert"),
         ("shop.other.orders", "lake.late.other", "upsert"),
         ("shop.public.orders", "lake.special.orders", "changelog"),
@@ -98,7 +99,7 @@ def test_of_a_path_only_the_last_part_is_a_pattern() -> None:
     files = {"type": "files", "format": "row-kind"}
     made = config([{"source": "/data/(x).d/shop_(.*)", "target": "lake.shop.$1", "order_by": ["seq"]}], files)
     names = ["/data/(x).d/shop_orders", "/data/(x).d/other", "/data/x.d/shop_no"]
-    assert [table.section.target for table in map_tables(made, names)] == ["lake.shop.orders"]
+    assert [table.section.target for table in resolve_tables(made, names)] == ["lake.shop.orders"]
 
 
 @pytest.mark.parametrize(
