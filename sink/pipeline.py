@@ -63,13 +63,13 @@ class Pipeline:
         check_folders(spark, config)
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
-        self._roster = Supervisor(spark, config, self._source, changelogs)
+        self._supervisor = Supervisor(spark, config, self._source, changelogs)
         self._has_patterns = any(table.is_pattern for table in config.tables)
         self._looked_at = time.monotonic()
         try:
-            self._roster.open(self._roster.enter(find_tables(config, self._source)))
+            self._supervisor.open(self._supervisor.enter(find_tables(config, self._source)))
         except KeyboardInterrupt:
-            self._roster.close()
+            self._supervisor.close()
             raise
 
     def run(self) -> None:
@@ -79,20 +79,20 @@ class Pipeline:
         """
         try:
             self._raise_if_over()
-            working = self._roster.working()
+            working = self._supervisor.working()
             known = any(member.sink and member.sink.position for member in working)
-            for member in self._roster.members.values():
+            for member in self._supervisor.members.values():
                 # a topic that a pattern matches now but didn't in an earlier run is new
                 member.from_start = known and member.resolved.from_pattern
             self._join(working)
             self._raise_if_over()
             self._wait()
-            failed = self._roster.failed()
+            failed = self._supervisor.failed()
             if failed:
                 raise self._failure(failed)
         finally:
             self._stopping = True
-            self._roster.close()
+            self._supervisor.close()
             # the JVM may have gone; what ended the run matters more
             with suppress(Py4JError, OSError):
                 if self._runs:
@@ -120,9 +120,9 @@ class Pipeline:
         From here on no micro-batch of a query that is to end begins: it has read past what these tables have had.
         """
         if members and self._source.one_stream and self._config.sink.trigger != "available-now":
-            members = self._roster.working()
+            members = self._supervisor.working()
         # first, so that the query runs on if the source doesn't answer
-        located = self._roster.locate(members) if members else ()
+        located = self._supervisor.locate(members) if members else ()
         if members and self._source.one_stream:
             for run in self._runs:
                 run.over = True
@@ -167,11 +167,11 @@ class Pipeline:
         run.query = None
 
     def _apply(self, run: Run) -> Callable[[DataFrame, int], None]:
-        members = [self._roster.members[table.source] for table in run.stream.tables]
+        members = [self._supervisor.members[table.source] for table in run.stream.tables]
 
         def begin(frame: DataFrame, batch_id: int) -> None:
-            self._roster.apply(run.stream, batch_id, frame)
-            if self._roster.closed:
+            self._supervisor.apply(run.stream, batch_id, frame)
+            if self._supervisor.closed:
                 raise _StoppedError  # tables may have been left out: Spark must not take this micro-batch for done
             if self._is_over() or not any(member.works for member in members):
                 run.over = True
@@ -210,11 +210,11 @@ class Pipeline:
                 self._look_around()
             elif not self._runs:
                 # what failed in passing may work now
-                failed = self._roster.failed()
+                failed = self._supervisor.failed()
                 if retried or not failed:
                     break
                 retried = True
-                self._join(self._roster.open(failed))
+                self._join(self._supervisor.open(failed))
             if not self._runs:
                 time.sleep(_POLL_SECONDS)
         with self._between_batches:
@@ -244,15 +244,15 @@ class Pipeline:
         """Whether a query failed because of some of its tables, as when a topic was deleted. They are set aside, the
         others go on.
         """
-        members = [member for table in run.stream.tables if (member := self._roster.members[table.source]).works]
-        if len(self._roster.members) == 1 or not members:
+        members = [member for table in run.stream.tables if (member := self._supervisor.members[table.source]).works]
+        if len(self._supervisor.members) == 1 or not members:
             return False
         run.over = True
         if not self._source.one_stream:
-            self._roster.set_aside(members[0], failure)
+            self._supervisor.set_aside(members[0], failure)
             return True
         try:
-            fine = self._roster.locate(members)
+            fine = self._supervisor.locate(members)
         except TemporaryError as error:
             log.warning("can't find out why the stream failed: %s", error)
             return False
@@ -265,12 +265,12 @@ class Pipeline:
     def _look_around(self) -> None:
         """Take in what appeared, and try again what failed a while ago."""
         now = time.monotonic()
-        members = [member for member in self._roster.failed() if member.retry_at <= now]
+        members = [member for member in self._supervisor.failed() if member.retry_at <= now]
         new: list[Member] = []
         if self._has_patterns and now - self._looked_at >= self._config.source.discovery_seconds:
             self._looked_at = now
             try:
-                new = self._roster.enter(find_tables(self._config, self._source), from_start=True)
+                new = self._supervisor.enter(find_tables(self._config, self._source), from_start=True)
             except TemporaryError as error:
                 log.warning("can't look for new tables: %s", error)
             for member in new:
@@ -279,27 +279,27 @@ class Pipeline:
             return
         with self._between_batches:
             # a micro-batch in progress may be the one that uses what is opened here
-            opened = self._roster.open([*members, *new])
+            opened = self._supervisor.open([*members, *new])
             try:
                 located = self._locate(opened)
             except TemporaryError as error:
                 for member in opened:
-                    self._roster.set_aside(member, error)
+                    self._supervisor.set_aside(member, error)
                 return
         self._read(located)
 
     def _is_over(self) -> bool:
         """Whether there is no reason to go on: a table failed and the others must stop too, or there are no others."""
-        failed = self._roster.failed()
+        failed = self._supervisor.failed()
         if not failed:
             return False
-        if self._config.sink.on_table_error == "stop" or len(failed) == len(self._roster.members):
+        if self._config.sink.on_table_error == "stop" or len(failed) == len(self._supervisor.members):
             return True
         return any(isinstance(member.error, RowdeltaError) and member.error.stops_job for member in failed)
 
     def _raise_if_over(self) -> None:
         if self._is_over():
-            raise self._failure(self._roster.failed())
+            raise self._failure(self._supervisor.failed())
 
     def _failure(self, failed: Sequence[Member]) -> RowdeltaError:
         """One error for all tables that failed, of the kind that most needs somebody's attention."""
@@ -312,7 +312,7 @@ class Pipeline:
         more = f"\n  and {len(errors) - 10} more" if len(errors) > 10 else ""
         worst = next((kind for kind in _KINDS if isinstance(errors[0], kind)), RowdeltaError)
         return worst(
-            f"{len(errors)} of {len(self._roster.members)} tables failed; each is as its last commit left "
+            f"{len(errors)} of {len(self._supervisor.members)} tables failed; each is as its last commit left "
             f"it:\n{shown}{more}"
         )
 
