@@ -279,7 +279,8 @@ def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
         scans = " ".join(f"{seconds:>6.2f}" for seconds in case.scans.values())
         load = rows / case.load_seconds
         print(
-            f"{case.name:46}{load:>12,.0f}{case.median:>9.2f}{case.mean:>9.2f}{case.p95:>9.2f}{files:>9.1f}{size / 1e6:>8.1f}   {scans} {case.last_scan:>6.2f} {case.compacted_scan:>6.2f}"
+            f"{case.name:46}{load:>12,.0f}{case.median:>9.2f}{case.mean:>9.2f}{case.p95:>9.2f}"
+            f"{files:>9.1f}{size / 1e6:>8.1f}   {scans} {case.last_scan:>6.2f} {case.compacted_scan:>6.2f}"
         )
     print()
     for ours in cases:

@@ -147,7 +147,8 @@ def run(sizes: list[int], seed: int, folder: Path) -> None:
         shutil.rmtree(location)
         size = sum(run.size_in_bytes for run in built.runs)
         print(
-            f"{keys:>13,}{size / keys:>7.1f}{built.seconds:>8.2f}{keys / built.seconds:>12,.0f}{built.peak_memory / 1e6:>9,.0f}"
+            f"{keys:>13,}{size / keys:>7.1f}{built.seconds:>8.2f}{keys / built.seconds:>12,.0f}"
+            f"{built.peak_memory / 1e6:>9,.0f}"
             f"{probed.open_seconds * 1000:>8,.0f}{probed.first_seconds * 1000:>8.1f}"
             f"{statistics.median(probed.seconds) * 1000:>8.1f}{_shown(probed.before):>16}{_shown(probed.after):>16}",
             flush=True,

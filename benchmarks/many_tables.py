@@ -1,6 +1,6 @@
 """The time of a micro-batch by the number of tables in the job, from a real Kafka broker into real tables.
 
-    python -m benchmarks.many_tables                            # 1, 10, 100 and 300 tables, all active; 300 of which 5 are
+    python -m benchmarks.many_tables                # 1, 10, 100 and 300 tables, all active; 300 of which 5 are
     python -m benchmarks.many_tables --cases 10:10 100:5 --rows 20 --batches 5
 
 A case `300:5` is 300 topics and tables of which 5 get `--rows` changes in each micro-batch. All tables get changes in a

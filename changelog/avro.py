@@ -12,8 +12,8 @@ with schema 9
 
 | message            | change |
 |--------------------|---|
-| a record           | +I of it. Key columns that it lacks are read from the message's key (ksqlDB leaves them out of values) |
-| a null (tombstone) | -D of the message's key: the fields of a record, or a single value for a table with one key column |
+| a record           | +I of it. Key columns that it lacks are read from the message's key (as with ksqlDB) |
+| a null (tombstone) | -D of the message's key: a record's fields, or the value of the only key column |
 
 Rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, are for `debezium-avro` with
 `flattened: true`. `format_options`: `changelog.schema_registry`. Types: `changelog.avro_schema`. `order_by` names

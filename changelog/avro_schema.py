@@ -13,12 +13,12 @@ Values are read as Avro lays them out, and their meaning goes into the `WireType
 | bytes, fixed              | binary                        | bytes                 |  |
 | array, map, record        | list, map, struct             | array, map, struct    |  |
 | [null, T]                 | T, with nulls                 | T's                   |  |
-| decimal                   | binary: unscaled, big-endian  | bytes                 | `org.apache.kafka.connect.data.Decimal` |
-| date                      | int32: days                   | int32                 | `org.apache.kafka.connect.data.Date` |
-| time-millis               | int32                         | int32                 | `org.apache.kafka.connect.data.Time` |
+| decimal                   | binary: unscaled bytes        | bytes                 | `…connect.data.Decimal` |
+| date                      | int32: days                   | int32                 | `…connect.data.Date` |
+| time-millis               | int32                         | int32                 | `…connect.data.Time` |
 | time-micros               | int64                         | int64                 | `io.debezium.time.MicroTime` |
-| timestamp-millis, …       | int64: a point in time        | int64                 | `timestamp-millis`, `timestamp-micros`, `timestamp-nanos` |
-| local-timestamp-millis, … | int64: wall clock             | int64                 | `io.debezium.time.Timestamp`, `.MicroTimestamp`, `.NanoTimestamp` |
+| timestamp-millis, …       | int64: a point in time        | int64                 | `timestamp-millis`, … |
+| local-timestamp-millis, … | int64: wall clock             | int64                 | `io.debezium.time.Timestamp`, … |
 | uuid                      | string, or binary of 16 bytes | string, bytes         | `io.debezium.data.Uuid` |
 
 Avro's timestamps keep their names: Debezium's are wall clocks, and Connect's may be either.

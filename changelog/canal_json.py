@@ -1,7 +1,8 @@
 """Canal's flat messages of MySQL changes: several rows of one table in each.
 
-    {"data": [{"id": "7", "city": "Oslo", "amount": "12.50"}], "old": [{"city": null}], "type": "UPDATE", "isDdl": false,
-     "database": "shop", "table": "orders", "es": 1767323045000, "ts": 1767323045123, "pkNames": ["id"], "sql": ""}
+    {"data": [{"id": "7", "city": "Oslo", "amount": "12.50"}], "old": [{"city": null}], "type": "UPDATE",
+     "isDdl": false, "database": "shop", "table": "orders", "es": 1767323045000,
+     "ts": 1767323045123, "pkNames": ["id"], "sql": ""}
 
 | type                          | changelog rows, for each element of `data` |
 |-------------------------------|---|
@@ -9,7 +10,8 @@
 | UPDATE                        | +U; before it -U of the same with the fields of the element of `old`, if it matters |
 | DELETE                        | -D |
 | TRUNCATE                      | a bad record: no key says which rows were removed |
-| other DDL (`isDdl`, CREATE …) | ignored: rows tell of new columns, ERASE (DROP TABLE) leaves the rows. ALTER that empties or drops partitions is a bad record |
+| other DDL (`isDdl`, CREATE …) | ignored: rows tell of new columns, ERASE (DROP TABLE) leaves the rows |
+| ALTER of partitions           | a bad record if it empties or drops them |
 
 Values are text as MySQL prints them: `12.50`, `2026-01-02 03:04:05.123456` without a zone, 1 and 0 for booleans and
 bit(1); bytes are text of ISO 8859-1, a character for each. MySQL must log whole rows (`binlog_row_image=FULL`). `old`

@@ -3,7 +3,7 @@
 | op   | changelog rows |
 |------|---|
 | r, c | +I of `after` (r is a snapshot read of the source) |
-| u    | +U of `after`; before it -U of `before`, if the event has one and it matters (changelog mode, or the key changed) |
+| u    | +U of `after`; before it -U of `before`, if the event has one and it matters (changelog mode, another key) |
 | d    | -D of `before`, of which only the key is relied upon (REPLICA IDENTITY DEFAULT sends no more) |
 | t    | a bad record: a TRUNCATE removes rows that no key names |
 | m    | ignored: a logical decoding message changes no row |

@@ -2,12 +2,13 @@
 
     {"data": {"id": 7, "city": "Oslo", "amount": 12.50, "created": "2026-01-02T03:04:05Z"}, "before-image": {"id": 6},
      "metadata": {"timestamp": "2026-01-02T03:04:05.123456Z", "record-type": "data", "operation": "update",
-                  "partition-key-type": "primary-key", "schema-name": "shop", "table-name": "orders", "transaction-id": 17179869192}}
+                  "partition-key-type": "primary-key", "schema-name": "shop", "table-name": "orders",
+                  "transaction-id": 17179869192}}
 
 | record-type, operation  | changelog rows |
 |-------------------------|---|
 | data: load, insert      | +I of `data` (load is a snapshot read of the source) |
-| data: update            | +U of `data`; before it -U of the before-image, if there is one and it matters (changelog mode, or the key changed) |
+| data: update            | +U of `data`; before it -U of the before-image, if it matters (changelog mode, new key) |
 | data: delete            | -D of `data`, of which only the key is relied upon |
 | control: truncate-table | a bad record: no key says which rows were removed |
 | control: others         | ignored: rows tell of new columns, drop-table leaves the rows |

@@ -1,6 +1,7 @@
 """Maxwell's messages of MySQL changes.
 
-    {"database": "shop", "table": "orders", "type": "update", "ts": 1767323045, "xid": 7152, "xoffset": 1, "commit": true,
+    {"database": "shop", "table": "orders", "type": "update", "ts": 1767323045, "xid": 7152, "xoffset": 1,
+     "commit": true,
      "data": {"id": 7, "city": "Oslo", "amount": 12.50}, "old": {"city": null}}
 
 | type                                | changelog rows |
@@ -9,7 +10,7 @@
 | update                              | +U of `data`; before it -U of `data` with the fields of `old`, if it matters |
 | delete                              | -D of `data` |
 | bootstrap-start, bootstrap-complete | ignored |
-| table-create, table-alter, …        | ignored: rows tell of new columns. One that empties or drops partitions is a bad record |
+| table-create, table-alter, …        | ignored, but a bad record if it empties or drops partitions |
 | table-drop, database-drop           | ignored: the rows stay |
 
 `old` has the changed fields only. Bytes are base64, booleans 1 and 0, dates and times text as MySQL prints them. A

@@ -6,7 +6,7 @@
 | op_type | changelog rows |
 |---------|---|
 | I       | +I of `after` |
-| U       | +U of `after`; before it -U of `before`, if there is one and it matters (changelog mode, or the key changed) |
+| U       | +U of `after`; before it -U of `before`, if there is one and it matters (changelog mode, another key) |
 | D       | -D of `before`, of which only the key is relied upon |
 | T       | a bad record: a TRUNCATE removes rows that no key names |
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sink.dead_letters import Selection
 
 _DEAD_LETTERS = """\
-A record that can't be applied is a dead letter: it is in the table sink.dead_letter_table with its place in the source, its bytes,
-an error class and a reason. The table is of all tables of the configuration.
+A record that can't be applied is a dead letter: it is in the table sink.dead_letter_table with its place in the
+source, its bytes, an error class and a reason. All tables of the configuration share the dead-letter table.
 
   rowdelta dead-letters counts sink.yaml                    # what is wrong, and how often
   rowdelta dead-letters list sink.yaml --limit 20           # the newest, with their values
@@ -35,18 +35,19 @@ after a correction of the configuration, and of the table where needed:
 """
 
 _REPLAY = """\
-Decodes the selected dead letters as the configuration is now, and brings the keys that they name up to date. Only for Kafka.
+Decodes the selected dead letters as the configuration is now, and brings the keys that they name up to date.
+Only for Kafka.
 
 what is applied:
-  The topic is read again, from the first of these letters to the table's position, and of each key concerned the last
-  change wins. So a replayed record never undoes a newer change: if its key was changed since, the newer row is what the
-  table has afterwards, and if it was deleted since, the key stays deleted. A replayed delete deletes, unless the key came back.
+  The topic is read again, from the first of these letters to the table's position. For each key in the letters, the
+  last change wins. So a replayed record never undoes a newer change: if the key was changed since, the table has the
+  newer row; if it was deleted since, it stays deleted. A replayed delete deletes, unless the key came back.
 
 what stays in the dead-letter table:
   still refused    the configuration can't apply them yet
   not passed yet   the table's position is before them; rowdelta run comes first
-  gone             the topic has lost the record (retention, compaction), and perhaps newer changes of its key with it. With
-                   --force these are applied as they are stored, against what the topic still has
+  gone             the topic has lost the record (retention, compaction), and perhaps newer changes of its key with it.
+                   With --force these are applied as they are stored, against what the topic still has
 
 safe:
   The rows are one commit, the removal of the letters is another, after it. If replay ends in between, replay again: it

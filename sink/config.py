@@ -24,8 +24,16 @@ _REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
 _PARTITION = re.compile(
     r"(?:(bucket|truncate)\(\s*(\d+)\s*,\s*([^\s(),]+)\s*\)|(\w+)\(\s*([^\s(),]+)\s*\)|([^\s(),]+))"
 )
-_TIME_TRANSFORMS = {"year": "year", "years": "year", "month": "month", "months": "month",
-                    "day": "day", "days": "day", "hour": "hour", "hours": "hour"}  # fmt: skip
+_TIME_TRANSFORMS = {
+    "year": "year",
+    "years": "year",
+    "month": "month",
+    "months": "month",
+    "day": "day",
+    "days": "day",
+    "hour": "hour",
+    "hours": "hour",
+}
 
 
 def _text(value: Any) -> Any:
@@ -211,8 +219,18 @@ def _column(value: Any) -> Any:
     return {"type": value} if isinstance(value, str) else value
 
 
-RESERVED = {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_change_type", "_change_ordinal", "_commit_snapshot_id",
-            "_row_id", "_last_updated_sequence_number"}  # fmt: skip
+RESERVED = {
+    "_file",
+    "_pos",
+    "_deleted",
+    "_spec_id",
+    "_partition",
+    "_change_type",
+    "_change_ordinal",
+    "_commit_snapshot_id",
+    "_row_id",
+    "_last_updated_sequence_number",
+}
 """Names of Iceberg's metadata columns (spec, Reserved Field IDs): its Spark reader refuses tables that have such a
 column.
 """

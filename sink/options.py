@@ -10,22 +10,48 @@ import re
 from collections.abc import Collection, Mapping
 
 _FILE_OPTIONS = (
-    "allowDuplicatedFileNames", "cleanSource", "datetimeRebaseMode", "encoding", "fileNameOnly", "ignoreCorruptFiles",
-    "ignoreMissingFiles", "int96RebaseMode", "latestFirst", "lineSep", "maxBytesPerTrigger", "maxCachedFiles", "maxFileAge",
-    "maxFilesPerTrigger", "mergeSchema", "path_format", "pathGlobFilter", "recursiveFileLookup", "sourceArchiveDir", "wholetext",
-)  # fmt: skip
+    "allowDuplicatedFileNames",
+    "cleanSource",
+    "datetimeRebaseMode",
+    "encoding",
+    "fileNameOnly",
+    "ignoreCorruptFiles",
+    "ignoreMissingFiles",
+    "int96RebaseMode",
+    "latestFirst",
+    "lineSep",
+    "maxBytesPerTrigger",
+    "maxCachedFiles",
+    "maxFileAge",
+    "maxFilesPerTrigger",
+    "mergeSchema",
+    "path_format",
+    "pathGlobFilter",
+    "recursiveFileLookup",
+    "sourceArchiveDir",
+    "wholetext",
+)
 """Of Spark's file source. It ignores names that it doesn't know."""
 
 _NUMBER_OPTIONS = (
-    "maxbytespertrigger", "maxfilespertrigger", "maxoffsetspertrigger", "maxrecordsperpartition", "minoffsetspertrigger",
+    "maxbytespertrigger",
+    "maxfilespertrigger",
+    "maxoffsetspertrigger",
+    "maxrecordsperpartition",
+    "minoffsetspertrigger",
     "minpartitions",
-)  # fmt: skip
+)
 
 _NUMBER_PROPERTIES = (
-    "commit.retry.max-wait-ms", "commit.retry.min-wait-ms", "commit.retry.num-retries", "commit.retry.total-timeout-ms",
-    "write.metadata.metrics.max-inferred-column-defaults", "write.parquet.compression-level",
-    "write.parquet.row-group-size-bytes", "write.target-file-size-bytes",
-)  # fmt: skip
+    "commit.retry.max-wait-ms",
+    "commit.retry.min-wait-ms",
+    "commit.retry.num-retries",
+    "commit.retry.total-timeout-ms",
+    "write.metadata.metrics.max-inferred-column-defaults",
+    "write.parquet.compression-level",
+    "write.parquet.row-group-size-bytes",
+    "write.target-file-size-bytes",
+)
 _FORMAT_PROPERTIES = ("write.format.default", "write.delete.format.default")
 _CODEC = "write.parquet.compression-codec"
 _CODECS = ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed")

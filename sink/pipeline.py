@@ -227,7 +227,8 @@ class Pipeline:
         assert run.query is not None
         try:
             # fractions work, down to a millisecond
-            return bool(run.query.awaitTermination(max(0.001, _POLL_SECONDS / len(self._runs))))  # type: ignore[arg-type]
+            seconds: Any = max(0.001, _POLL_SECONDS / len(self._runs))
+            return bool(run.query.awaitTermination(seconds))
         except PySparkException as error:
             if run.over or self._is_over() or (self._stopping and run.error is None):
                 return True  # the error of its tables, or `_StoppedError`, thrown while we waited

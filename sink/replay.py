@@ -4,11 +4,12 @@ A dead letter may be old: its key may have changed since, and an old change must
 should hold for a key is what the *last* of the key's records in the topic says. So a replay doesn't apply the letters
 themselves. It
 
-1. decodes the letters as the configuration is now, which tells the keys concerned; letters that still can't be decoded stay,
-2. reads the topic again, from the first of them up to the table's position, and keeps the changes of those keys; partitions that have
-   no letters too, from the time of the first letter,
-3. writes and commits these like a micro-batch in upsert mode: the last change of each key wins. Without `order_by` that is by Kafka's
-   timestamps where a key is in several partitions. The position stays where it is,
+1. decodes the letters as the configuration is now, which tells the keys concerned; letters that still can't be decoded
+   stay,
+2. reads the topic again, from the first of them up to the table's position, and keeps the changes of those keys;
+   partitions that have no letters too, from the time of the first letter,
+3. writes and commits these like a micro-batch in upsert mode: the last change of each key wins. Without `order_by` that
+   is by Kafka's timestamps where a key is in several partitions. The position stays where it is,
 4. removes the letters from the dead-letter table.
 
 Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay comes to the

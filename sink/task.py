@@ -234,7 +234,7 @@ def run_shares(
         try:
             changes = decoder(records)
             summary, paths = _written(share.plan, task, share.hash.added(changes) if share.plan.index else changes)
-        except Exception as error:  # noqa: BLE001 - the others go on; the table is written again by itself, which shows what it is
+        except Exception as error:  # noqa: BLE001 - the others go on; written again by itself, it shows why
             results.append({"source": source, "failed": f"{type(error).__name__}: {error}"})
         else:
             written.add([(source, path) for path in paths])
