@@ -7,6 +7,7 @@ data files that its entries point into is JSON in the schema's metadata.
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 import zlib
@@ -198,8 +199,9 @@ def _open(io: FileIO, location: str, info: RunInfo) -> Run:
 
 def _verify(path: str, info: RunInfo) -> None:
     with open(path, "rb") as stream:
-        mark = _mark(os.fstat(stream.fileno()), info)
-        with suppress(OSError):  # there is none
+        mark = None
+        with suppress(OSError):  # there is none, or no folder for it
+            mark = _mark(os.fstat(stream.fileno()), info)
             if mark is not None:
                 os.utime(mark)
                 return
@@ -244,7 +246,28 @@ def _cached(io: FileIO, path: str, info: RunInfo) -> str:
 
 
 def _local_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"rowdelta-index-{os.getuid()}"
+    """The folder of copies and marks, which only this user can have written to.
+
+    Anybody can make a folder of its usual name in the temporary folder before us, and what is found in it is believed.
+    Then another one is used, which all processes of this user find by looking at its owner.
+    """
+    temporary = Path(tempfile.gettempdir())
+    usual = temporary / f"rowdelta-index-{os.getuid()}"
+    with suppress(FileExistsError):
+        usual.mkdir(mode=0o700)
+    if _is_private(usual):
+        return usual
+    others = sorted(temporary.glob(f"{usual.name}-*"))
+    return next(filter(_is_private, others), None) or Path(tempfile.mkdtemp(prefix=f"{usual.name}-"))
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is a folder of this user's that nobody else may enter. A link to one is not: it can be turned."""
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def _digest(name: str) -> str:
@@ -252,15 +275,12 @@ def _digest(name: str) -> str:
 
 
 def _remove_unused() -> None:
-    """Merged runs are never asked for again. A mapped copy stays readable after its removal. The folder is there
-    afterwards.
-    """
-    _local_folder().mkdir(mode=0o700, exist_ok=True)
+    """Merged runs are never asked for again. A mapped copy stays readable after its removal."""
     horizon = time.time() - _CACHE_SECONDS
     for file in _local_folder().iterdir():
         with suppress(FileNotFoundError):  # another process removes too
-            stat = file.stat()
-            if max(stat.st_atime, stat.st_mtime) < horizon:
+            status = file.stat()
+            if max(status.st_atime, status.st_mtime) < horizon:
                 file.unlink()
 
 

@@ -292,6 +292,37 @@ def test_a_remote_run_is_copied_once_and_its_copy_verified(tmp_path: Path, monke
     assert list(copy.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("found", ["open to all", "a link", "a file", "of somebody else"])
+def test_a_local_folder_that_others_can_write_to_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    """Copies and marks of verified runs are believed, and anybody can make a folder of that name."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    if found == "of somebody else":
+        monkeypatch.setattr(os, "getuid", lambda owner=os.getuid(): owner + 1)
+    usual = temporary / f"rowdelta-index-{os.getuid()}"
+    if found == "a link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        usual.symlink_to(tmp_path / "theirs")
+    elif found == "a file":
+        usual.write_bytes(b"")
+    else:
+        usual.mkdir(mode=0o700)
+        usual.chmod(0o777 if found == "open to all" else 0o700)
+    io = RemoteIO(tmp_path)
+    info = write_run(io, "s3://bucket/index", "r", 1, entries((1, 2, 0, 3)))
+    for _ in range(2):
+        runs._opened.clear()  # another process
+        assert rows_of(open_run(io, "s3://bucket/index", info)) == [(1, 2, 0, 3)]
+    assert found == "a file" or list(usual.iterdir()) == []
+    if found != "of somebody else":  # whose user can't be played to the end
+        assert io.reads == 1, "the processes of a user share the other folder"
+        (other,) = (folder for folder in temporary.iterdir() if folder != usual)
+        assert other.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_large_run_is_verified_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tells is what isn't noticed: other bytes with the old time of modification, until the machine
     starts again.
