@@ -3,6 +3,9 @@
 Arrow's JSON reader wants one type for each field and gives up at the first record that has another. So a batch is read
 with the likeliest types; where the reader stops, the records before are read, the odd one is taken apart in Python, and
 reading goes on behind it. A batch without odd records costs one pass: about 2 us for 700 bytes.
+
+Which record and which field it is about, Arrow says in English only. If the text has another form, the batch is halved
+until few records are left, and these are taken apart in Python: slower, with the same result.
 """
 
 import json
@@ -125,8 +128,12 @@ class JsonReader:
         if alone:
             yield from self._one_by_one(values, alone)
 
-    def _segment(self, texts: pa.Array, rows: Rows, alone: list[int]) -> Iterator[Parsed]:
-        """Read what can be read at once. The other rows are appended to `alone`."""
+    def _segment(self, texts: pa.Array, rows: Rows, alone: list[int], *, alike: bool = False) -> Iterator[Parsed]:
+        """Read what can be read at once. The other rows are appended to `alone`.
+
+        :param alike: an error's text said that these rows can be read at once. If they can't, its row number means
+            something else (another release of Arrow, a record of several documents), and isn't believed again.
+        """
         learned = False
         respelled: set[tuple[int, str]] = set()
         most = len(alone) + _MOST_ODD
@@ -146,18 +153,18 @@ class JsonReader:
             if len(rows) > _SLICE:
                 for start in range(0, len(rows), _SLICE):
                     stop_at = start + _SLICE
-                    yield from self._segment(texts[start:stop_at], rows[start:stop_at], alone)
+                    yield from self._segment(texts[start:stop_at], rows[start:stop_at], alone, alike=alike)
                 return
-            stop = _ROW.search(message)
-            if stop is None and len(rows) > _FEW:
+            stop = None if alike else _ROW.search(message)
+            at = len(rows) if stop is None else int(stop.group(1))
+            if at >= len(rows) and len(rows) > _FEW:
                 half = len(rows) // 2
-                yield from self._segment(texts[:half], rows[:half], alone)
+                yield from self._segment(texts[:half], rows[:half], alone, alike=alike)
                 texts, rows, learned = texts[half:], rows[half:], False
                 continue
-            if stop is None:
+            if at >= len(rows):
                 break
-            at = min(int(stop.group(1)), len(rows) - 1)
-            yield from self._segment(texts[:at], rows[:at], alone)
+            yield from self._segment(texts[:at], rows[:at], alone, alike=True)
             texts, rows = texts[at:], rows[at:]
             changed = _CHANGED.search(message)
             attempt = (int(rows[0]), changed.group(1) if changed else "")
