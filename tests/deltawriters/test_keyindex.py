@@ -301,7 +301,8 @@ def test_a_local_folder_that_others_can_write_to_is_not_used(
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     if found == "of somebody else":
-        monkeypatch.setattr(os, "getuid", lambda owner=os.getuid(): owner + 1)
+        somebody_else = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: somebody_else)
     usual = temporary / f"rowdelta-index-{os.getuid()}"
     if found == "a link":
         (tmp_path / "theirs").mkdir(mode=0o700)
