@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.json as pj
 import pytest
 
-from changelog import formats, json_records
+from changelog import formats
 from changelog.changes import Changes, Rejected, UnavailableError
 from changelog.decoding import ChangelogDecoder
 from changelog.row_kind import RowKindJson
@@ -137,7 +138,7 @@ def test_what_arrow_says_of_an_error_is_only_believed_if_it_helps(
     expected = decode("debezium-json", raw_records(messages(*records)), spec(COLUMNS))
     assert len(expected) == 1500
     assert [d.row["v"] for d in expected if d.row["id"] in (3, 700)] == ['{"a":3}', "1.5"]
-    read_json = json_records.pj.read_json
+    read_json = pj.read_json
 
     def worded(*args: Any, **options: Any) -> pa.Table:
         try:
@@ -145,7 +146,7 @@ def test_what_arrow_says_of_an_error_is_only_believed_if_it_helps(
         except pa.ArrowInvalid as error:
             raise pa.ArrowInvalid(text(str(error))) from None
 
-    monkeypatch.setattr(json_records.pj, "read_json", worded)
+    monkeypatch.setattr(pj, "read_json", worded)
     found = decode("debezium-json", raw_records(messages(*records)), spec(COLUMNS))
     assert sorted(found, key=str) == sorted(expected, key=str)
 
