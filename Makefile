@@ -10,7 +10,7 @@ JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 
 	macOS: brew install openjdk@17. If it is not on the PATH, set JAVA_HOME.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint clean jdk
+.PHONY: help setup demo test bench docs lint clean jdk
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,12 +54,16 @@ bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then d
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.keyindex
 
+# What mkdocs-material says of other tools is no warning about these pages.
+docs: setup ## The pages under docs/ as a site in ./site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 clean: ## Remove what the targets made, .venv included; ./demo only if `rowdelta demo` made it
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .services spark-warehouse
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .services spark-warehouse site
 	@test ! -f demo/.rowdelta-demo || rm -rf demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

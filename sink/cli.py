@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
             "Prints the Maven coordinates that a configuration needs, for spark-submit --packages."),
     ]  # fmt: skip
     for command in with_config:
-        command.add_argument("config", metavar="sink.yaml", help="the configuration file (see README, Configuration)")
+        command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
@@ -167,7 +167,7 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
         written = argparse.RawDescriptionHelpFormatter if "\n" in description else argparse.HelpFormatter
         action = actions.add_parser(name, help=help_text, description=description, formatter_class=written)
         action.set_defaults(command=function)
-        action.add_argument("config", metavar="sink.yaml", help="the configuration file (see README, Configuration)")
+        action.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
         action.add_argument(
             "--table", metavar="TARGET", help="only letters of this target, as the configuration names it"
         )

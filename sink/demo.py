@@ -62,7 +62,7 @@ Rows = npt.NDArray[np.void]
 
 CONFIG = """\
 # A whole configuration: what `rowdelta demo` ran. Run it again with: rowdelta run sink.yaml
-# Paths are relative to this file. README.md explains every key.
+# Paths are relative to this file. docs/configuration.md explains every key.
 
 sink:
   id: demo                    # the tables store how far they got under this name

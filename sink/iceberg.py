@@ -203,8 +203,7 @@ class IcebergTable:
             return self._with_newer_index(result, prefix, current)
         raise TableError(
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
-            "the "
-            "source again from the start, remove the stored position (see README, Reset)."
+            "the source again from the start, remove the stored position (see docs/operations.md, Reset)."
         )
 
     def _with_newer_index(self, stored: StoredPosition, prefix: str, current: int) -> StoredPosition:

@@ -3,6 +3,8 @@ load.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from sink import cli, config, demo, errors
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+COMMANDS_PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
 COMMANDS = ("run", "check", "status", "dead-letters", "packages", "demo")
@@ -40,19 +44,18 @@ def _configuration_keys() -> dict[str, Any]:
 
 
 def _reference_table() -> dict[str, tuple[str, str]]:
-    """Key -> (type, default) in the README's configuration table."""
-    section = README.split("\n## Configuration\n")[1].split("\n## ")[0]
-    table = section.split("| key | type | default | meaning |")[1].split("\n\n")[0]
+    """Key -> (type, default) in the table of the configuration's page."""
+    table = CONFIGURATION.split("| key | type | default | meaning |")[1].split("\n\n")[0]
     rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in table.splitlines() if line.startswith("| `")]
     return {key.strip("`"): (kind, default) for key, kind, default, _ in rows}
 
 
-def test_the_readme_has_every_configuration_key_and_no_other() -> None:
+def test_the_table_has_every_configuration_key_and_no_other() -> None:
     assert list(_reference_table()) == list(_configuration_keys())
 
 
 @pytest.mark.parametrize("key", _configuration_keys())
-def test_the_readme_gives_each_keys_default(key: str) -> None:
+def test_the_table_gives_each_keys_default(key: str) -> None:
     field = _configuration_keys()[key]
     section = config.Config.model_fields[key.split(".")[0].removesuffix("[]")]
     _, shown = _reference_table()[key]
@@ -75,12 +78,12 @@ def test_the_readme_gives_each_keys_default(key: str) -> None:
         "tables[].schema_changes",
     ],
 )
-def test_the_readme_gives_each_choice(key: str) -> None:
+def test_the_table_gives_each_choice(key: str) -> None:
     kind, _ = _reference_table()[key]
     assert kind == ", ".join(f"`{value}`" for value in _configuration_keys()[key].annotation.__args__)
 
 
-def test_the_readme_gives_each_format() -> None:
+def test_the_table_gives_each_format() -> None:
     kind, _ = _reference_table()["source.format"]
     assert kind == ", ".join(f"`{name}`" for name in formats.names())
 
@@ -112,12 +115,13 @@ def test_examples_are_valid_configurations(text: str, tmp_path: Path, monkeypatc
 
 def test_there_are_examples() -> None:
     assert EXAMPLES
-    assert len(_blocks(ROOT / "README.md", "yaml")) >= 2
+    assert len(_blocks(ROOT / "README.md", "yaml")) == 1
+    assert len(_blocks(ROOT / "docs" / "configuration.md", "yaml")) >= 1
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_readme_and_the_help_text_name_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert re.search(rf"^\| `rowdelta {command}\b", README, re.MULTILINE)
+def test_the_page_and_the_help_text_name_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(rf"^\| `rowdelta {command}\b", COMMANDS_PAGE, re.MULTILINE)
     assert re.search(rf"^ +{command}\s", _help(capsys), re.MULTILINE)
 
 
@@ -131,12 +135,12 @@ def test_documents_use_only_commands_and_options_that_exist(capsys: pytest.Captu
                 assert option in known, f"{document.name}: rowdelta {command} {option}"
 
 
-def test_the_help_text_lists_each_exit_code_and_so_does_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_text_lists_each_exit_code_and_so_does_its_page(capsys: pytest.CaptureFixture[str]) -> None:
     classes = [errors.ConfigError, errors.DataError, errors.TableError, errors.TemporaryError, errors.RowdeltaError]
     known = _help(capsys)
     for code in [0, *(error.exit_code for error in classes), 130, 143]:
         assert re.search(rf"^  {code} ", known, re.MULTILINE)
-        assert re.search(rf"^\| {code} \|", README, re.MULTILINE)
+        assert re.search(rf"^\| {code} \|", COMMANDS_PAGE, re.MULTILINE)
 
 
 def test_documents_name_only_make_targets_that_exist() -> None:
@@ -146,20 +150,38 @@ def test_documents_name_only_make_targets_that_exist() -> None:
         text = document.read_text(encoding="utf-8")
         named = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
         assert named <= targets, document.name
-    assert {"setup", "demo", "test", "bench", "lint", "clean", "help"} <= targets
+    assert {"setup", "demo", "test", "bench", "docs", "lint", "clean", "help"} <= targets
 
 
 def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
-        anchors = {
-            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)
-        }
-        for target in re.findall(r"\]\(([^)]+)\)", text):
-            if target.startswith("#"):
-                assert target[1:] in anchors, f"{document.name}: {target}"
-            elif "://" not in target:
-                assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for target in re.findall(r"\]\(([^)]+)\)", document.read_text(encoding="utf-8")):
+            if "://" not in target:
+                path, _, anchor = target.partition("#")
+                file = document.parent / path if path else document
+                assert file.exists(), f"{document.name}: {target}"
+                assert not anchor or anchor in _anchors(file), f"{document.name}: {target}"
+
+
+def _anchors(document: Path) -> set[str]:
+    """Those that a code host gives a document's headings."""
+    titles = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    """A dead link, a dead anchor and a page outside the navigation are warnings, and mkdocs.yml makes them errors."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", "mkdocs.yml", "--site-dir"]
+    built = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    pages = [page.with_suffix("").name for page in sorted((ROOT / "docs").glob("*.md"))]
+    assert [page for page in pages if not (tmp_path / f"{page}.html").is_file()] == []
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    assert len(README.splitlines()) <= 250
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)", README))
+    assert linked == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {"docs/index.md"}
 
 
 def test_the_architecture_names_only_files_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""The documents' examples of each format are decoded, and README's format of one's own is found, configured
+"""The documents' examples of each format are decoded, and their format of one's own is found, configured
 and used.
 """
 
@@ -23,9 +23,9 @@ from sink.tables import deletes_carry_row
 from tests.changelog import avro_messages, fuzz
 from tests.changelog.messages import decode, messages, raw_records, spec
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-FORMATS = README.split("\n## Formats\n")[1].split("\n## ")[0]
-OWN = FORMATS.split("\n### A format of your own\n")[1]
+DOCS = Path(__file__).parents[1] / "docs"
+FORMATS = (DOCS / "formats.md").read_text(encoding="utf-8")
+OWN = (DOCS / "own-formats.md").read_text(encoding="utf-8")
 ORDERS = {"id": "bigint", "customer": "string", "amount": "decimal(12,2)"}
 ADA = {"id": 7, "customer": "Ada", "amount": Decimal("10.50")}
 JSON = [name for name in formats.OURS if "avro" not in name]
@@ -39,7 +39,7 @@ def block(text: str, language: str) -> str:
 
 
 def paragraph(name: str) -> str:
-    """What README says of a format."""
+    """What the page says of a format."""
     return re.split(r"^\*\*`|^### ", FORMATS.split(f"\n**`{name}`**")[1], flags=re.MULTILINE)[0]
 
 
@@ -53,19 +53,19 @@ def json_example(text: str) -> Any:
     return json.JSONDecoder().raw_decode(text.lstrip())[0]
 
 
-def test_readme_has_every_format() -> None:
+def test_the_page_has_every_format() -> None:
     found = re.findall(r"^\*\*`([\w-]+)`\*\*", FORMATS, re.MULTILINE)
     assert sorted(found) == formats.names()
 
 
 @pytest.mark.parametrize("name", formats.OURS)
-def test_readme_has_every_option(name: str) -> None:
+def test_the_page_has_every_option(name: str) -> None:
     for option in formats.find(name).OPTIONS:
         assert f"`{option}`" in FORMATS or option.startswith("schema.registry.") or f"{option}: " in paragraph(name)
 
 
 @pytest.mark.parametrize("name", JSON)
-def test_readme_examples(name: str) -> None:
+def test_examples_of_the_page(name: str) -> None:
     (row,) = decode(name, raw_records(messages(block(paragraph(name), "json").strip())), spec(ORDERS))
     assert (row.error, row.row) == (None, ADA)
     assert row.kind == ("+I" if name == "debezium-json" else "+U")
@@ -112,7 +112,7 @@ def test_the_debezium_avro_example_is_a_real_message() -> None:
 
 @pytest.fixture
 def own_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """README's example as an installed package. Its name."""
+    """The page's example as an installed package. Its name."""
     entry = re.search(r"^(\w+) = \"(\w+)\.(\w+):(\w+)\"$", block(OWN, "toml"), re.MULTILINE)
     assert entry is not None
     name, package, module, made = entry.groups()

@@ -210,10 +210,8 @@ class KafkaSource:
             if start[partition] > end:
                 raise TableError(
                     f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic "
-                    "ends at "
-                    f"{end}. Was it deleted and created again? To read it from the start, remove the stored position "
-                    "(see "
-                    "README, Reset)."
+                    f"ends at {end}. Was it deleted and created again? To read it from the start, remove the stored "
+                    "position (see docs/operations.md, Reset)."
                 )
         return {partition: start[partition] for partition in latest}
 
