@@ -133,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     ]  # fmt: skip
     for command in with_config:
         command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+    _add_history(add)
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
@@ -142,6 +143,32 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
     )
     return parser
+
+
+def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser]") -> None:
+    history = add("history", _history, "list a table's commits",
+                  "Lists a table's commits, newest first: when, by whom, from which source position to which, how many "
+                  "changes of each kind, and the files. Changes nothing.")  # fmt: skip
+    show = add("show", _show, "print rows of a table, also as they were",
+               "Prints rows of a table as they are, or were at a time, in a snapshot, or at a source position. Which "
+               "snapshot that is goes to stderr. Changes nothing.")  # fmt: skip
+    for command in (history, show):
+        command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+        command.add_argument("table", metavar="TABLE", help="catalog.namespace.table, or the end of a target's name")
+        command.add_argument("--limit", type=_count, default=20, help="at most so many (default: 20)")
+        command.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+    show.add_argument(
+        "--key", metavar="COLUMN=VALUE", action="append", default=[],
+        help="only rows with this value; may be given for several columns. Without a column it is the key's",
+    )  # fmt: skip
+    when = show.add_mutually_exclusive_group()
+    when.add_argument("--as-of", metavar="TIME", type=_time, help="ISO 8601, such as 2026-01-31T12:00:00; UTC")
+    when.add_argument("--version", metavar="ID", type=int, help="a snapshot; rowdelta history lists them")
+    when.add_argument(
+        "--at-position", metavar="JSON", type=_position,
+        help="the newest snapshot that is not past this source position, such as '{\"0\": 42}': no message of "
+        "partition 0 from offset 42 on has been applied. Partitions that aren't named may be anywhere",
+    )  # fmt: skip
 
 
 def _version() -> str:
@@ -218,6 +245,54 @@ def _status(args: argparse.Namespace) -> int:
     from sink import inspection
 
     return _inspect(args, inspection.status)
+
+
+def _history(args: argparse.Namespace) -> int:
+    def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
+        from sink import time_travel
+
+        found = time_travel.history(spark, config, time_travel.target(config, args.table))
+        return time_travel.lines(found, args.limit, as_json=args.json)
+
+    return _inspect(args, look)
+
+
+def _show(args: argparse.Namespace) -> int:
+    def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
+        from sink import time_travel
+
+        when = time_travel.When(args.as_of, args.version, args.at_position)
+        found = time_travel.show(spark, config, time_travel.target(config, args.table), when, args.key, args.limit)
+        print(found.heading, file=sys.stderr)
+        if args.json:
+            yield from found.rows
+        elif found.cells:
+            yield from _as_table(found.columns, found.cells)
+        else:
+            yield "no such row" if args.key else "no rows"
+
+    return _inspect(args, look)
+
+
+def _time(text: str) -> int:
+    from sink.time_travel import parse_time
+
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a time such as 2026-01-31T12:00:00") from None
+
+
+def _position(text: str) -> object:
+    import json
+
+    try:
+        position = json.loads(text)
+    except ValueError:
+        position = None
+    if not isinstance(position, dict):
+        raise argparse.ArgumentTypeError(f'got {text!r}, expected JSON such as {{"0": 42}}')
+    return position
 
 
 def _list_dead_letters(args: argparse.Namespace) -> int:

@@ -126,6 +126,12 @@ class IcebergTable:
         summary: dict[str, str] = self._as_json(snapshot.summary())
         return summary
 
+    def metadata(self) -> dict[str, Any]:
+        """All metadata as JSON (Iceberg spec, Table Metadata Fields)."""
+        text = str(self.iceberg.TableMetadataParser.toJson(self.java.operations().current()))
+        metadata: dict[str, Any] = json.loads(text)
+        return metadata
+
     def snapshot_id(self) -> int | None:
         snapshot = self.java.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())

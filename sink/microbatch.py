@@ -46,6 +46,7 @@ from sink.exchange import (
     files_exchanged,
     in_arrow,
 )
+from sink.history import ROWS
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLostError, KeyIndex
 from sink.minor_compaction import MinorCompaction
@@ -684,7 +685,7 @@ class TableSink:
             written_under_schema=self._spec.iceberg_schema.schema_id,
             written_under_spec=self._spec.current_spec_id,
             written_for_empty_table=begun.empty,
-            summary={"rowdelta.sink-id": self._config.sink.id},
+            summary={"rowdelta.sink-id": self._config.sink.id, ROWS: json.dumps(written.rows)},
             properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
         )
         if self._key_index is None or slice_ is None or index is None:

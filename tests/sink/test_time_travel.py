@@ -1,0 +1,91 @@
+"""`rowdelta history` and `rowdelta show` of a table that was fed from Kafka."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink import time_travel
+from sink.config import Config
+from sink.errors import ConfigError, TableError
+from sink.time_travel import When
+from tests.services.kafka import Kafka, running_kafka
+from tests.sink.test_kafka import KafkaJob, event, insert, order
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    with running_kafka() as broker:
+        yield broker
+
+
+def test_rows_as_they_were(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    """Two commits of the sink, then one of Spark's: each state has its rows, and each commit says what it did."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    config, target = job.config(), job.target()
+
+    def rows(when: When, *key: str) -> list[dict[str, object]]:
+        found = time_travel.show(spark, config, target, when, key, 10)
+        return sorted(map(json.loads, found.rows), key=lambda row: row["id"])
+
+    with pytest.raises(TableError, match="does not exist"):
+        rows(When())
+    ann, bob, eve = order(1, "ann", "1.50"), order(2, "bob"), order(3, "eve")
+    job.produce([insert(ann), insert(bob)])
+    job.run()
+    job.produce([event("u", ann, ann | {"customer": "Ann"}), event("d", bob, None), insert(eve)])
+    job.run()
+    spark.sql(f"DELETE FROM {target} WHERE id = 3")
+
+    before = [{"id": 1, "customer": "ann", "amount": 1.50}, {"id": 2, "customer": "bob", "amount": 1.00}]
+    after = [{"id": 1, "customer": "Ann", "amount": 1.50}, {"id": 3, "customer": "eve", "amount": 1.00}]
+    assert rows(When()) == after[:1]
+    for offset in (2, 3, 4):
+        assert rows(When(position={"0": offset})) == before
+    assert rows(When(position={"0": 5})) == after[:1]  # Spark's commit has the same position
+    foreign, second, first = time_travel.history(spark, config, target).commits
+    assert rows(When(version=second.snapshot_id)) == after
+    assert rows(When(as_of=first.time)) == before
+    assert rows(When(version=second.snapshot_id), "3") == after[1:]
+    assert rows(When(version=second.snapshot_id), "customer=Ann", "id=1") == after[:1]
+    assert rows(When(), "2") == []
+    shown = time_travel.show(spark, config, target, When(position={"0": 4}), ["id=1"], 10)
+    assert shown.cells == [["1", "ann", "1.50"]]
+    assert f"snapshot {first.snapshot_id} of" in shown.heading
+    assert f'position {{"0": 2}}; snapshot {second.snapshot_id} after it has {{"0": 5}}' in shown.heading
+    for key, text in (("x=1", "no column"), ("one", "is no bigint")):
+        with pytest.raises(ConfigError, match=text):
+            rows(When(), key)
+
+    assert foreign.by.startswith("spark")
+    assert (first.by, first.end, first.rows["+I"]) == ("sink shop", {"0": 2}, 2)
+    assert (second.begin, second.end) == ({"0": 2}, {"0": 5})
+    assert {kind: count for kind, count in second.rows.items() if count} == {"+I": 1, "+U": 1, "-D": 1}
+    spark.sql(f"CALL lake.system.expire_snapshots('{target}', TIMESTAMP '2100-01-01', 1)")
+    with pytest.raises(TableError, match="older snapshots have expired"):
+        rows(When(position={"0": 4}))
+
+
+def test_a_table_is_named_in_several_ways() -> None:
+    tables = [{"source": f"db.{n}.orders", "target": f"lake.{n}.orders", "key": ["id"]} for n in ("shop", "old")]
+    patterns = [{"source": "db.new.(.*)", "target": "lake.new.$1", "key": ["id"]}]
+    config = Config.model_validate(
+        {
+            "sink": {"id": "shop", "checkpoint": "state", "dead_letter_table": "lake.shop.dead"},
+            "source": {"type": "kafka", "format": "row-kind", "options": {"kafka.bootstrap.servers": "nowhere"}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": "warehouse"}},
+            "tables": [*tables, *patterns],
+        }
+    )
+    for name in ("lake.shop.orders", "shop.orders", "db.shop.orders"):
+        assert time_travel.target(config, name) == "lake.shop.orders"
+    assert time_travel.target(config, "lake.new.things") == "lake.new.things"
+    with pytest.raises(ConfigError, match=r"may be lake.old.orders or lake.shop.orders"):
+        time_travel.target(config, "orders")
+    with pytest.raises(ConfigError, match="is no table"):
+        time_travel.target(config, "things")
