@@ -34,6 +34,7 @@ from sink.dead_letter_topic import DeadLetterTopic
 from sink.errors import TableError, TemporaryError, TooManyBadRecordsError
 from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
 from sink.sources.source import Position
+from sink.spark_versions import to_arrow
 
 log = logging.getLogger("rowdelta")
 
@@ -270,7 +271,7 @@ def nothing(spark: SparkSession, config: Config, selection: Selection) -> str:
 def newest(letters: DataFrame, limit: int) -> Iterator[DeadLetter]:
     """The last `limit` dead letters, newest first; those of one micro-batch from its end."""
     order = [F.desc("time"), F.desc("table"), F.desc("source"), F.desc("partition"), F.desc("offset")]
-    for row in letters.orderBy(*order).limit(limit).select(*COLUMNS.fieldNames()).toArrow().to_pylist():
+    for row in to_arrow(letters.orderBy(*order).limit(limit).select(*COLUMNS.fieldNames())).to_pylist():
         yield DeadLetter(**row)
 
 
@@ -279,7 +280,7 @@ def counts(letters: DataFrame) -> Iterator[dict[str, Any]]:
     grouped = letters.groupBy("table", "error_class", "reason").agg(
         F.count("*").alias("count"), F.max("time").alias("last")
     )
-    yield from grouped.orderBy(F.desc("count"), "table", "error_class", "reason").toArrow().to_pylist()
+    yield from to_arrow(grouped.orderBy(F.desc("count"), "table", "error_class", "reason")).to_pylist()
 
 
 def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:

@@ -24,6 +24,7 @@ from deltawriters import TableSpec
 from sink.config import PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.sources.source import Position
+from sink.spark_versions import parse_ddl
 
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
 """What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw
@@ -480,7 +481,7 @@ def parse_type(text: str, path: str) -> T.DataType:
     from pyspark.errors import PySparkException
 
     try:
-        return T.DataType.fromDDL(text)
+        return parse_ddl(text)
     except (PySparkException, ValueError):
         raise ConfigError(
             f"{path}: got {text!r}, expected a Spark SQL type such as bigint, string, decimal(12,2) or timestamp"

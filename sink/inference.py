@@ -17,6 +17,7 @@ from changelog.values import spark_type
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, java_class, java_message
+from sink.spark_versions import to_arrow
 
 SAMPLE = 1000
 """Messages looked at, from the beginning of the source."""
@@ -34,7 +35,7 @@ def infer_columns(spark: SparkSession, config: Config, table: TableSection) -> d
         schema = _parquet_schema(spark, table)
         known = {Kinds.of(config.source.format_options).column, *table.exclude}
         return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
-    sample = _sample(spark, config, table).toArrow()
+    sample = to_arrow(_sample(spark, config, table))
     try:
         types = infer_fields(config, sample)
     except RegistryError as error:

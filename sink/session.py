@@ -10,27 +10,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
-from sink import interrupts
+from sink import interrupts, spark_versions
 from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.iceberg import java_class, java_message
 
-ICEBERG_VERSION = "1.11.0"
-_LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 _TOLD_TWICE = (
-    "executor.Executor",
-    "scheduler.TaskSetManager",
-    "sql.execution.streaming.MicroBatchExecution",
-    "sql.execution.streaming.runtime.MicroBatchExecution",  # Spark 4.1
-    "util.Utils",
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.util.Utils",
 )
-"""Loggers of the driver that print, with stacks of a hundred lines each, what also reaches us as an exception."""
+"""Loggers of the driver that print, with stacks of a hundred lines each, what also reaches us as an exception. That of
+the micro-batches does too; its name depends on Spark's version."""
 WORKERS_KEEP_MEMORY = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(64 * 1024 * 1024),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 * 1024 * 1024),
@@ -43,10 +39,10 @@ _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 
 def packages(config: Config) -> list[str]:
     """Maven coordinates the job needs: Iceberg's runtime, Kafka's source if it is used, and the user's own."""
-    major, minor = pyspark.__version__.split(".")[:2]
-    needed = [f"org.apache.iceberg:iceberg-spark-runtime-{major}.{minor}_2.13:{ICEBERG_VERSION}"]
+    version = spark_versions.installed()
+    needed = [version.iceberg_runtime]
     if config.source.type == "kafka":
-        needed.append(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{major}.{minor}.0")
+        needed.append(version.kafka_connector)
     own = [p.strip() for p in config.spark.get("spark.jars.packages", "").split(",") if p.strip()]
     return [*needed, *(p for p in own if p not in needed)]
 
@@ -80,7 +76,7 @@ def settings(config: Config) -> dict[str, str]:
     if re.match("file:|(?![a-z0-9+.-]+:)", config.sink.checkpoint):
         # on a local disk, Hadoop's other file API, which is Spark's first choice, forks a `readlink` 16 times a
         # micro-batch
-        defaults["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
+        defaults["spark.sql.streaming.checkpointFileManagerClass"] = spark_versions.installed().local_checkpoints
     catalogs = {}
     for name, properties in config.catalogs.items():
         prefix = f"spark.sql.catalog.{name}"
@@ -112,8 +108,8 @@ def start(config: Config) -> SparkSession:
     assert jvm is not None
     if "spark.log.level" not in config.spark and _has_class(jvm, "org.apache.logging.log4j.core.config.Configurator"):
         log4j = jvm.org.apache.logging.log4j
-        for name in _TOLD_TWICE:
-            log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
+        for name in (*_TOLD_TWICE, spark_versions.installed().micro_batches):
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     if not _has_class(jvm, "org.apache.iceberg.spark.SparkCatalog"):
         raise ConfigError(
             "Spark was started without Iceberg. Start it with\n"
@@ -163,9 +159,8 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
             raise
         except PySparkRuntimeError as error:
             raise TemporaryError(
-                f"Spark's JVM ended while it started ({error.getCondition()}); what it printed says why. If it could "
-                "not download "
-                "packages, run again; else correct the section spark."
+                "Spark's JVM ended while it started; what it printed says why. If it could not download packages, run "
+                f"again; else correct the section spark. ({error})"
             ) from None
         except (Py4JJavaError, CapturedException) as error:
             refusal = _refused(error)
@@ -200,7 +195,8 @@ def activate(spark: SparkSession) -> None:
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
-    SparkSession._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
+    # the public class: PySpark's own way to name it differs between versions
+    jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def _is_set(spark: SparkSession, name: str) -> bool:

@@ -21,6 +21,7 @@ from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
 from sink.inference import infer_columns
 from sink.patterns import ResolvedTable
+from sink.spark_versions import parse_ddl
 
 _NO_FLOATS = "Its NaN has no form in which a commit could name the partition. Partition by another column."
 
@@ -169,7 +170,7 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
     types: dict[str, T.DataType | None] = {}
     for name, dtype in observed.items():
         try:
-            types[name] = T.DataType.fromDDL(dtype) if dtype else None
+            types[name] = parse_ddl(dtype) if dtype else None
         except PySparkException:
             # a name inside that is no identifier, such as `$oid`
             raise TableError(
@@ -290,7 +291,7 @@ def _changelog(
             dtype = parse_type(column.type, f"{path}.order_by[{number}]")
         else:
             dtype = types.get(column.name, T.LongType())
-        if not isinstance(dtype, T.AtomicType) or isinstance(dtype, T.VariantType):
+        if not isinstance(dtype, T.AtomicType) or dtype.typeName() == "variant":
             raise ConfigError(
                 f"{path}.order_by[{number}]: got {column.name} of type {dtype.simpleString()}, which has no order; "
                 "expected a number, "

@@ -1,0 +1,147 @@
+"""What differs between the versions of Spark that the sink runs on: all of it is here.
+
+The version is read from the names of the installation's jars. This takes no JVM, and not even an import of PySpark.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sink.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+
+@dataclass(frozen=True)
+class Known:
+    """A minor version of Spark that the suite runs on.
+
+    :param tested: the patch release that the suite runs on.
+    :param iceberg: version of Iceberg's runtime.
+    :param connector: version of Kafka's connector, if it isn't Spark's own.
+    :param checkpointing: package of the classes that write checkpoints.
+    :param runtime: package of the classes that run streaming queries.
+    """
+
+    tested: str
+    iceberg: str
+    connector: str | None = None
+    checkpointing: str = "org.apache.spark.sql.execution.streaming"
+    runtime: str = "org.apache.spark.sql.execution.streaming"
+
+
+KNOWN = {
+    "3.5": Known("3.5.7", iceberg="1.11.0"),
+    # not every repository has all that the connectors of later patch releases depend on
+    "4.0": Known("4.0.2", iceberg="1.11.0", connector="4.0.0"),
+    "4.1": Known(
+        "4.1.1",
+        iceberg="1.11.0",
+        checkpointing="org.apache.spark.sql.execution.streaming.checkpointing",
+        runtime="org.apache.spark.sql.execution.streaming.runtime",
+    ),
+}
+"""By minor version."""
+
+
+@dataclass(frozen=True)
+class SparkVersion:
+    """An installed Spark.
+
+    :param full: such as 4.0.2, or 3.5.5-amzn-1 as a vendor says it.
+    :param scala: the Scala version that its jars are for, such as 2.13.
+    """
+
+    full: str
+    scala: str
+
+    @property
+    def minor(self) -> str:
+        """Such as 4.0."""
+        return ".".join(self.full.split(".")[:2])
+
+    @property
+    def known(self) -> Known:
+        """:raises ConfigError: the sink isn't known to work on this version."""
+        if self.minor not in KNOWN:
+            raise ConfigError(
+                f"Spark {self.full}: rowdelta does not know this version. It is known to work on Spark "
+                f"{' and '.join(', '.join(KNOWN).rsplit(', ', 1))}. Install one of them: "
+                f"pip install 'pyspark=={list(KNOWN.values())[-1].tested}', and if SPARK_HOME is set, point it there."
+            )
+        return KNOWN[self.minor]
+
+    @property
+    def iceberg_runtime(self) -> str:
+        """Maven coordinates."""
+        return f"org.apache.iceberg:iceberg-spark-runtime-{self.minor}_{self.scala}:{self.known.iceberg}"
+
+    @property
+    def kafka_connector(self) -> str:
+        """Maven coordinates."""
+        release = re.match(r"[\d.]*\d", self.full)  # a vendor's releases are not in Maven Central
+        version = self.known.connector or (release[0] if release else self.known.tested)
+        return f"org.apache.spark:spark-sql-kafka-0-10_{self.scala}:{version}"
+
+    @property
+    def local_checkpoints(self) -> str:
+        """Class that writes checkpoints through Hadoop's `FileSystem`."""
+        return f"{self.known.checkpointing}.FileSystemBasedCheckpointFileManager"
+
+    @property
+    def micro_batches(self) -> str:
+        """Class that runs the micro-batches of a query."""
+        return f"{self.known.runtime}.MicroBatchExecution"
+
+
+def installed() -> SparkVersion:
+    """The Spark that a session started now is of: that of SPARK_HOME, else the one that PySpark brings.
+
+    :raises ConfigError: there is none.
+    """
+    home = _home()
+    for jar in sorted((home / "jars").glob("spark-core_*.jar")):
+        if found := re.fullmatch(r"spark-core_([\d.]+)-(\d+\.\d+.*)\.jar", jar.name):
+            return SparkVersion(found[2], found[1])
+    raise ConfigError(
+        f"no Spark found: there is no spark-core jar in {home / 'jars'}. Install one (pip install 'pyspark>=3.5,<4.2')"
+        + (", or correct SPARK_HOME." if "SPARK_HOME" in os.environ else ".")
+    )
+
+
+def _home() -> Path:
+    if home := os.environ.get("SPARK_HOME"):
+        return Path(home)
+    pyspark = find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        raise ConfigError("no Spark found. Install it: pip install 'pyspark>=3.5,<4.2'")
+    return Path(pyspark.origin).parent
+
+
+def parse_ddl(text: str) -> "DataType":
+    """`DataType.fromDDL`, which Spark 3.5 has under a private name only.
+
+    :raises PySparkException: the text is no type.
+    """
+    from pyspark.sql import types
+
+    parse: Callable[[str], DataType] = getattr(types.DataType, "fromDDL", None) or types._parse_datatype_string
+    return parse(text)
+
+
+def to_arrow(rows: "DataFrame") -> "pa.Table":
+    """`DataFrame.toArrow`, which Spark 3.5 has as a private method only, one that gives batches."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if installed().minor != "3.5":
+        return rows.toArrow()
+    batches: list[pa.RecordBatch] = rows._collect_as_arrow()  # type: ignore[operator]
+    return pa.Table.from_batches(batches, to_arrow_schema(rows.schema))

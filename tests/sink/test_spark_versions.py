@@ -1,0 +1,64 @@
+"""Which Spark is installed, and what follows from that, found without a JVM."""
+
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from sink import cli, spark_versions
+from sink.errors import ConfigError
+
+CONFIG = """\
+sink: {id: shop, checkpoint: state}
+source: {type: kafka, format: debezium-json, options: {kafka.bootstrap.servers: "nowhere:9092"}}
+catalogs: {lake: {type: hadoop, warehouse: warehouse}}
+tables: [{source: orders, target: lake.shop.orders, key: [id], columns: {id: bigint}}]
+"""
+
+
+@pytest.fixture
+def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The `jars` of an installation that SPARK_HOME names."""
+    home = tmp_path / "spark"
+    (home / "jars").mkdir(parents=True)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    return home / "jars"
+
+
+@pytest.mark.parametrize(
+    ("jar", "iceberg", "connector"),
+    [
+        ("spark-core_2.12-3.5.7.jar", "3.5_2.12:1.11.0", "_2.12:3.5.7"),
+        ("spark-core_2.13-3.5.1.jar", "3.5_2.13:1.11.0", "_2.13:3.5.1"),  # some vendors' 3.5 is for Scala 2.13
+        ("spark-core_2.12-3.5.5-amzn-1.jar", "3.5_2.12:1.11.0", "_2.12:3.5.5"),
+        ("spark-core_2.13-4.0.2.jar", "4.0_2.13:1.11.0", "_2.13:4.0.0"),
+        ("spark-core_2.13-4.1.1.jar", "4.1_2.13:1.11.0", "_2.13:4.1.1"),
+    ],
+)
+def test_packages_are_those_of_the_installed_spark(
+    jar: str, iceberg: str, connector: str, spark_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (spark_home / jar).touch()
+    (tmp_path / "sink.yaml").write_text(CONFIG)
+    assert cli.main(["packages", str(tmp_path / "sink.yaml")]) == 0
+    assert capsys.readouterr().out.strip().split(",") == [
+        f"org.apache.iceberg:iceberg-spark-runtime-{iceberg}",
+        f"org.apache.spark:spark-sql-kafka-0-10{connector}",
+    ]
+
+
+def test_without_spark_home_it_is_the_spark_that_pyspark_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    assert spark_versions.installed().full == pyspark.__version__
+
+
+@pytest.mark.parametrize("version", ["3.4.4", "4.2.0"])
+def test_on_another_version_the_message_says_which_are_known(version: str, spark_home: Path) -> None:
+    (spark_home / f"spark-core_2.13-{version}.jar").touch()
+    with pytest.raises(ConfigError, match=rf"Spark {version}: .* known to work on Spark 3\.5, 4\.0 and 4\.1\."):
+        _ = spark_versions.installed().known
+
+
+def test_a_spark_home_without_spark_is_named(spark_home: Path) -> None:
+    with pytest.raises(ConfigError, match=f"no spark-core jar in {spark_home}.* correct SPARK_HOME"):
+        spark_versions.installed()
