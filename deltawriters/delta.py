@@ -10,6 +10,7 @@ The key map *is* the collapsed prefix of the commit: a flush collapses map entri
 same comparison. So changes may arrive in any order, and where the flushes fall has no influence on the outcome.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import HASH, KIND, ORDER, RowKind
+from deltawriters import partitioning
 from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, settle, tied_rows
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.equality import EqualityDeletes
@@ -254,9 +256,15 @@ class DeltaWriter:
     def _equality_deletes(self) -> list[ContentFile]:
         """Delete from earlier snapshots every key that they may hold."""
         deletes = EqualityDeletes(self._table, self._factory, self._options.key)
+        assert self._map.keys is not None
+        for start, stop in _portions(self._map.keys, self._map.first):
+            first = None if self._map.first is None else self._map.first.slice(start, stop - start)
+            self._delete_keys(self._map.keys.slice(start, stop - start), first, deletes)
+        return deletes.close()
+
+    def _delete_keys(self, keys: pa.Table, first: pa.Table | None, deletes: EqualityDeletes) -> None:
         types = self._table.arrow_schema
-        keys = as_table_types(self._map.keys, pa.schema([types.field(name) for name in self._options.key]))
-        first = self._map.first
+        keys = as_table_types(keys, pa.schema([types.field(name) for name in self._options.key]))
         if first is not None:
             kinds = storage(first.column(KIND)).to_numpy(zero_copy_only=False)
             removed = pa.array(kinds != RowKind.INSERT)
@@ -272,7 +280,6 @@ class DeltaWriter:
             known = pa.array(self._old_partition_known(first))
             deletes.delete(keys.filter(known), sources.filter(known))
             deletes.delete_globally(keys.filter(pc.invert(known)))
-        return deletes.close()
 
     def _old_partition_known(self, first: pa.Table) -> npt.NDArray[np.bool_]:
         """Whether a first change says from which partition to remove its key.
@@ -318,7 +325,26 @@ class _KeyMap:
 
 
 def _concat(known: pa.Table | None, more: pa.Table) -> pa.Table:
-    return more if known is None else pa.concat_tables([known, more]).combine_chunks()
+    """One chunk of both; of more text than `MOST_TEXT` in Arrow's large types."""
+    if known is None:
+        return more
+    if known.nbytes + more.nbytes > partitioning.MOST_TEXT:
+        types = [field.with_type(partitioning.large_type(field.type)) for field in known.schema]
+        known = known.cast(pa.schema(types))
+    return pa.concat_tables([known, more.cast(known.schema)]).combine_chunks()
+
+
+def _portions(keys: pa.Table, first: pa.Table | None) -> Iterator[tuple[int, int]]:
+    """Row ranges of the key map that fit Arrow's usual types: all, but for more text than these hold."""
+    waiting = [(0, keys.num_rows)]
+    while waiting:
+        start, stop = waiting.pop()
+        sizes = (table.slice(start, stop - start).nbytes for table in (keys, first) if table is not None)
+        if stop - start <= 1 or max(sizes) <= partitioning.MOST_TEXT:
+            yield start, stop
+        else:
+            middle = (start + stop) // 2
+            waiting += [(middle, stop), (start, middle)]
 
 
 def _take(table: pa.Table, rows: Ints) -> pa.Table:

@@ -19,6 +19,10 @@ MAX_OPEN_WRITERS = 64
 """Fanout limit: each open Parquet file holds column buffers, so a task keeps at most this many open at a time."""
 
 
+MOST_TEXT = 2**31 - 1
+"""Bytes of text in an array of Arrow's usual types, whose offsets have 32 bits."""
+
+
 def source_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
     """Top-level columns that the partition values derive from, without repeats."""
     names = [schema.find_column_name(field.source_id) for field in spec.fields]
@@ -89,11 +93,22 @@ class PartitionedWriter:
 
 
 def storage(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """`column` as one plain array: chunks combined, extension types (UUID) as their storage."""
+    """`column` as one plain array: chunks combined, extension types (UUID) as their storage. Of more than `MOST_TEXT`
+    it is of Arrow's large type.
+    """
     if isinstance(column, pa.ChunkedArray):
+        if column.nbytes > MOST_TEXT:
+            column = column.cast(large_type(column.type))
         # `combine_chunks` copies a single chunk too
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def large_type(dtype: pa.DataType) -> pa.DataType:
+    """The type with 64-bit offsets for the same strings or bytes; others as they are."""
+    if pa.types.is_string(dtype):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary(dtype) else dtype
 
 
 def aligned(column: pa.Array) -> pa.Array:

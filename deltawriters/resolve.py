@@ -25,7 +25,7 @@ from deltawriters.keyindex import (
     open_run,
     write_run,
 )
-from deltawriters.partitioning import storage
+from deltawriters.partitioning import large_type, storage
 from deltawriters.positions import PositionDeletes
 from deltawriters.table import TableSpec, TaskId
 
@@ -82,12 +82,16 @@ class IndexResult:
 
 
 def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:
-    """The key columns in the table's types, as plain arrays: what the low hash is computed over."""
+    """The key columns in the table's types, as plain arrays: what the low hash is computed over.
+
+    Text may be of Arrow's large types, of which the hash is the same: it may be too much for the usual ones.
+    """
     columns = []
     for name in keys.column_names:
         dtype = table.arrow_schema.field(name).type
         dtype = dtype.storage_type if isinstance(dtype, pa.BaseExtensionType) else dtype
-        columns.append(storage(keys.column(name)).cast(dtype))
+        column = storage(keys.column(name))
+        columns.append(column if column.type == large_type(dtype) else column.cast(dtype))
     return columns
 
 

@@ -28,7 +28,7 @@ from deltawriters.keyindex import (
     low_hash,
     write_run,
 )
-from deltawriters.partitioning import PartitionedWriter, as_table_types
+from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
 from deltawriters.positions import PositionDeletes
 from deltawriters.resolve import key_columns
 from deltawriters.table import TableSpec, TaskId
@@ -256,8 +256,7 @@ def _as_spark_types(keys: pa.Table) -> pa.RecordBatch:
     """Spark's binary where Iceberg has uuids."""
     columns = []
     for column in keys.columns:
-        values = column.combine_chunks()
-        values = values.storage if isinstance(values, pa.ExtensionArray) else values
+        values = storage(column)
         columns.append(values.cast(pa.binary()) if pa.types.is_fixed_size_binary(values.type) else values)
     return pa.RecordBatch.from_arrays(columns, keys.column_names)
 

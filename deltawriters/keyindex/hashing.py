@@ -67,9 +67,9 @@ def _plain(column: pa.Array) -> pa.Array:
     dtype = column.type
     if pa.types.is_boolean(dtype) or (pa.types.is_integer(dtype) and dtype.bit_width < 32):
         return column.cast(pa.int32())
-    if pa.types.is_large_string(dtype) or pa.types.is_large_binary(dtype):
-        return column.cast(pa.binary())
     if _is_fixed(column) or pa.types.is_string(dtype) or pa.types.is_binary(dtype):
+        return column
+    if pa.types.is_large_string(dtype) or pa.types.is_large_binary(dtype):
         return column
     raise TypeError(f"a key column can't be of type {dtype}")
 
@@ -101,7 +101,7 @@ def _add_variable(state: Hashes, column: pa.Array) -> Hashes:
     """Add length and bytes of each value. Word by word over the rows that have one: longest rows first, so they are a
     prefix.
     """
-    offsets = np.frombuffer(column.buffers()[1], "<i4")[column.offset : column.offset + len(column) + 1]
+    offsets = value_offsets(column)
     lengths = np.diff(offsets)
     state = _add(state, lengths)
     words = (lengths + 3) // 4
@@ -124,6 +124,15 @@ def _add_variable(state: Hashes, column: pa.Array) -> Hashes:
         ordered[:rows] = _add(ordered[:rows], word)
     state[order] = ordered
     return state
+
+
+def value_offsets(column: pa.Array) -> npt.NDArray[np.integer]:
+    """Where each of the n values of a string or binary column begins in its data buffer, and the end of the last: n + 1
+    offsets, of 64 bits in Arrow's large types.
+    """
+    is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    offsets = np.frombuffer(column.buffers()[1], "<i8" if is_large else "<i4")
+    return offsets[column.offset : column.offset + len(column) + 1]
 
 
 def _add(state: Hashes, word: npt.NDArray[np.integer]) -> Hashes:

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from deltawriters.keyindex.hashing import value_offsets
+
 Hashes = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 
@@ -54,10 +56,15 @@ def _hashed(column: pa.Array, seed: Hashes) -> Hashes:
         if dtype.precision <= _MOST_LONG_DIGITS:
             return _long(words[::2], seed)
         return _decimal(words.view(np.uint8).reshape(-1, 16)[:, ::-1], seed)
-    if pa.types.is_string(dtype) or pa.types.is_binary(dtype):
-        offsets = np.frombuffer(column.buffers()[1], "<i4")[column.offset : column.offset + len(column) + 1]
+    if _is_variable(dtype):
+        offsets = value_offsets(column)
         return _of_lengths(column.buffers()[2], offsets[:-1], np.diff(offsets), seed)
     raise TypeError(f"a key column can't be of type {dtype}")
+
+
+def _is_variable(dtype: pa.DataType) -> bool:
+    is_small = pa.types.is_string(dtype) or pa.types.is_binary(dtype)
+    return bool(is_small or pa.types.is_large_string(dtype) or pa.types.is_large_binary(dtype))
 
 
 def _int(values: npt.NDArray[np.int32], seed: Hashes) -> Hashes:

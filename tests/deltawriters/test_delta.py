@@ -8,12 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.rows import KIND, RowKind, order_column
-from deltawriters import CardinalityError, ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId
+from deltawriters import (
+    CardinalityError,
+    ContentFile,
+    DeltaOptions,
+    DeltaWriter,
+    FileContent,
+    TableSpec,
+    TaskId,
+    delta,
+    partitioning,
+)
 from tests.deltawriters.lake import Lake
 
 SCHEMA = """{"type":"struct","schema-id":0,"identifier-field-ids":[1,2],"fields":[
@@ -246,6 +257,43 @@ def test_only_content_columns_contradict(tmp_path: Path) -> None:
     assert contents(write(table_at(tmp_path), options, batch(changes))) == {FileContent.DATA: 1}
 
 
+@pytest.mark.parametrize("mode", ["upsert", "changelog"])
+def test_more_text_of_keys_than_32_bit_offsets_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    """The commit's keys are held in Arrow's large types then, and no array of the usual ones has more than it can."""
+    monkeypatch.setattr(partitioning, "MOST_TEXT", 1000)
+    joined: list[pa.Table] = []
+    concat = delta._concat
+
+    def joining(known: pa.Table | None, more: pa.Table) -> pa.Table:
+        joined.append(concat(known, more))
+        return joined[-1]
+
+    monkeypatch.setattr(delta, "_concat", joining)
+    names = [f"shop {n:094d}" for n in range(40)]
+    batches = [
+        batch(
+            [
+                (RowKind.UPDATE_BEFORE, 2 * n, {"id": 1, "shop": name}),
+                (RowKind.UPDATE_AFTER, 2 * n + 1, {"id": 1, "shop": name}),
+            ]
+        )
+        for n, name in enumerate([*names, *names])
+    ]
+    table = table_at(tmp_path)
+    files = write(table, DeltaOptions(KEY, mode=mode, flush_bytes=EVERY_BATCH), *batches)
+    types = {
+        table.schema.field("shop").type for table in joined if "shop" in table.column_names and table.nbytes > 1000
+    }
+    assert types == {pa.large_string()}
+    assert sorted(row["shop"] for row in Lake(table, [files]).rows()) == names
+    keys = [file for file in files if file.content is FileContent.EQUALITY_DELETES]
+    assert len(keys) > 1
+    found = [row for file in keys for row in pq.read_table(file.path).to_pylist()]
+    assert sorted(row["shop"] for row in found) == names
+
+
 def test_a_table_pickles_without_what_it_has_cached(tmp_path: Path) -> None:
     table = table_at(tmp_path)
     size = len(pickle.dumps(table))
@@ -295,14 +343,17 @@ OPERATIONS = st.lists(
     tasks=st.integers(1, 2),
     batch_rows=st.integers(1, 9),
     flush_bytes=st.sampled_from([1, 300, 1 << 20]),
+    most_text=st.sampled_from([partitioning.MOST_TEXT, 200, 10]),
     random=st.randoms(use_true_random=False),
 )
 def test_the_table_equals_the_source(
     operations: list[Any], spec: str, version: int, mode: Any, commits: int, tasks: int,
-    batch_rows: int, flush_bytes: int, random: Any,
+    batch_rows: int, flush_bytes: int, most_text: int, random: Any,
 ) -> None:  # fmt: skip
+    """:param most_text: of a commit's keys, from which on 32-bit offsets don't do."""
     source = Source()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partitioning, "MOST_TEXT", most_text)
         table = table_at(folder, spec, version, {"write.target-file-size-bytes": "900"})
         lake = Lake(table)
         per_commit = -(-len(operations) // commits) or 1
