@@ -100,6 +100,10 @@ class UnavailableError(Exception):
     """A service that a format needs doesn't answer. No record is at fault: the job stops, and may run again."""
 
 
+class FormatError(Exception):
+    """The format's code fails whatever a record says: a module or a name is missing. No record is at fault."""
+
+
 class BadOptionError(ValueError):
     """An option of the format has a value that it can't take. No record is at fault."""
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,16 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, Rejected, UnavailableError, Wire, WireType
+from changelog.changes import (
+    RAW_SCHEMA,
+    BadOptionError,
+    Changes,
+    FormatError,
+    Rejected,
+    UnavailableError,
+    Wire,
+    WireType,
+)
 from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
@@ -43,6 +53,7 @@ source; and of its record the topic or file, partition, offset and Kafka timesta
 
 _OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 _MAX_SHOWN = 80
+_OF_THE_CODE = (ImportError, NameError, SyntaxError, NotImplementedError)
 
 Mask = npt.NDArray[np.bool_]
 Observed = Mapping[str, str]
@@ -128,19 +139,24 @@ class _TaskDecoder:
         """The changes of a batch, and its bad records.
 
         A record on which the format itself fails is a bad record too, found by halving the batch: it would stop the job
-        for ever.
+        for ever. Whether it fails on all of them is for the job to see, which knows other batches.
+
+        :raises FormatError: what failed has nothing to do with the records.
         """
         try:
             decoded = self._decoded(raw)
         except (BadOptionError, UnavailableError, MemoryError, OSError):
             raise  # not the record's fault
-        except Exception as error:  # noqa: BLE001 - as said
+        except Exception as error:
+            if self._is_of_the_code(error):
+                what = f"{type(error).__name__}: {_shown(str(error))}"
+                raise FormatError(f"format {self._format_name} fails in its own code: {what}") from error
             # what it had learned may be half done
             self._format = formats.find(self._format_name)(self._spec)
             if raw.num_rows == 1:
                 bad = _Bad()
                 reason = f"the decoder failed: {type(error).__name__}: {_shown(str(error))}"
-                bad.add(pa.array([0], pa.int64()), BadRecord.UNPARSEABLE, reason)
+                bad.add(pa.array([0], pa.int64()), BadRecord.DECODER_FAILED, reason)
                 yield from self._bad_rows(raw, bad).to_batches()
                 return
             half = raw.num_rows // 2
@@ -148,6 +164,12 @@ class _TaskDecoder:
             yield from self.decode(raw.slice(half))
         else:
             yield from decoded.to_batches() or [_empty(self._schema)]
+
+    def _is_of_the_code(self, error: Exception) -> bool:
+        """Whether an exception tells of the code that raised it, and not of what it was given."""
+        if isinstance(error, AttributeError):
+            return isinstance(error.obj, ModuleType | type) or error.obj is self._format
+        return isinstance(error, _OF_THE_CODE) and not isinstance(error, pa.ArrowException)
 
     def _decoded(self, raw: pa.RecordBatch) -> pa.Table:
         bad = _Bad()

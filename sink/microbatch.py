@@ -34,7 +34,7 @@ from sink.compaction import Compaction
 from sink.config import Config
 from sink.dead_letters import DeadLetters
 from sink.decoding import RecordDecoder
-from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.exchange import (
     PACKED_SCHEMA,
     PART_ROWS,
@@ -68,6 +68,11 @@ log = logging.getLogger("rowdelta")
 
 _MOST_SCHEMAS = 10
 """A micro-batch may need several: what doesn't fit is known only of the columns that the table has."""
+
+_MOST_UNDECODED = 10
+"""Records in succession on which a format fails, and that are taken for bad ones. With more it is the format: one that
+is broken would make dead letters of a whole topic.
+"""
 
 SMALL_BATCH = 10_000
 """Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
@@ -654,6 +659,14 @@ class TableSink:
                 + "; ".join(written.samples)
                 + ". Correct the source, or set on_bad_record: dead-letter."
             )
+        undecoded = written.undecoded_since(self._undecoded())
+        if undecoded > _MOST_UNDECODED:
+            raise DataError(
+                f"{self.table.name}: the format failed on all of the last {undecoded:,} records, so it seems to be at "
+                f"fault, not they: {'; '.join(written.samples)}. Nothing of this micro-batch was applied. Correct the "
+                "format, or the package that it comes from, and run again. If the records are wrong, have the format "
+                "reject them (changelog.changes.Rejected)."
+            )
         if self._dead_letters is not None:
             self._dead_letters.check_limit(self.plan.section.target, written.bad_by_class, written.samples)
         again = written.snapshot_partitions & self._streamed()
@@ -668,9 +681,24 @@ class TableSink:
         stored = self.table.property(f"{self._prefix}.streamed")
         return set(json.loads(stored)) if stored else set()
 
+    def _undecoded(self) -> int:
+        """How many records in succession the format failed on, up to the table's position."""
+        return int(self.table.property(f"{self._prefix}.undecoded") or 0)
+
+    def _properties(self, written: Written) -> dict[str, str]:
+        """What else the table remembers of a micro-batch."""
+        properties = dict[str, str]()
+        streamed = self._streamed() | written.streamed_partitions
+        if streamed:
+            properties[f"{self._prefix}.streamed"] = json.dumps(sorted(streamed))
+        before = self._undecoded()
+        undecoded = written.undecoded_since(before)
+        if undecoded != before:
+            properties[f"{self._prefix}.undecoded"] = str(undecoded)
+        return properties
+
     def _commit(self, end: Position, begun: Begun, written: Written) -> None:
         operation, slice_ = begun.operation, begun.index
-        streamed = self._streamed() | written.streamed_partitions
         index = None
         if self._key_index is not None and slice_ is not None:
             with _before_commit(self.table.name):
@@ -686,7 +714,7 @@ class TableSink:
             written_under_spec=self._spec.current_spec_id,
             written_for_empty_table=begun.empty,
             summary={"rowdelta.sink-id": self._config.sink.id, ROWS: json.dumps(written.rows)},
-            properties={f"{self._prefix}.streamed": json.dumps(sorted(streamed))} if streamed else {},
+            properties=self._properties(written),
         )
         if self._key_index is None or slice_ is None or index is None:
             self._committer.commit(request)
@@ -816,6 +844,12 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
             f"{target}: the expression of a computed column failed on a value: {failed.group(2).strip()} Nothing was "
             "applied. Correct "
             "the expression; try_cast and the like give null instead."
+        )
+    broken = re.search(r"FormatError: (.*)", text)
+    if broken:
+        return ConfigError(
+            f"{target}: {broken.group(1)}. No record is at fault, and nothing was applied. Correct the format, or "
+            "install the versions of the packages that it needs, and run again."
         )
     registry = re.search(r"RegistryError: (.*)", text)
     if registry:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from changelog.rows import BadRecord
+
 
 @dataclass(frozen=True)
 class Written:
@@ -37,6 +39,14 @@ class Written:
     @property
     def bad(self) -> int:
         return sum(self.bad_by_class.values())
+
+    def undecoded_since(self, before: int) -> int:
+        """How many records in succession the format has failed on (`BadRecord.DECODER_FAILED`).
+
+        :param before: how many before this micro-batch. A record that it could read ends the count.
+        """
+        failed = self.bad_by_class.get(BadRecord.DECODER_FAILED, 0)
+        return 0 if any(self.rows.values()) or self.bad > failed else before + failed
 
     def shown(self, unites_deletes: bool) -> str:
         """For the log: changes, files, deletes, what the key index knew, bad records."""

@@ -1,10 +1,12 @@
 """Directories of change files, one streaming query a table.
 
 Spark takes files in the order of their modification time. A position is the high-water mark in that order, with the
-files that share its time: `{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7}`. As
-long as a checkpoint generation continues, Spark's own log says which files are new, also late ones; once it doesn't
-(deleted, restored from a copy, ahead of a table that was rolled back), files at or before the mark count as applied. A
-new generation that has come no further than the time of that mark remembers its files: `"earlier": ["b.parquet"]`.
+files that share its time, by their paths below the directory:
+`{"modified": 1767323045123, "files": ["b.parquet"], "relative": true, "generation": "5d2c…", "batch": 7}`. Positions of
+earlier releases lack `relative`, and have names without folders. As long as a checkpoint generation continues, Spark's
+own log says which files are new, also late ones; once it doesn't (deleted, restored from a copy, ahead of a table that
+was rolled back), files at or before the mark count as applied. A new generation that has come no further than the time
+of that mark remembers its files: `"earlier": ["b.parquet"]`.
 """
 
 import functools
@@ -16,19 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.decoding import is_wider
 from changelog.row_kind_columns import SOURCE, columns_to_read
 from changelog.row_kind_parquet import MOST_BYTES
-from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
@@ -39,8 +40,6 @@ from sink.sources.source import Position, Stream, TableBatch
 
 Found = TypeVar("Found")
 
-_MODIFIED = f"{PREFIX}modified"
-_NAME = f"{PREFIX}name"
 _OWN_OPTIONS = {"path_format"}
 _CHOOSING_OPTIONS = {"path_format", "maxFilesPerTrigger", "maxBytesPerTrigger", "maxFileAge"}
 """Options that have no influence on how a file is read."""
@@ -52,6 +51,7 @@ _ANY_AGE = "36500d"
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _AS_WRITTEN = "CORRECTED"
 _JSON = re.compile(r"\.(json|jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)
+_LOCAL = "^file:/+"
 _FEW = 4
 _AT_ONCE = 16
 """Footers read at a time, if there are more than a few."""
@@ -61,12 +61,18 @@ _FILE_SCHEMAS = 100
 
 @dataclass(frozen=True)
 class _ChangeFile:
-    path: str
-    modified: int  # milliseconds
+    """:param path: its URI, as Spark's log has it.
+    :param modified: milliseconds.
+    :param name: its path below the table's directory.
+    """
 
-    @property
-    def name(self) -> str:
-        return unquote(self.path.rsplit("/", 1)[-1])
+    path: str
+    modified: int
+    name: str
+
+    def is_named_by(self, names: Collection[str], position: Position) -> bool:
+        """Whether it is one of the files that `names`, which are of `position`, stand for."""
+        return self.name in names or (not position.get("relative") and self.name.rsplit("/", 1)[-1] in names)
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class FilesSource:
         self._folders: dict[str, CheckpointFolder] = {}
         self._generations: dict[str, str] = {}
         self._positions: dict[str, Position | None] = {}
+        self._roots: dict[str, str] = {}
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         # looked up once: to find a class by its name takes a round trip for each of the name's parts
@@ -156,23 +163,22 @@ class FilesSource:
         path = F.col("_metadata.file_path")
         if self._config.source.file_format == "parquet":
             schema = columns_to_read(self._specs[table.target])
-            return reader.schema(schema).parquet(table.source).select("*", path.alias(SOURCE), *_file_order())
-        return reader.format("text").load(table.source).select(path.alias("source"), "value", *_file_order())
+            return reader.schema(schema).parquet(table.source).select("*", path.alias(SOURCE))
+        return reader.format("text").load(table.source).select(path.alias("source"), "value")
 
     def batch(
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
     ) -> TableBatch | None:
         generation = self._generations[table.target]
         files = self._files(table, batch_id)
-        fresh, earlier = files, list[str]()
+        fresh = files
         continues = position is not None and position["generation"] == generation
         if position is not None and continues:
             if batch_id <= position["batch"]:
                 return None
             earlier = position.get("earlier", [])
-            fresh = [file for file in files if file.modified != position["modified"] or file.name not in earlier]
+            fresh = [f for f in files if f.modified != position["modified"] or not f.is_named_by(earlier, position)]
         elif position is not None:
-            earlier = position["files"]
             fresh = [file for file in files if _is_beyond(file, position)]
         if not fresh:
             return None
@@ -190,11 +196,9 @@ class FilesSource:
             reader = frame.sparkSession.read.schema(schema).option("__globPaths__", "false")
             records = reader.parquet(*paths).select("*", F.col("_metadata.file_path").alias(SOURCE))
         elif len(fresh) < len(files):
-            assert position is not None
-            applied = (F.col(_MODIFIED) == position["modified"]) & F.col(_NAME).isin(earlier)
-            if not continues:
-                applied |= F.col(_MODIFIED) < position["modified"]
-            records = frame.where(~applied)
+            applied = {_same_spelling(file.path) for file in files} - {_same_spelling(file.path) for file in fresh}
+            found = F.regexp_replace(SOURCE if is_parquet else "source", _LOCAL, "/")
+            records = frame.where(~found.isin(sorted(applied)))
         whole = self._read_whole(footers) if is_parquet else None
         return TableBatch(
             lambda: records, _mark(fresh, position, generation, batch_id), rows, declared=declared, files=whole
@@ -223,7 +227,7 @@ class FilesSource:
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         def behind(table: TableSection, position: Position | None) -> str:
             try:
-                files = [_ChangeFile(path, modified) for path, modified in self._list(table)]
+                files = [self._change_file(table, path, modified) for path, modified in self._list(table)]
             except ConfigError:
                 return f"unknown; there is no directory {table.source}"
             waiting = [file for file in files if position is None or _is_beyond(file, position)]
@@ -263,8 +267,21 @@ class FilesSource:
             log = f"{folder.location(generation)}/sources/0/{number}"
             lines = folder.read_lines(log if folder.exists(log) else f"{log}.compact")[1:]
             entries = [json.loads(line) for line in lines]
-            files += [_ChangeFile(e["path"], int(e["timestamp"])) for e in entries if e["batchId"] == number]
+            ours = (entry for entry in entries if entry["batchId"] == number)
+            files += [self._change_file(table, entry["path"], int(entry["timestamp"])) for entry in ours]
         return files
+
+    def _change_file(self, table: TableSection, uri: str, modified: int) -> _ChangeFile:
+        path = unquote(urlsplit(uri).path)
+        return _ChangeFile(uri, modified, path.removeprefix(f"{self._root(table)}/"))
+
+    def _root(self, table: TableSection) -> str:
+        """The directory, as paths of its files begin."""
+        if table.source not in self._roots:
+            path = self._hadoop_path(table.source)
+            qualified = path.getFileSystem(self._hadoop_conf).makeQualified(path)
+            self._roots[table.source] = str(qualified.toUri().getPath()).rstrip("/")
+        return self._roots[table.source]
 
     def _footers(self, table: TableSection, files: Sequence[_ChangeFile]) -> dict[str, "_Footer"]:
         found = self._each(functools.partial(self._footer, table), files)
@@ -394,26 +411,26 @@ def _continues(folder: CheckpointFolder, position: Position) -> bool:
     return folder.last_committed_batch(generation) <= batch <= folder.last_batch(generation)
 
 
-def _file_order() -> list[Column]:
-    return [
-        F.expr("unix_millis(_metadata.file_modification_time)").alias(_MODIFIED),
-        F.col("_metadata.file_name").alias(_NAME),
-    ]
+def _same_spelling(uri: str) -> str:
+    """Spark's log and its rows have the same URI of a file but for the slashes of a local one."""
+    return re.sub(_LOCAL, "/", uri)
 
 
 def _is_beyond(file: _ChangeFile, position: Position) -> bool:
     modified = int(position["modified"])
-    return file.modified > modified or (file.modified == modified and file.name not in position["files"])
+    return file.modified > modified or (file.modified == modified and not file.is_named_by(position["files"], position))
 
 
 def _mark(files: list[_ChangeFile], position: Position | None, generation: str, batch_id: int) -> Position:
     newest = max(file.modified for file in files)
     names = {file.name for file in files if file.modified == newest}
-    mark = {"modified": newest, "files": sorted(names), "generation": generation, "batch": batch_id}
+    mark = {"modified": newest, "files": sorted(names), "generation": generation, "batch": batch_id, "relative": True}
     if position is None or position["modified"] < newest:
         return mark
     if position["modified"] > newest:
         names = set()
     mark |= {"modified": position["modified"], "files": sorted(names | set(position["files"]))}
+    if not position.get("relative"):
+        del mark["relative"]  # some of the names are of an earlier release
     earlier = position.get("earlier", []) if position["generation"] == generation else position["files"]
     return mark | ({"earlier": earlier} if earlier else {})

@@ -10,7 +10,7 @@ import pyarrow.json as pj
 import pytest
 
 from changelog import formats
-from changelog.changes import Changes, Rejected, UnavailableError
+from changelog.changes import Changes, FormatError, Rejected, UnavailableError
 from changelog.decoding import ChangelogDecoder
 from changelog.row_kind import RowKindJson
 from changelog.rows import BAD
@@ -68,8 +68,8 @@ def test_a_record_on_which_a_format_fails_is_a_bad_record(fragile: type[Fragile]
     batches = list(ChangelogDecoder("fragile", spec(COLUMNS))([raw_records(messages(*rows))]))
     found = pa.Table.from_batches(batches)
     bad = found.column(BAD).drop_null().to_pylist()
-    assert [(b["offset"], b["reason"]) for b in bad] == [
-        (n, "the decoder failed: ArithmeticError: a mistake") for n in (3, 8)
+    assert [(b["offset"], b["error_class"], b["reason"]) for b in bad] == [
+        (n, "decoder_failed", "the decoder failed: ArithmeticError: a mistake") for n in (3, 8)
     ]
     good = found.filter(found.column(BAD).combine_chunks().is_null())
     assert sorted(good.column("id").to_pylist()) == [0, 1, 2, 4, 5, 6, 7, 9]
@@ -79,6 +79,26 @@ def test_a_service_that_is_down_is_no_records_fault(fragile: type[Fragile], monk
     monkeypatch.setattr(fragile, "failure", UnavailableError("no answer"))
     records = raw_records(messages({"row_kind": "+I", "id": 1, "v": "poison"}))
     with pytest.raises(UnavailableError):
+        list(ChangelogDecoder("fragile", spec(COLUMNS))([records]))
+
+
+def code_that_is_wrong() -> Iterator[Exception]:
+    """Exceptions as Python raises them for code that doesn't fit its libraries."""
+    for statement in ("import no.such.module", "no_such_name", "json.no_such_function", "Fragile.no_such_constant"):
+        try:
+            exec(statement)
+        except Exception as error:  # noqa: BLE001 - to be raised again
+            yield error
+    yield NotImplementedError("later")
+
+
+@pytest.mark.parametrize("failure", list(code_that_is_wrong()), ids=lambda failure: type(failure).__name__)
+def test_what_no_record_can_be_blamed_for_stops_the_task(
+    fragile: type[Fragile], monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    monkeypatch.setattr(fragile, "failure", failure)
+    records = raw_records(messages(*({"row_kind": "+I", "id": n, "v": "fine"} for n in range(9)), "poison"))
+    with pytest.raises(FormatError, match=rf"format fragile fails in its own code: {type(failure).__name__}: "):
         list(ChangelogDecoder("fragile", spec(COLUMNS))([records]))
 
 

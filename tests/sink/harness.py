@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Literal
 from urllib.parse import unquote, urlparse
 from uuid import uuid4
@@ -552,6 +553,25 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
 def die_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
     """`sink.task.run`, but the first task fails with some of its rows written."""
     yield from task.run(plan, written, _first_then(CrashError("crash in a task"), batches))
+
+
+def decode_with(failure: Exception) -> Callable[..., Iterator[pa.RecordBatch]]:
+    """`sink.task.decode` in place of which the format fails on every record."""
+
+    def raising(records: pa.RecordBatch) -> Iterator[Any]:
+        raise failure
+
+    def decode(decoder: Any, then: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+        from changelog import formats
+
+        find = formats.find
+        formats.find = lambda name: lambda spec: SimpleNamespace(changes=raising)  # type: ignore[assignment,return-value]
+        try:
+            yield from task.decode(decoder, then, batches)
+        finally:
+            formats.find = find
+
+    return decode
 
 
 def fill_disk_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:

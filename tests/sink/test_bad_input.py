@@ -18,7 +18,7 @@ from sink.patterns import resolve_tables
 from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
 from sink.tables import plan_table
-from tests.sink.harness import Job, crashing, fill_disk_in_task
+from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
 
 pytestmark = pytest.mark.spark
 
@@ -110,6 +110,50 @@ def test_only_key_and_partition_of_a_delete_must_fit(json_job: Job) -> None:
     json_job.run()
     assert ids(json_job) == []
     assert dead_letters(json_job) == []
+
+
+def test_a_format_that_fails_on_everything_makes_no_dead_letters_of_a_topic(
+    json_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few records that no format foresees may follow each other, however they are cut into micro-batches and runs.
+    More are more likely a plug-in or a library that doesn't fit. Then the position stays where it is.
+    """
+
+    def more(lines: int) -> None:
+        first = len(list(json_job.changes_folder.iterdir())) * 100
+        json_job.write_text("".join(GOOD.replace('"id": 1', f'"id": {first + n}') + "\n" for n in range(lines)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(microbatch, "_MOST_UNDECODED", 3)
+        patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword")))
+        for _ in range(3):  # as a topic may begin
+            more(1)
+        json_job.run()
+        assert [(d["error_class"], d["reason"]) for d in dead_letters(json_job)] == [
+            ("decoder_failed", "the decoder failed: TypeError: unexpected keyword")
+        ] * 3
+        more(1)
+        with pytest.raises(DataError, match=r"failed on all of the last 4 records.*TypeError.*Correct the format"):
+            json_job.run()
+        patch.setattr(task, "decode", decode_with(NameError("no_such_name")))
+        with pytest.raises(
+            ConfigError, match=r"format row-kind fails in its own code: NameError.*No record is at fault"
+        ):
+            json_job.run()
+    assert len(dead_letters(json_job)) == 3
+    json_job.run()
+    assert ids(json_job) == [300]
+    with monkeypatch.context() as patch:
+        patch.setattr(microbatch, "_MOST_UNDECODED", 3)
+        patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword")))
+        more(1)  # what was read in between counts
+        json_job.run()
+        more(4)
+        with pytest.raises(DataError, match="failed on all of the last 5 records"):
+            json_job.run()
+    assert len(dead_letters(json_job)) == 4
+    json_job.run()
+    assert ids(json_job) == [300, 500, 501, 502, 503]
 
 
 def test_numbers_of_a_whole_file_of_garbage(json_job: Job) -> None:

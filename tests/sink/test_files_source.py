@@ -1,8 +1,14 @@
-"""Which change files are read whole, as bytes."""
+"""Which change files are read whole, as bytes; which count as applied."""
+
+import json
+import os
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sink.sources import files
+from tests.sink.harness import CREATED_LONG_AGO, Job
 
 
 @pytest.mark.parametrize(
@@ -26,3 +32,50 @@ from sink.sources import files
 def test_paths_that_mean_more_than_a_file(path: str, special: bool) -> None:
     """To Hadoop, which takes a list of patterns, or to Spark, which takes columns from folders."""
     assert bool(files._SPECIAL.search(path)) == special
+
+
+def put(job: Job, name: str, key: int) -> None:
+    """A change file that inserts `key`, with the same modification time as all others."""
+    path = job.changes_folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"row_kind": "+I", "seq": key, "id": key, "region": "eu"}) + "\n")
+    os.utime(path, (CREATED_LONG_AGO, CREATED_LONG_AGO))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("position", ["of today", "of an earlier release"])
+def test_files_of_one_name_in_several_folders_are_told_apart(
+    spark: SparkSession, tmp_path: Path, position: str
+) -> None:
+    """Also of one time, and after the checkpoint was lost. Rows that were read twice would be in the table twice."""
+    options = {"path_format": "json", "recursiveFileLookup": "true"}
+    job = Job(
+        spark,
+        tmp_path,
+        file_format="json",
+        mode="changelog",
+        deletes="equality",
+        sections={"source": {"options": options}},
+    )
+    put(job, "one/part ä%20+.json", 1)
+    job.run()
+    name = f"rowdelta.{job.sink_id}.position"
+    stored = json.loads(str(job.java_table().properties().get(name)))
+    assert stored["position"]["files"] == ["one/part ä%20+.json"]
+    if position == "of an earlier release":
+        del stored["position"]["relative"]
+        stored["position"]["files"] = ["part ä%20+.json"]
+        job.java_table().updateProperties().set(name, json.dumps(stored)).commit()
+    job.lose_checkpoint()
+    put(job, "another.json", 2)
+    if position == "of today":
+        put(job, "two/part ä%20+.json", 3)
+        put(job, "part ä%20+.json", 4)
+    job.sections = {"source": {"options": options | {"maxFilesPerTrigger": "9"}}}
+    job.run()
+    expected = [1, 2] if position == "of an earlier release" else [1, 2, 3, 4]
+    assert [row["id"] for row in job.rows()] == expected
+    job.run()
+    put(job, "three/another.json", 5)  # late, and of the mark's time
+    job.run()
+    assert [row["id"] for row in job.rows()] == [*expected, 5]
