@@ -43,7 +43,7 @@ def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") ->
         builder.appName("rowdelta benchmarks")
         .master(f"local[{cores}]")
         .config("spark.driver.memory", driver_memory)
-        .config("spark.jars.packages", ICEBERG)
+        .config("spark.jars.packages", f"{ICEBERG},{session.LOCAL_FILES}")
         .config("spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
         .config(f"spark.sql.catalog.{CATALOG}", "org.apache.iceberg.spark.SparkCatalog")
         .config(f"spark.sql.catalog.{CATALOG}.type", "hadoop")
@@ -61,7 +61,7 @@ def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") ->
         .getOrCreate()
     )
     # for the sink and what it is compared with alike
-    session.leave_checksum_files_out(spark)
+    session.speed_up_local_files(spark)
     return spark
 
 
