@@ -128,11 +128,15 @@ def _parser() -> argparse.ArgumentParser:
             "Validates the configuration, reaches the source and the catalogs, and shows the plan. Changes nothing."),
         add("status", _status, "show each table's snapshot, position and lag",
             "Shows per table the last snapshot, the stored source position and how far it is behind. Changes nothing."),
+        warming := add("warm", _warm, "make the next starts faster",
+            "Writes the classes that the JVM loads into an archive in the user's cache folder ($XDG_CACHE_HOME/rowdelta, "
+            "150 MB), from which the next runs take them. A run with a local master makes it too, when it has ended."),
         add("packages", _packages, "print the Maven coordinates for spark-submit --packages",
             "Prints the Maven coordinates that a configuration needs, for spark-submit --packages."),
     ]  # fmt: skip
     for command in with_config:
         command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+    warming.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
     _add_history(add)
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
@@ -232,6 +236,16 @@ def _run(args: argparse.Namespace) -> int:
         pipeline = Pipeline(spark, config)
         with stops_on_signals(spark, pipeline):
             pipeline.run()
+    session.warm_later(config, Path(args.config))
+    return 0
+
+
+def _warm(args: argparse.Namespace) -> int:
+    config = _load(args)
+    from sink import training
+
+    for line in training.warm(Path(args.config), config, in_background=args.in_background):
+        print(line, flush=True)
     return 0
 
 

@@ -6,16 +6,17 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
-from sink import interrupts, spark_versions
+from sink import archive, interrupts, jars, spark_versions
 from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.iceberg import java_class, java_message
@@ -91,20 +92,26 @@ def settings(config: Config) -> dict[str, str]:
     return defaults | dict(config.spark) | catalogs | needed
 
 
-def start(config: Config) -> SparkSession:
+def start(config: Config, *, short: bool = False, training: Path | None = None) -> SparkSession:
     """The session of `spark-submit` if there is one, else a new one.
 
+    :param short: its JVM will live for seconds to minutes, as for `rowdelta check` and in tests.
+    :param training: where its JVM writes its classes when it ends (`sink.archive`).
     :raises ConfigError: a session exists and lacks the packages.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder
     options = settings(config)
     if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
         # under spark-submit, what it was started with wins: master, memory, packages
-        options = {k: v for k, v in options.items() if k.startswith("spark.sql.")}
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    spark = _created(builder)
+        spark = _created({k: v for k, v in options.items() if k.startswith("spark.sql.")})
+    else:
+        ours = jars.are_ours(options)
+        packages = (jars.recorded(options) if ours else None) or ()
+        given = {k: v for k, v in options.items() if k != "spark.jars.packages"} if packages else options
+        with archive.launching(options, packages, short=short, training=training):
+            spark = _created(given)
+        if ours and not packages:
+            jars.record(options, spark)
     if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     spark.sparkContext.setLogLevel("ERROR")
@@ -121,6 +128,16 @@ def start(config: Config) -> SparkSession:
         )
     speed_up_local_files(spark)
     return spark
+
+
+def warm_later(config: Config, path: Path) -> None:
+    """Make the archive of classes for the next run, unless it is there or the JVM wasn't ours.
+
+    :param path: of the configuration.
+    """
+    options = settings(config)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and jars.are_ours(options):
+        archive.make_later(path, archive.find(options, jars.recorded(options) or ()))
 
 
 @contextmanager
@@ -147,12 +164,15 @@ def stop(spark: SparkSession) -> None:
     interrupts.jvms.end()
 
 
-def _created(builder: SparkSession.Builder) -> SparkSession:
+def _created(options: Mapping[str, str]) -> SparkSession:
     """The session that there is, or a new one.
 
     That is made in a thread of its own: so a signal interrupts nothing but our waiting for it, and PySpark leaves the
     handler of Ctrl-C as it is. Its own talks to the JVM, wherever the main thread is in doing the same.
     """
+    builder = SparkSession.builder
+    for name, value in options.items():
+        builder = builder.config(name, value)
     if SparkSession.getActiveSession() is not None:
         return builder.getOrCreate()
     with interrupts.jvms.noted(), ThreadPoolExecutor(1, "rowdelta-start") as pool:

@@ -1,0 +1,219 @@
+"""An archive of the JVM's classes (class-data sharing): with it Spark starts in little more than half the time.
+
+Spark loads and verifies some 15,000 classes when it starts. The JVM can write them to a file as it has them in memory,
+and map that file at the next start. The file belongs to one JVM and to one list of jars: its name is a hash of both,
+so another version never meets it. It is in the user's cache folder, some 150 MB.
+
+Nothing depends on it. A JVM that can't use the file starts without it, and says nothing (`-Xshare:auto`, the log of
+class-data sharing is off). The file appears under its name when it is complete and a JVM has accepted it.
+
+`sink.training` makes it, with a JVM of its own which does what a run does with a few rows.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sink import cache, jars
+from sink.errors import RowdeltaError, TemporaryError
+from sink.jars import Jar
+
+WARM = "ROWDELTA_WARM"
+"""Environment variable: with `no`, a run doesn't make the archive when it has ended."""
+_KEPT = 3
+"""Archives: of several configurations, with Kafka and without, or of several versions."""
+_SPACE = 1 << 30
+"""Bytes that must be free: an archive isn't worth a full disk."""
+_QUIET = "-Xshare:auto -Xlog:cds*=off,class+path*=off"
+_SHORT = "-XX:TieredStopAtLevel=1"
+_SMALL = "-XX:+UseSerialGC"
+_OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_OPTION_SETTINGS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where the archive of a JVM and its jars is, or would be."""
+
+    path: Path
+
+    @property
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    @property
+    def _refused(self) -> Path:
+        """Exists where this JVM can't make an archive of these jars."""
+        return self.path.with_suffix(".refused")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is worth while to make it."""
+        return not self.exists and not self._refused.exists()
+
+    def refuse(self) -> None:
+        cache.write(self._refused, "")
+
+
+def find(options: Mapping[str, str], packages: Sequence[Jar]) -> Archive | None:
+    """The archive for what would be started.
+
+    :param options: all Spark settings of the job.
+    :param packages: the jars at the end of the JVM's class path.
+    :returns: None if there can't be one: no JVM, no cache folder, the user's own options for archives.
+    """
+    folder, jvm = cache.folder("classes"), _jvm()
+    if folder is None or jvm is None or "Archive" in _own_options(options):
+        return None
+    home = jars.spark_home()
+    try:
+        files = [*sorted((home / "jars").iterdir()), *(jvm / name for name in ("lib/server/libjvm.so", "lib/modules"))]
+        stamps = [vars(jars.stamp(file)) for file in files if file.exists()]
+    except OSError:
+        return None
+    places = [os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", *_OTHER_JARS)]
+    decides = [stamps, [vars(jar) for jar in packages], places, options.get("spark.driver.extraClassPath")]
+    return Archive(folder / f"{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]}.jsa")
+
+
+_OTHER_JARS = ("SPARK_DIST_CLASSPATH", "CLASSPATH")
+
+
+@contextmanager
+def launching(
+    options: Mapping[str, str], packages: Sequence[Jar], *, short: bool = False, training: Path | None = None
+) -> Iterator[Archive | None]:
+    """Have the JVM that PySpark starts meanwhile take its classes from the archive, if there is one.
+
+    Yields where the archive is or would be. PySpark and Spark's shell scripts look at the environment of this process;
+    it is as before in the end.
+
+    For tests whose JVMs live for seconds to minutes: `session.start(config, short=True)` does all of this. A process
+    that starts Spark in its own way wraps `SparkSession.builder.….getOrCreate()` in
+    `with launching(options, jars.recorded(options) or (), short=True):`. It gets the archive only if one was made
+    before, by `rowdelta warm sink.yaml` (20 s, once a machine and list of jars).
+
+    :param options: all Spark settings of the job.
+    :param packages: jars that the JVM gets at the end of its class path.
+    :param short: the JVM won't live for long: it compiles fast rather than well, and collects with one thread. A
+        tenth of a long run's speed would be lost by it.
+    :param training: where the JVM writes its classes when it ends.
+    """
+    found = find(options, packages)
+    own = _own_options(options)
+    flags = []
+    if training is not None:
+        flags = [f"-XX:ArchiveClassesAtExit={training}", _QUIET]
+    elif found is not None and found.exists:
+        flags = [f"-XX:SharedArchiveFile={found.path}", _QUIET]
+        with suppress(OSError):
+            os.utime(found.path)  # the one used last is kept longest
+    if short:
+        flags += [flag for flag, word in ((_SHORT, "Tiered"), (_SMALL, "GC")) if word not in own]
+    path = [os.environ.get("SPARK_DIST_CLASSPATH", ""), *(jar.path for jar in packages)]
+    changed = {
+        "SPARK_SUBMIT_OPTS": " ".join([*flags, os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip(),
+        "SPARK_DIST_CLASSPATH": os.pathsep.join(filter(None, path)),
+        # for the JVM that only finds out how to start the other one
+        "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", f"{_SHORT} {_SMALL}"),
+    }
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update({name: value for name, value in changed.items() if value})
+    try:
+        yield found
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _own_options(options: Mapping[str, str]) -> str:
+    """What the user says to the JVM himself. Some options refuse to stand beside others."""
+    said = [os.environ.get(name, "") for name in _OPTION_VARIABLES]
+    return " ".join([*said, *(options.get(name, "") for name in _OPTION_SETTINGS)])
+
+
+def _jvm() -> Path | None:
+    """The home of the JVM that Spark's scripts would start."""
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else shutil.which("java")
+    try:
+        return Path(java).resolve(strict=True).parent.parent if java else None
+    except OSError:
+        return None
+
+
+def make_later(config: str | Path, archive: Archive | None) -> None:
+    """Make it in a process of its own that goes on when this one has ended, if nobody has yet."""
+    if archive is None or not archive.is_wanted or os.environ.get(WARM) == "no":
+        return
+    with suppress(OSError):
+        subprocess.Popen(
+            [sys.executable, "-m", "sink", "warm", "--in-background", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+
+
+@contextmanager
+def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
+    """Yields the path to write the archive to, or None if another process is writing it and we don't `wait`.
+
+    What was written is checked, and appears under its name.
+
+    :raises TemporaryError: there is too little space.
+    :raises RowdeltaError: the JVM refuses to make an archive, or to take the one it made.
+    """
+    folder = archive.path.parent
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield None
+            return
+        _clear(folder)
+        free = shutil.disk_usage(folder).free
+        if free < _SPACE:
+            raise TemporaryError(f"{folder} has {free:,} bytes free; the archive needs {_SPACE:,}. Make room there.")
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as partial:
+            path = Path(partial, "classes.jsa")
+            yield path
+            if not path.exists():
+                archive.refuse()
+                raise RowdeltaError("this JVM made no archive of its classes. Spark starts without it, as before.")
+            os.replace(path, archive.path)
+        _make_room(folder)
+
+
+def accepted(path: Path, class_path: str) -> bool:
+    """Whether a JVM maps the archive."""
+    jvm = _jvm()
+    command = [f"{jvm}/bin/java", "-Xshare:on", f"-XX:SharedArchiveFile={path}", "-cp", class_path, "-version"]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a process that was killed left here; the lock says that nobody is at work."""
+    for partial in folder.glob(".making-*"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make_room(folder: Path) -> None:
+    """Keep those used last. One whose JVM or jars have changed is never used again."""
+    archives = sorted(folder.glob("*.jsa"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in archives[_KEPT:]:
+        path.unlink(missing_ok=True)
+

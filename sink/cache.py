@@ -1,0 +1,45 @@
+"""The user's cache folder: what makes a start faster, and what nobody misses when it is gone."""
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def folder(name: str) -> Path | None:
+    """A folder below `$XDG_CACHE_HOME/rowdelta` (by default `~/.cache/rowdelta`) that only this user can write to.
+
+    :returns: None if there can't be one: a read-only home, a folder that belongs to somebody else.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+        path = root / "rowdelta" / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_own = all(_is_own(each) for each in (path.parent, path))
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
+        return None
+    return path if is_own and os.access(path, os.W_OK) else None
+
+
+def _is_own(path: Path) -> bool:
+    """Whoever else can write there could have us load what he likes."""
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return False
+    if found.st_mode & 0o077:
+        path.chmod(0o700)
+    return True
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all, whoever reads or writes it meanwhile. A full disk is no error here."""
+    with suppress(OSError):
+        number, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
+        try:
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(partial, path)
+        except OSError:
+            os.unlink(partial)
