@@ -33,7 +33,7 @@ _KEPT = 3
 """Archives: of several configurations, with Kafka and without, or of several versions."""
 _SPACE = 1 << 30
 """Bytes that must be free: an archive isn't worth a full disk."""
-_QUIET = "-Xshare:auto -Xlog:cds*=off,class+path*=off"
+QUIET = "-Xshare:auto -Xlog:cds*=off,class+path*=off"
 _SHORT = "-XX:TieredStopAtLevel=1"
 _SMALL = "-XX:+UseSerialGC"
 _OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -48,7 +48,15 @@ class Archive:
 
     @property
     def exists(self) -> bool:
-        return self.path.exists()
+        """Whether it is there as it was made. The JVM doesn't look at how long it is, and crashes on half of one."""
+        try:
+            return self.path.stat().st_size == int(self._size.read_text())
+        except (OSError, ValueError):
+            return False
+
+    @property
+    def _size(self) -> Path:
+        return self.path.with_suffix(".size")
 
     @property
     def _refused(self) -> Path:
@@ -59,6 +67,14 @@ class Archive:
     def is_wanted(self) -> bool:
         """Whether it is worth while to make it."""
         return not self.exists and not self._refused.exists()
+
+    def accept(self, path: Path) -> None:
+        """Give a complete one its name."""
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        size = path.stat().st_size
+        os.replace(path, self.path)
+        cache.write(self._size, str(size))
 
     def refuse(self) -> None:
         cache.write(self._refused, "")
@@ -112,9 +128,9 @@ def launching(
     own = _own_options(options)
     flags = []
     if training is not None:
-        flags = [f"-XX:ArchiveClassesAtExit={training}", _QUIET]
+        flags = [f"-XX:ArchiveClassesAtExit={training}", QUIET]
     elif found is not None and found.exists:
-        flags = [f"-XX:SharedArchiveFile={found.path}", _QUIET]
+        flags = [f"-XX:SharedArchiveFile={found.path}", QUIET]
         with suppress(OSError):
             os.utime(found.path)  # the one used last is kept longest
     if short:
@@ -194,7 +210,7 @@ def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
             if not path.exists():
                 archive.refuse()
                 raise RowdeltaError("this JVM made no archive of its classes. Spark starts without it, as before.")
-            os.replace(path, archive.path)
+            archive.accept(path)
         _make_room(folder)
 
 
@@ -216,4 +232,4 @@ def _make_room(folder: Path) -> None:
     archives = sorted(folder.glob("*.jsa"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in archives[_KEPT:]:
         path.unlink(missing_ok=True)
-
+        path.with_suffix(".size").unlink(missing_ok=True)

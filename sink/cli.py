@@ -129,8 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         add("status", _status, "show each table's snapshot, position and lag",
             "Shows per table the last snapshot, the stored source position and how far it is behind. Changes nothing."),
         warming := add("warm", _warm, "make the next starts faster",
-            "Writes the classes that the JVM loads into an archive in the user's cache folder ($XDG_CACHE_HOME/rowdelta, "
-            "150 MB), from which the next runs take them. A run with a local master makes it too, when it has ended."),
+            "Writes the classes that the JVM loads into an archive in the user's cache folder "
+            "($XDG_CACHE_HOME/rowdelta, 170 MB), from which the next starts take them. A run makes it too, in the "
+            "background, when it has ended. Only for a local master."),
         add("packages", _packages, "print the Maven coordinates for spark-submit --packages",
             "Prints the Maven coordinates that a configuration needs, for spark-submit --packages."),
     ]  # fmt: skip

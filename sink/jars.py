@@ -21,7 +21,6 @@ from zipfile import BadZipFile, ZipFile
 
 import pyspark
 from pyspark.find_spark_home import _find_spark_home
-from pyspark.sql import SparkSession
 
 from sink import cache
 
@@ -82,12 +81,14 @@ def recorded(options: Mapping[str, str]) -> Sequence[Jar] | None:
         return None
 
 
-def record(options: Mapping[str, str], spark: SparkSession) -> None:
-    """Remember what Spark has just resolved."""
+def record(options: Mapping[str, str], resolved: str) -> None:
+    """Remember what Spark has just resolved.
+
+    :param resolved: `spark.jars` of the session: URIs of files, with commas between them.
+    """
     path = _record(options)
-    jars = spark.sparkContext.getConf().get("spark.jars", "")
     try:
-        found = [stamp(unquote(urlsplit(jar).path)) for jar in (jars or "").split(",")]
+        found = [stamp(unquote(urlsplit(jar).path)) for jar in resolved.split(",")]
         # Spark has Python find packages that are for Python too; the class path doesn't
         has_python = any(name.endswith(".py") for jar in found for name in ZipFile(jar.path).namelist())
     except (OSError, BadZipFile):

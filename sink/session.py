@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +20,7 @@ from sink import archive, interrupts, jars, spark_versions
 from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.iceberg import java_class, java_message
+from sink.jars import Jar
 
 _TOLD_TWICE = (
     "org.apache.spark.executor.Executor",
@@ -106,12 +107,12 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
         spark = _created({k: v for k, v in options.items() if k.startswith("spark.sql.")})
     else:
         ours = jars.are_ours(options)
-        packages = (jars.recorded(options) if ours else None) or ()
-        given = {k: v for k, v in options.items() if k != "spark.jars.packages"} if packages else options
-        with archive.launching(options, packages, short=short, training=training):
+        resolved: Sequence[Jar] = (jars.recorded(options) if ours else None) or ()
+        given = {k: v for k, v in options.items() if k != "spark.jars.packages"} if resolved else options
+        with archive.launching(options, resolved, short=short, training=training):
             spark = _created(given)
-        if ours and not packages:
-            jars.record(options, spark)
+        if ours and not resolved:
+            jars.record(options, spark.sparkContext.getConf().get("spark.jars", "") or "")
     if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     spark.sparkContext.setLogLevel("ERROR")

@@ -124,7 +124,7 @@ def _load_kafka(spark: SparkSession) -> None:
     for name in ZipFile(jar).namelist():
         if name.endswith(".class"):
             with suppress(Py4JError):
-                getattr(jvm.java.lang.Class, "forName")(name[:-6].replace("/", "."), False, loader)
+                jvm.java.lang.Class.forName(name[:-6].replace("/", "."), False, loader)
     deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
     properties = jvm.java.util.HashMap()
     for name, value in _client(deserializer).items():
@@ -153,7 +153,7 @@ def _end(spark: SparkSession) -> str:
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     class_path = str(gateway.jvm.java.lang.System.getProperty("java.class.path"))
-    process: subprocess.Popen[bytes] = gateway.proc  # type: ignore[attr-defined]
+    process: subprocess.Popen[bytes] = gateway.proc
     spark.stop()
     with suppress(Py4JError, OSError):
         gateway.jvm.java.lang.System.exit(0)

@@ -97,7 +97,7 @@ def commits(spark: SparkSession, folder: Path) -> int:
 def environment() -> dict[str, str]:
     # what the session of this process set must not leak into the next
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
-    return inherited | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return inherited | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
 
 
 def command(*arguments: object) -> list[str]:

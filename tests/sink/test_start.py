@@ -1,0 +1,380 @@
+"""What makes a start faster, and must never make it fail: the record of resolved jars, the archive of classes."""
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import ZipFile
+
+import pyspark
+import pytest
+
+from sink import archive, cache, cli, jars
+from sink.errors import RowdeltaError
+from sink.jars import Jar
+from tests.services.process import java_command
+
+OPTIONS = {"spark.master": "local[2]", "spark.jars.packages": "org.example:first:1.0"}
+PROGRAM = ("org.apache.spark.launcher.Main", "org.example.Program")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_SUBMIT_OPTS", "SPARK_DIST_CLASSPATH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "cache" / "rowdelta"
+
+
+@pytest.fixture
+def jar(tmp_path: Path) -> Path:
+    path = tmp_path / "first jar.jar"
+    with ZipFile(path, "w") as file:
+        file.writestr("org/example/First.class", b"")
+    return path
+
+
+def uri(path: Path) -> str:
+    return path.as_uri()
+
+
+# The cache folder
+
+
+def test_only_the_user_can_read_and_write_the_cache(own_cache: Path) -> None:
+    own_cache.mkdir(parents=True)
+    own_cache.chmod(0o777)
+    path = cache.folder("jars")
+    assert path == own_cache / "jars"
+    assert {folder.stat().st_mode & 0o777 for folder in (own_cache, path)} == {0o700}
+
+
+def test_no_cache_where_there_can_be_none(own_cache: Path, tmp_path: Path) -> None:
+    own_cache.parent.write_text("a file")
+    assert cache.folder("jars") is None
+
+
+def test_no_cache_in_a_folder_of_others(own_cache: Path, tmp_path: Path) -> None:
+    own_cache.parent.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    own_cache.symlink_to(tmp_path / "elsewhere")
+    assert cache.folder("jars") is None
+    if os.getuid() == 0:
+        own_cache.unlink()
+        own_cache.mkdir()
+        os.chown(own_cache, 12345, 12345)
+        assert cache.folder("jars") is None
+
+
+def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    cache.write(tmp_path / "missing" / "file", "text")
+    (tmp_path / "folder").mkdir()
+    cache.write(tmp_path / "folder", "text")  # can't be replaced by a file
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+# Jars
+
+
+def test_jars_are_taken_from_the_record(jar: Path) -> None:
+    assert jars.recorded(OPTIONS) is None
+    jars.record(OPTIONS, uri(jar))
+    assert jars.recorded(OPTIONS) == [Jar(str(jar), jar.stat().st_size, jar.stat().st_mtime_ns)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"spark.jars.packages": "org.example:first:1.1"},
+        {"spark.jars.repositories": "https://repository.example"},
+        {"spark.jars.excludes": "org.example:second"},
+        {"spark.jars.ivy": "/elsewhere"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_packages_have_another_record(jar: Path, other: Mapping[str, str]) -> None:
+    jars.record(OPTIONS, uri(jar))
+    assert jars.recorded({**OPTIONS, **other}) is None
+
+
+def test_the_record_of_another_spark_does_not_count(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jars.record(OPTIONS, uri(jar))
+    monkeypatch.setattr(pyspark, "__version__", "9.9.9")
+    assert jars.recorded(OPTIONS) is None
+
+
+def test_a_jar_that_was_deleted_or_changed_is_resolved_again(jar: Path) -> None:
+    jars.record(OPTIONS, uri(jar))
+    os.utime(jar, (1, 1))
+    assert jars.recorded(OPTIONS) is None
+    jars.record(OPTIONS, uri(jar))
+    assert jars.recorded(OPTIONS) is not None
+    jar.unlink()
+    assert jars.recorded(OPTIONS) is None
+
+
+def test_a_damaged_record_does_not_count(jar: Path, own_cache: Path) -> None:
+    for damaged in ("", "[", "[]", "{}", '[{"path": 1}]', '["a"]'):
+        jars.record(OPTIONS, uri(jar))
+        (record,) = (own_cache / "jars").iterdir()
+        record.write_text(damaged)
+        assert jars.recorded(OPTIONS) is None
+
+
+def test_packages_with_python_modules_are_left_to_spark(jar: Path) -> None:
+    """Spark puts them on Python's path; on the JVM's class path nobody would find their modules."""
+    with ZipFile(jar, "a") as file:
+        file.writestr("example/__init__.py", "")
+    jars.record(OPTIONS, uri(jar))
+    assert jars.recorded(OPTIONS) is None
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"spark.jars": "/own.jar"},
+        {"spark.jars.ivySettings": "/ivysettings.xml"},
+        {"spark.master": "spark://host:7077"},
+        {"spark.master": "local-cluster[2,1,1024]"},
+        {"spark.jars.packages": "org.example:first:1.0-SNAPSHOT"},
+        {"spark.jars.packages": "org.example:first:latest.release,org.example:second:1.0"},
+        {"spark.jars.packages": "org.example:first:[1.0,2.0)"},
+    ],
+    ids=lambda others: "=".join(next(iter(others.items()))),
+)
+def test_jars_that_others_decide_on_are_left_to_spark(others: Mapping[str, str]) -> None:
+    assert jars.are_ours(OPTIONS)
+    assert not jars.are_ours({**OPTIONS, **others})
+
+
+def test_jars_in_sparks_own_files_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert jars.are_ours(OPTIONS)
+    (tmp_path / "spark-defaults.conf").write_text("spark.jars /own.jar\n")
+    assert not jars.are_ours(OPTIONS)
+    (tmp_path / "spark-defaults.conf").unlink()
+    (tmp_path / "spark-env.sh").touch()
+    assert not jars.are_ours(OPTIONS)
+
+
+# The archive of classes
+
+
+def archive_of(jar: Path, options: Mapping[str, str] = OPTIONS) -> archive.Archive:
+    found = archive.find(options, [jars.stamp(jar)])
+    assert found is not None
+    return found
+
+
+def exists(found: archive.Archive, any_file: Path) -> None:
+    copy = found.path.with_name("copy")
+    copy.write_bytes(any_file.read_bytes())
+    found.accept(copy)
+    assert found.exists
+
+
+def test_other_jars_have_another_archive(jar: Path) -> None:
+    before = archive_of(jar)
+    assert archive_of(jar) == before
+    os.utime(jar, (1, 1))
+    assert archive_of(jar) != before
+    assert archive_of(jar, OPTIONS | {"spark.driver.extraClassPath": "/own"}) != archive_of(jar)
+
+
+def test_another_jvm_has_another_archive(jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = archive_of(jar)
+    for name in ("bin/java", "lib/server/libjvm.so", "lib/modules"):
+        (tmp_path / "jvm" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "jvm" / name).touch()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jvm"))
+    other = archive_of(jar)
+    assert other != before
+    (tmp_path / "jvm/lib/modules").write_text("updated in place")
+    assert archive_of(jar) != other
+
+
+def test_the_users_own_archive_is_left_alone(jar: Path) -> None:
+    own = {"spark.driver.extraJavaOptions": "-XX:SharedArchiveFile=/own.jsa"}
+    assert archive.find(OPTIONS | own, [jars.stamp(jar)]) is None
+
+
+def test_the_jvm_is_told_of_jars_and_archive_and_the_environment_is_as_before(jar: Path) -> None:
+    found = archive_of(jar)
+    before = dict(os.environ)
+    with archive.launching(OPTIONS, [jars.stamp(jar)]):
+        assert os.environ["SPARK_DIST_CLASSPATH"] == str(jar)
+        assert "SPARK_SUBMIT_OPTS" not in os.environ
+    exists(found, jar)
+    with archive.launching(OPTIONS, [jars.stamp(jar)]):
+        assert f"-XX:SharedArchiveFile={found.path}" in os.environ["SPARK_SUBMIT_OPTS"]
+    assert dict(os.environ) == before
+
+
+def test_a_long_run_compiles_and_collects_as_ever(jar: Path) -> None:
+    exists(archive_of(jar), jar)
+    with archive.launching(OPTIONS, [jars.stamp(jar)]):
+        assert "Tiered" not in os.environ["SPARK_SUBMIT_OPTS"]
+        assert "GC" not in os.environ["SPARK_SUBMIT_OPTS"]
+
+
+def test_the_users_own_collector_is_no_conflict() -> None:
+    with archive.launching(OPTIONS, (), short=True):
+        assert "+UseSerialGC" in os.environ["SPARK_SUBMIT_OPTS"]
+    with archive.launching(OPTIONS | {"spark.driver.extraJavaOptions": "-XX:+UseG1GC"}, (), short=True):
+        assert "SerialGC" not in os.environ["SPARK_SUBMIT_OPTS"]
+
+
+@pytest.fixture(scope="module")
+def small_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A real archive, of a jar with one program: the archive's path, the jar's."""
+    folder = tmp_path_factory.mktemp("small")
+    (launcher,) = Path(pyspark.__file__).parent.glob("jars/spark-launcher*.jar")
+    jar = folder / "program.jar"
+    jar.write_bytes(launcher.read_bytes())
+    java(f"-XX:ArchiveClassesAtExit={folder / 'classes.jsa'} {archive.QUIET}", jar)
+    return folder / "classes.jsa", jar
+
+
+def java(options: str, jar: Path) -> subprocess.CompletedProcess[str]:
+    command = [java_command(), *options.split(), "-cp", str(jar), *PROGRAM]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def with_archive(path: Path, jar: Path) -> subprocess.CompletedProcess[str]:
+    return java(f"-XX:SharedArchiveFile={path} {archive.QUIET}", jar)
+
+
+def test_an_archive_that_a_jvm_maps_is_accepted(small_archive: tuple[Path, Path], tmp_path: Path) -> None:
+    path, jar = small_archive
+    assert archive.accepted(path, str(jar))
+    (tmp_path / "bad.jsa").write_bytes(path.read_bytes()[:100_000])
+    assert not archive.accepted(tmp_path / "bad.jsa", str(jar))
+
+
+@pytest.mark.parametrize("fault", ["missing", "empty", "garbage", "other jar", "changed jar"])
+def test_a_jvm_that_cannot_use_the_archive_starts_without_it_and_says_nothing(
+    small_archive: tuple[Path, Path], tmp_path: Path, fault: str
+) -> None:
+    path, jar = small_archive
+    plain = java("", jar)
+    bad, content = tmp_path / "bad.jsa", path.read_bytes()
+    bad.write_bytes({"empty": b"", "garbage": b"x" * 100_000}.get(fault, content))
+    if fault == "missing":
+        bad.unlink()
+    if fault == "other jar":
+        (tmp_path / "other.jar").write_bytes(jar.read_bytes())
+        jar = tmp_path / "other.jar"
+    before = jar.stat()
+    if fault == "changed jar":
+        os.utime(jar, (1, 1))
+    try:
+        started = with_archive(bad, jar)
+    finally:
+        os.utime(jar, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (started.returncode, started.stdout, started.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_half_an_archive_is_none(jar: Path) -> None:
+    """A JVM crashes on it."""
+    found = archive_of(jar)
+    exists(found, jar)
+    found.path.write_bytes(found.path.read_bytes()[:-1])
+    assert not found.exists
+    assert found.is_wanted
+
+
+def test_an_archive_has_its_name_when_it_is_complete(jar: Path) -> None:
+    found = archive_of(jar)
+    with archive.making(found, wait=False) as path:
+        assert path is not None
+        path.write_bytes(b"classes")
+        assert not found.exists
+        with archive.making(found, wait=False) as other:
+            assert other is None  # somebody is at it
+    assert found.path.read_bytes() == b"classes"
+    assert [file.name for file in found.path.parent.iterdir() if file.is_dir()] == []
+
+
+def test_what_a_killed_process_left_is_removed(jar: Path) -> None:
+    found = archive_of(jar)
+    left = found.path.parent / ".making-1"
+    left.mkdir()
+    (left / "classes.jsa").touch()
+    with archive.making(found, wait=True) as path:
+        assert not left.exists()
+        assert path is not None
+        path.touch()
+
+
+def test_a_jvm_that_makes_no_archive_is_not_asked_again(jar: Path) -> None:
+    found = archive_of(jar)
+    assert found.is_wanted
+    with pytest.raises(RowdeltaError, match="made no archive"), archive.making(found, wait=True):
+        pass
+    assert not found.is_wanted
+
+
+def test_those_used_last_are_kept(jar: Path) -> None:
+    found = archive_of(jar)
+    for number in range(4):
+        old = found.path.with_name(f"{number}.jsa")
+        old.touch()
+        os.utime(old, (number, number))
+    with archive.making(found, wait=True) as path:
+        assert path is not None
+        path.touch()
+    assert {file.name for file in found.path.parent.glob("*.jsa")} == {found.path.name, "3.jsa", "2.jsa"}
+
+
+def test_no_archive_for_a_full_disk(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_SPACE", 1 << 62)
+    found = archive_of(jar)
+    with pytest.raises(RowdeltaError, match="Make room there"), archive.making(found, wait=True):
+        pass
+    assert found.is_wanted
+
+
+def test_a_background_process_makes_it_only_if_it_is_wanted(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    found = archive_of(jar)
+    monkeypatch.setenv(archive.WARM, "no")
+    archive.make_later("sink.yaml", found)
+    archive.make_later("sink.yaml", None)
+    monkeypatch.delenv(archive.WARM)
+    exists(found, jar)
+    archive.make_later("sink.yaml", found)
+    assert started == []
+    found.path.unlink()
+    archive.make_later("sink.yaml", found)
+    assert len(started) == 1
+
+
+def test_warm_refuses_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.sink.test_submit import write_config
+
+    assert cli.main(["warm", str(write_config(tmp_path, spark={"spark.master": "spark://host:7077"}))]) == 2
+    assert "only for a local master" in capsys.readouterr().err
+
+
+@pytest.mark.spark
+def test_a_start_takes_its_classes_from_the_archive(tmp_path: Path) -> None:
+    from tests.sink.test_submit import LOCAL, command, finish, write_changes, write_config
+
+    write_changes(tmp_path, 1)
+    path = write_config(tmp_path)
+    made = finish(command("warm", path))
+    assert made.stdout.splitlines()[-1] == "ok", made.stderr
+    (found,) = (tmp_path / "cache/rowdelta/classes").glob("*.jsa")
+    before = time.time_ns()
+    log = f"-Xlog:class+load:file={tmp_path / 'classes.log'}"
+    path = write_config(tmp_path, spark={**LOCAL, "spark.driver.extraJavaOptions": log})
+    run = finish(command("run", path))
+    assert run.returncode == 0, run.stderr
+    assert "batch 0" in run.stderr
+    assert found.stat().st_mtime_ns > before
+    loaded = (tmp_path / "classes.log").read_text().splitlines()
+    for name in ("org.apache.spark.SparkContext ", "org.apache.iceberg.BaseRowDelta "):
+        (line,) = [line for line in loaded if name in line]
+        assert line.endswith("source: shared objects file (top)")
