@@ -49,10 +49,11 @@ demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo
 test: jdk setup lint ## The whole suite, after lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then decoding, then the key index alone
+bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then decoding, the key index alone, the start
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.keyindex
+	$(BIN)/python -m benchmarks.start
 
 # What mkdocs-material says of other tools is no warning about these pages.
 docs: setup ## The pages under docs/ as a site in ./site; a dead link is an error

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sink import cache, jars
+from sink import cache, jars, spark_versions
 from sink.errors import RowdeltaError, TemporaryError
 from sink.jars import Jar
 
@@ -90,7 +90,7 @@ def find(options: Mapping[str, str], packages: Sequence[Jar]) -> Archive | None:
     folder, jvm = cache.folder("classes"), _jvm()
     if folder is None or jvm is None or "Archive" in _own_options(options):
         return None
-    home = jars.spark_home()
+    home = spark_versions.home()
     try:
         files = [*sorted((home / "jars").iterdir()), *(jvm / name for name in ("lib/server/libjvm.so", "lib/modules"))]
         stamps = [vars(jars.stamp(file)) for file in files if file.exists()]

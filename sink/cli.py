@@ -253,13 +253,13 @@ def _warm(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from sink import inspection
 
-    return _inspect(args, inspection.check)
+    return _inspect(args, inspection.check, short=True)
 
 
 def _status(args: argparse.Namespace) -> int:
     from sink import inspection
 
-    return _inspect(args, inspection.status)
+    return _inspect(args, inspection.status, short=True)
 
 
 def _history(args: argparse.Namespace) -> int:
@@ -385,11 +385,13 @@ def _count(text: str) -> int:
     return number
 
 
-def _inspect(args: argparse.Namespace, look: "Callable[[SparkSession, Config], Iterator[str]]") -> int:
+def _inspect(
+    args: argparse.Namespace, look: "Callable[[SparkSession, Config], Iterator[str]]", *, short: bool = False
+) -> int:
     config = _load(args)
     from sink import session
 
-    spark = session.start(config)
+    spark = session.start(config, short=short)
     with session.stopping(spark):
         for line in look(spark, config):
             print(line)

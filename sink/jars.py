@@ -19,10 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from zipfile import BadZipFile, ZipFile
 
-import pyspark
-from pyspark.find_spark_home import _find_spark_home
-
-from sink import cache
+from sink import cache, spark_versions
 
 _LOCAL_MASTER = re.compile(r"local(\[[^\]]*\])?")
 _MOVING = re.compile(r"[\[\](),+]|SNAPSHOT|latest\.", re.IGNORECASE)
@@ -31,7 +28,7 @@ _MOVING = re.compile(r"[\[\](),+]|SNAPSHOT|latest\.", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Jar:
-    """A jar as it was when it was resolved. `modified` is in nanoseconds."""
+    """A jar as it was when it was resolved. `modified` is in seconds: the layers of a container image have no more."""
 
     path: str
     size: int
@@ -44,12 +41,7 @@ def stamp(path: str | Path) -> Jar:
     :raises OSError: it isn't there.
     """
     found = os.stat(path)
-    return Jar(str(path), found.st_size, found.st_mtime_ns)
-
-
-def spark_home() -> Path:
-    """Of the Spark that would be started."""
-    return Path(_find_spark_home())  # type: ignore[no-untyped-call]
+    return Jar(str(path), found.st_size, int(found.st_mtime))
 
 
 def are_ours(options: Mapping[str, str]) -> bool:
@@ -62,7 +54,7 @@ def are_ours(options: Mapping[str, str]) -> bool:
         return False
     if _MOVING.search(",".join(_versions(options))):
         return False
-    folder = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
+    folder = Path(os.environ.get("SPARK_CONF_DIR") or spark_versions.home() / "conf")
     if (folder / "spark-env.sh").exists():  # it may choose another JVM
         return False
     try:
@@ -109,7 +101,7 @@ def _record(options: Mapping[str, str]) -> Path | None:
     folder = cache.folder("jars")
     if folder is None:
         return None
-    decides = [pyspark.__version__, str(spark_home()), str(Path.home())]
+    decides = [spark_versions.installed().full, str(spark_versions.home()), str(Path.home())]
     decides += [os.environ.get("DEFAULT_ARTIFACT_REPOSITORY", "")]
     decides += [f"{name}={options.get(name)}" for name in _DECIDING]
     return folder / f"{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]}.json"

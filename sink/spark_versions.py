@@ -106,17 +106,21 @@ def installed() -> SparkVersion:
 
     :raises ConfigError: there is none.
     """
-    home = _home()
-    for jar in sorted((home / "jars").glob("spark-core_*.jar")):
+    folder = home()
+    for jar in sorted((folder / "jars").glob("spark-core_*.jar")):
         if found := re.fullmatch(r"spark-core_([\d.]+)-(\d+\.\d+.*)\.jar", jar.name):
             return SparkVersion(found[2], found[1])
     raise ConfigError(
-        f"no Spark found: there is no spark-core jar in {home / 'jars'}. Install one (pip install 'pyspark>=3.5,<4.2')"
+        f"no Spark found: there is no spark-core jar in {folder / 'jars'}. Install one: pip install 'pyspark>=3.5,<4.2'"
         + (", or correct SPARK_HOME." if "SPARK_HOME" in os.environ else ".")
     )
 
 
-def _home() -> Path:
+def home() -> Path:
+    """Where that Spark is.
+
+    :raises ConfigError: there is none.
+    """
     if home := os.environ.get("SPARK_HOME"):
         return Path(home)
     pyspark = find_spec("pyspark")
