@@ -29,7 +29,8 @@ from changelog import avro_records, schema_registry
 from changelog.avro_body import Want
 from changelog.avro_records import AvroReader, KeyReader, Read, RefusedError
 from changelog.avro_schema import Node
-from changelog.changes import Changes, Rejected, Wire
+from changelog.changes import Changes, MessageKey, Rejected, Wire
+from changelog.message_keys import MessageKeys
 from changelog.rows import BadRecord, RowKind
 from changelog.schema_registry import Schemas
 from changelog.spec import ChangelogSpec
@@ -43,6 +44,7 @@ class Avro:
 
     REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
     DELETES_CARRY_ROW = False
+    STATES_KEY = True
     OPTIONS: Mapping[str, tuple[str, ...]] = schema_registry.OPTIONS
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
@@ -53,8 +55,10 @@ class Avro:
         self._order = avro_records.order_paths(spec)
         self._rows = AvroReader(schemas, self._plan)
         self._keys = KeyReader(spec, schemas)
+        self._message_keys = MessageKeys(schemas)
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+        yield from self._message_keys.stated(records)
         values, keys = records.column("value"), records.column("key")
         tombstones = pa.array(np.flatnonzero(values.is_null()))
         if len(tombstones):

@@ -27,10 +27,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, ListOf, Parsed
 from changelog.row_images import (
     INTEGER,
+    NAMES,
     PARTITION_REMOVED,
     TEXT,
     TRUNCATED,
@@ -46,6 +47,7 @@ from changelog.row_images import (
     rejected,
     removes_partition,
     says_null,
+    stated_keys,
     text,
 )
 from changelog.rows import BadRecord, RowKind
@@ -68,6 +70,7 @@ class CanalJson:
     OPTIONS: Mapping[str, tuple[str, ...]] = {}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
+    STATES_KEY = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._images = Images(spec, _spell, likely=(pa.string(),))
@@ -77,15 +80,16 @@ class CanalJson:
             "isDdl": Leaf((pa.bool_(),)),
             "es": INTEGER,
             "sql": TEXT,
+            "pkNames": NAMES,
             "data": ListOf(self._images.whole()),
             "old": ListOf(self._images.kept()),
         }
         self._reader = JsonReader(self._images.message(fields))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
         return each(self._reader, records, self._messages)
 
-    def _messages(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+    def _messages(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected | MessageKey]:
         message = found.values
         op = text(at_field(message, "type"))
         is_ddl = pc.is_in(text(at_field(message, "isDdl")), value_set=pa.array(["true"]))
@@ -99,6 +103,7 @@ class CanalJson:
         yield from rejected(found.record, altered, BadRecord.UNSUPPORTED_EVENT, PARTITION_REMOVED)
         changing = OPERATIONS.kind(op).is_valid()
         message, record, op = message.filter(changing), found.record.filter(changing), op.filter(changing)
+        yield from stated_keys(record, at_field(message, "pkNames"))
         many = pc.greater(pc.list_value_length(at_field(message, "data")), MOST_ROWS)
         yield from rejected(record, many, BadRecord.UNSUPPORTED_EVENT, f"data has more than {MOST_ROWS:,} rows")
         few = pc.invert(pc.fill_null(many, False))

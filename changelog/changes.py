@@ -96,6 +96,19 @@ class Rejected:
     reason: pa.Array | str
 
 
+@dataclass(frozen=True)
+class MessageKey:
+    """Which fields are the table's key, as records of the batch say. A format that can tell gives one for each key that
+    occurs, whatever the table's key is.
+
+    :param fields: their names in messages; empty: the source's table has no key.
+    :param record: the first row of the raw batch that says so.
+    """
+
+    fields: tuple[str, ...]
+    record: int
+
+
 class UnavailableError(Exception):
     """A service that a format needs doesn't answer. No record is at fault: the job stops, and may run again."""
 
@@ -114,7 +127,7 @@ class Format(Protocol):
     It lives in a Spark task: what it learned of one batch may speed up the next.
     """
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
         """The changes in raw records (`RAW_SCHEMA`). Records of which nothing is said are ignored, such as
         tombstones.
         """
@@ -126,6 +139,7 @@ class FormatType(Protocol):
     `OPTIONS`: name -> allowed values, the first being the default; an empty tuple allows any.
     `REQUIRED`: names of options without which nothing can be decoded.
     `DELETES_CARRY_ROW`: a delete has the old row's values, also of columns that aren't in the key.
+    `STATES_KEY`: `changes` gives `MessageKey`s. A class without this attribute doesn't: its tables need a `key`.
     """
 
     OPTIONS: Mapping[str, tuple[str, ...]]

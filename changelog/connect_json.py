@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from changelog.changes import WireType
 from changelog.json_records import compact, parse
 
-_PAYLOAD = ',"payload":'
+PAYLOAD = b',"payload":'
+"""What is between schema and payload as the converter writes them."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -37,7 +38,7 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]
     plain = np.flatnonzero(~enveloped)
     odd: list[int] = []
     rows = np.flatnonzero(enveloped)
-    starts = pc.find_substring(values.take(pa.array(rows)), _PAYLOAD).to_numpy()
+    starts = pc.find_substring(values.take(pa.array(rows)), PAYLOAD).to_numpy()
     for start in np.unique(starts):
         members = rows[starts == start]
         if start < 0:
@@ -45,7 +46,7 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]
             continue
         texts = values.take(pa.array(members))
         beginnings = pc.binary_slice(texts, 0, int(start)).dictionary_encode()
-        bodies = pc.binary_slice(texts, int(start) + len(_PAYLOAD), -1)
+        bodies = pc.binary_slice(texts, int(start) + len(PAYLOAD), -1)
         ends = pc.equal(pc.binary_slice(texts, -1, 2**31 - 1), b"}").to_numpy(zero_copy_only=False)
         numbers = beginnings.indices.to_numpy()
         for number, beginning in enumerate(beginnings.dictionary.to_pylist()):

@@ -26,8 +26,9 @@ from changelog import avro_records, debezium, schema_registry
 from changelog.avro_body import Want
 from changelog.avro_records import AvroReader, KeyReader, Path, Read, RefusedError
 from changelog.avro_schema import Node
-from changelog.changes import Changes, Rejected, Wire
+from changelog.changes import Changes, MessageKey, Rejected, Wire
 from changelog.debezium import Events, Images
+from changelog.message_keys import MessageKeys
 from changelog.rows import BadRecord
 from changelog.schema_registry import Schemas
 from changelog.spec import ChangelogSpec
@@ -43,6 +44,7 @@ class DebeziumAvro:
 
     REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
     DELETES_CARRY_ROW = False
+    STATES_KEY = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         **schema_registry.OPTIONS,
         "flattened": ("false", "true"),
@@ -61,8 +63,10 @@ class DebeziumAvro:
         self._flattened = spec.options.get("flattened") == "true"
         self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
         self._keys = KeyReader(spec, schemas)
+        self._message_keys = MessageKeys(schemas)
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+        yield from self._message_keys.stated(records)
         values, keys = records.column("value"), records.column("key")
         if self._flattened and values.null_count:
             yield from self._tombstones(pa.array(np.flatnonzero(values.is_null())), keys)

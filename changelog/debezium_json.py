@@ -20,9 +20,10 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog import debezium
-from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
 from changelog.connect_json import MalformedSchemaError, Rows, by_schema, fields, wire_type
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
+from changelog.message_keys import MessageKeys
 from changelog.paths import at_path, with_path
 from changelog.row_images import first
 from changelog.rows import BadRecord
@@ -45,6 +46,7 @@ class DebeziumJson:
 
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
+    STATES_KEY = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         "decimal.handling.mode": ("precise", "string", "double"),
         "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
@@ -59,9 +61,11 @@ class DebeziumJson:
         self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
         self._flattened = spec.options.get("flattened") == "true"
         self._keys = _Keys(spec, self._implied)
+        self._message_keys = MessageKeys()
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+        yield from self._message_keys.stated(records)
         values = records.column("value")
         rows = np.flatnonzero(values.is_valid())
         if len(rows) < len(values):

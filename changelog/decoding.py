@@ -27,6 +27,7 @@ from changelog.changes import (
     BadOptionError,
     Changes,
     FormatError,
+    MessageKey,
     Rejected,
     UnavailableError,
     Wire,
@@ -61,6 +62,10 @@ Observed = Mapping[str, str]
 must be optional. With `schema_changes: fail` also `MISSING`: they have no such field."""
 
 MISSING = "missing"
+
+StatedKeys = Mapping[tuple[str, ...], tuple[int, int]]
+"""What messages say of the table's key: names of fields, as `MessageKey` has them -> partition and offset of the first
+record that says so. Records of files have neither, and count as -1."""
 
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
@@ -99,11 +104,13 @@ class ChangelogDecoder:
 
     :param observe: told about fields that are no columns, and columns too narrow for a value (name -> type), once a
         task.
+    :param observe_keys: likewise, what the messages say of the table's key.
     """
 
     format: str
     spec: ChangelogSpec
     observe: Callable[[dict[str, str]], None] | None = None
+    observe_keys: Callable[[dict[tuple[str, ...], tuple[int, int]]], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         decoder = _TaskDecoder(self.format, self.spec)
@@ -112,6 +119,8 @@ class ChangelogDecoder:
                 yield from decoder.decode(batch)
         if self.observe is not None and decoder.observed:
             self.observe(dict(decoder.observed))
+        if self.observe_keys is not None and decoder.stated_keys:
+            self.observe_keys(dict(decoder.stated_keys))
 
 
 @dataclass
@@ -134,6 +143,7 @@ class _TaskDecoder:
         self._targets = {column.name: _target(column) for column in spec.columns}
         self._evolves = spec.schema_changes != "ignore"
         self.observed: Observed = {}
+        self.stated_keys: StatedKeys = {}
 
     def decode(self, raw: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The changes of a batch, and its bad records.
@@ -178,6 +188,8 @@ class _TaskDecoder:
             if isinstance(found, Rejected):
                 reasons = found.reason if isinstance(found.reason, str) else found.reason.to_pylist()
                 bad.add(found.record, found.error_class, reasons)
+            elif isinstance(found, MessageKey):
+                self.stated_keys = merged_keys(self.stated_keys, {found.fields: _place(raw, found.record)})
             elif len(found.record):
                 self._check_places(found, bad)
                 if self._evolves and found.unknown:
@@ -375,6 +387,19 @@ def merged_types(first: Observed, second: Observed) -> dict[str, str]:
         known = result.get(name, dtype)
         result[name] = dtype if known == dtype else _common_type(known, dtype)
     return result
+
+
+def merged_keys(first: StatedKeys, second: StatedKeys) -> dict[tuple[str, ...], tuple[int, int]]:
+    """All keys of both, each with its first place."""
+    return {
+        fields: min(place for place in (first.get(fields), second.get(fields)) if place is not None)
+        for fields in {**first, **second}
+    }
+
+
+def _place(raw: pa.RecordBatch, row: int) -> tuple[int, int]:
+    partition, offset = (raw.column(name)[row].as_py() for name in ("partition", "offset"))
+    return (-1 if partition is None else partition, -1 if offset is None else offset)
 
 
 def _common_type(first: str, second: str) -> str:

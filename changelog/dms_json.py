@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Object, Parsed
 from changelog.row_images import (
     TEXT,
@@ -78,7 +78,7 @@ class DmsJson:
         fields = {"metadata": metadata, "data": self._images.whole(), self._before: self._images.kept()}
         self._reader = JsonReader(self._images.message(fields))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
         return each(self._reader, records, self._changes)
 
     def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:

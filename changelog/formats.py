@@ -31,6 +31,14 @@ def names() -> list[str]:
     return sorted({*OURS, *(entry.name for entry in entry_points(group=GROUP))})
 
 
+def states_key(name: str) -> bool:
+    """Whether the format's messages can say which fields are the key.
+
+    :raises KeyError: there is no such format.
+    """
+    return bool(getattr(find(name), "STATES_KEY", False))
+
+
 def find(name: str) -> FormatType:
     """The format's class.
 

@@ -22,10 +22,11 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import Changes, Rejected
+from changelog.changes import Changes, MessageKey, Rejected
 from changelog.json_records import JsonReader, Parsed
 from changelog.row_images import (
     INTEGER,
+    NAMES,
     PARTITION_REMOVED,
     TEXT,
     TRUNCATED,
@@ -41,6 +42,7 @@ from changelog.row_images import (
     removes_partition,
     says_null,
     spell_plain,
+    stated_keys,
     text,
 )
 from changelog.rows import BadRecord, RowKind
@@ -69,6 +71,7 @@ class MaxwellJson:
     OPTIONS: Mapping[str, tuple[str, ...]] = {}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
+    STATES_KEY = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._images = Images(spec, spell_plain, bytes_type)
@@ -76,15 +79,16 @@ class MaxwellJson:
             "type": TEXT,
             "ts": INTEGER,
             "sql": TEXT,
+            "primary_key_columns": NAMES,
             "data": self._images.whole(),
             "old": self._images.kept(),
         }
         self._reader = JsonReader(self._images.message(fields))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
         return each(self._reader, records, self._changes)
 
-    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected | MessageKey]:
         message = found.values
         op = text(at_field(message, "type"))
         yield from OPERATIONS.rejected(found.record, op)
@@ -95,6 +99,7 @@ class MaxwellJson:
         kind = OPERATIONS.kind(op)
         mask = kind.is_valid()
         op, kind, record, message = op.filter(mask), kind.filter(mask), found.record.filter(mask), message.filter(mask)
+        yield from stated_keys(record, at_field(message, "primary_key_columns"))
         data, old = at_field(message, "data"), at_field(message, "old")
         yield from self._images.changes(
             Rows(

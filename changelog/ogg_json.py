@@ -21,9 +21,10 @@ from collections.abc import Generator, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import Changes, Rejected
+from changelog.changes import Changes, MessageKey, Rejected
 from changelog.json_records import JsonReader, Leaf, Parsed
 from changelog.row_images import (
+    NAMES,
     TEXT,
     TRUNCATED,
     Fields,
@@ -36,6 +37,7 @@ from changelog.row_images import (
     lacks,
     rejected,
     spell_plain,
+    stated_keys,
     text,
     timestamps,
 )
@@ -57,6 +59,7 @@ class OggJson:
     OPTIONS: Mapping[str, tuple[str, ...]] = {"missing.columns": ("reject", "null")}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
+    STATES_KEY = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
@@ -66,21 +69,23 @@ class OggJson:
         fields: Fields = {
             "op_type": TEXT,
             "op_ts": TEXT,
+            "primary_keys": NAMES,
             "before": self._images.kept(),
             "after": self._images.whole(flags),
         }
         self._reader = JsonReader(self._images.message(fields))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
         return each(self._reader, records, self._changes)
 
-    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected | MessageKey]:
         message = found.values
         op = text(at_field(message, "op_type"))
         yield from OPERATIONS.rejected(found.record, op)
         kind = OPERATIONS.kind(op)
         mask = kind.is_valid()
         message, record, kind = message.filter(mask), found.record.filter(mask), kind.filter(mask)
+        yield from stated_keys(record, at_field(message, "primary_keys"))
         before, after = at_field(message, "before"), at_field(message, "after")
         rows = Rows(
             record=record,

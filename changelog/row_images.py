@@ -23,22 +23,24 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.rows import PREFIX, BadRecord, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
-from changelog.values.nested import is_nested, json_text
+from changelog.values.nested import is_list, is_nested, json_text
 
 Fields = Mapping[str, Leaf | Object | ListOf]
 
 TEXT = Leaf((pa.string(), pa.int64()))
 INTEGER = Leaf((pa.int64(), pa.string()))
+NAMES = Leaf((pa.list_(pa.string()),))
 
 TRUNCATED = "TRUNCATE: no key says which rows it removed; empty the table by hand"
 PARTITION_REMOVED = "a partition was dropped or truncated: no key says which rows that removed; remove them by hand"
 
+_SEPARATOR = "\x1f"
 _REMOVES_PARTITION = r"(?i)\b(?:drop|truncate)\s+partition\b"
 
 
@@ -258,8 +260,8 @@ class Images:
 def each(
     reader: JsonReader,
     records: pa.RecordBatch,
-    translate: Callable[[pa.RecordBatch, Parsed], Iterator[Changes | Rejected]],
-) -> Iterator[Changes | Rejected]:
+    translate: Callable[[pa.RecordBatch, Parsed], Iterator[Changes | Rejected | MessageKey]],
+) -> Iterator[Changes | Rejected | MessageKey]:
     """What `translate` makes of the messages, group by group; those that can't be read are passed on."""
     for found in read(reader, records):
         if isinstance(found, Rejected):
@@ -287,6 +289,20 @@ def rejected(record: pa.Array, mask: pa.Array, error_class: str, reason: pa.Arra
         found, places = np.unique(record.to_numpy()[rows], return_index=True)
         reason = reason if isinstance(reason, str) else reason.take(pa.array(rows[places]))
         yield Rejected(pa.array(found, pa.int64()), error_class, reason)
+
+
+def stated_keys(record: pa.Array, names: pa.Array) -> Iterator[MessageKey]:
+    """What messages say of their table's key.
+
+    :param record: int64; rows of the raw batch.
+    :param names: of the key's fields, `NAMES`. Null, or something else: the message says nothing.
+    """
+    if not is_list(names.type) or not pa.types.is_string(names.type.value_type):
+        return
+    spelled = pc.binary_join(names, _SEPARATOR).dictionary_encode()
+    for number, text_ in enumerate(spelled.dictionary.to_pylist()):
+        first_ = pc.min(record.filter(pc.fill_null(pc.equal(spelled.indices, number), False))).as_py()
+        yield MessageKey(tuple(text_.split(_SEPARATOR)) if text_ else (), first_)
 
 
 def removes_partition(sql: pa.Array) -> pa.Array:

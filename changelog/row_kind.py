@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, Object, Parsed
+from changelog.message_keys import MessageKeys
 from changelog.paths import at_path, with_path
 from changelog.row_images import TEXT, at_field, bytes_type, each, rejected, text
 from changelog.rows import BadRecord, RowKind
@@ -81,10 +82,12 @@ class RowKindJson:
     OPTIONS = OPTIONS
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
+    STATES_KEY = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
         self._kinds = Kinds.of(spec.options)
+        self._message_keys = MessageKeys()
         fields: dict[str, Leaf | Object] = {}
         for column in spec.columns:
             candidates = json_candidates(WireType(), to_arrow_type(column.type), column.is_uuid)
@@ -94,8 +97,9 @@ class RowKindJson:
             shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
         self._reader = JsonReader(Object(shape, watched=spec.schema_changes != "ignore"))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
-        return each(self._reader, records, lambda _, found: self._changes(found))
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+        yield from self._message_keys.stated(records)
+        yield from each(self._reader, records, lambda _, found: self._changes(found))
 
     def _changes(self, found: Parsed) -> Iterator[Changes | Rejected]:
         record, rows = found.record, found.values

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from changelog.avro_schema import Node, SchemaError, parse
-from changelog.changes import RAW_SCHEMA, Changes, Format, Rejected
+from changelog.changes import RAW_SCHEMA, Changes, Format, MessageKey, Rejected
 from changelog.rows import RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 
@@ -111,7 +111,7 @@ def outcome(decoder: Format, messages: Sequence[Pair]) -> Outcome:
     """Each record's changes, or why it was rejected: both are checked to be whole."""
     changes: list[tuple[int, Change]] = []
     rejected: dict[int, str] = {}
-    raw = list(decoder.changes(batch(messages)))
+    raw = [found for found in decoder.changes(batch(messages)) if not isinstance(found, MessageKey)]
     for found in raw:
         if isinstance(found, Rejected):
             reasons = found.reason

@@ -10,7 +10,7 @@ import pyarrow.json as pj
 import pytest
 
 from changelog import formats
-from changelog.changes import Changes, FormatError, Rejected, UnavailableError
+from changelog.changes import Changes, FormatError, MessageKey, Rejected, UnavailableError
 from changelog.decoding import ChangelogDecoder
 from changelog.row_kind import RowKindJson
 from changelog.rows import BAD
@@ -51,7 +51,7 @@ class Fragile(RowKindJson):
 
     failure: ClassVar[Exception] = ArithmeticError("a mistake")
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | MessageKey | Rejected]:
         if any(b"poison" in (value or b"") for value in records.column("value").to_pylist()):
             raise self.failure
         yield from super().changes(records)
