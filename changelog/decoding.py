@@ -110,7 +110,7 @@ class ChangelogDecoder:
     format: str
     spec: ChangelogSpec
     observe: Callable[[dict[str, str]], None] | None = None
-    observe_keys: Callable[[dict[tuple[str, ...], tuple[int, int]]], None] | None = None
+    observe_keys: Callable[[StatedKeys], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         decoder = _TaskDecoder(self.format, self.spec)
@@ -120,7 +120,7 @@ class ChangelogDecoder:
         if self.observe is not None and decoder.observed:
             self.observe(dict(decoder.observed))
         if self.observe_keys is not None and decoder.stated_keys:
-            self.observe_keys(dict(decoder.stated_keys))
+            self.observe_keys(decoder.stated_keys)
 
 
 @dataclass
@@ -389,7 +389,7 @@ def merged_types(first: Observed, second: Observed) -> dict[str, str]:
     return result
 
 
-def merged_keys(first: StatedKeys, second: StatedKeys) -> dict[tuple[str, ...], tuple[int, int]]:
+def merged_keys(first: StatedKeys, second: StatedKeys) -> StatedKeys:
     """All keys of both, each with its first place."""
     return {
         fields: min(place for place in (first.get(fields), second.get(fields)) if place is not None)

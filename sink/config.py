@@ -4,7 +4,7 @@ expected.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -238,12 +238,20 @@ column.
 Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_timestamp"]
 
 
+Columns = Annotated[list[str], Field(min_length=1)]
+
+
 class TableSection(_Section):
-    """One entry of `tables:`: a changelog and the table that mirrors it."""
+    """One entry of `tables:`: a changelog and the table that mirrors it.
+
+    :param key: empty: it is what the source's messages say. Of an open table (`sink.keys`) it is known.
+    :param keys: by topic or directory, of a pattern's exceptions.
+    """
 
     source: str
     target: str
-    key: Annotated[list[str], Field(min_length=1)]
+    key: Columns = Field(default_factory=list)
+    keys: dict[str, Columns] = Field(default_factory=dict)
     columns: dict[str, Annotated[ColumnSection, BeforeValidator(_column)]] | None = None
     exclude: list[str] = Field(default_factory=list)
     metadata: list[Metadata] = Field(default_factory=list)
@@ -326,19 +334,19 @@ class TableSection(_Section):
 
     @model_validator(mode="after")
     def _columns_exist(self) -> Self:
-        if len(set(self.key)) != len(self.key):
-            raise MisplacedError(f"key names a column twice: {self.key}", "key")
-        for name in self.exclude:
-            if name in self.key:
-                raise MisplacedError(f"exclude names {name!r}, which is in key; remove it from exclude", "exclude")
+        if self.key:
+            self.check_key(self.key, "key")
+        for name, key in self.keys.items():
+            self.check_key(key, "keys", name)
         if self.columns is not None:
-            stored = [*(name for name, column in self.columns.items() if column.stored), *self.metadata]
-            for what, names in (("key", self.key), ("partition_by", [f.column for f in self.partition_fields])):
-                for name in names:
-                    if name not in stored:
-                        raise MisplacedError(
-                            f"{what} names {name!r}, which is not in columns{did_you_mean(name, stored)}", what
-                        )
+            stored = self._stored
+            for field in self.partition_fields:
+                if field.column not in stored:
+                    raise MisplacedError(
+                        f"partition_by names {field.column!r}, which is not in columns"
+                        f"{did_you_mean(field.column, stored)}",
+                        "partition_by",
+                    )
             lower = [name.lower() for name in (*self.columns, *self.metadata)]
             for name in (*self.columns, *self.metadata):
                 if lower.count(name.lower()) > 1:
@@ -347,21 +355,43 @@ class TableSection(_Section):
                         "case",
                         "columns",
                     )
-            for name in self.key:
-                if name in self.metadata:
-                    raise MisplacedError(
-                        f"key names {name!r}, which is a metadata column; a key must be a field of the messages", "key"
-                    )
-                if self.columns[name].expression is not None:
-                    raise MisplacedError(
-                        f"key names {name!r}, which is computed; a key must be a field of the messages", "key"
-                    )
             for name in self.exclude:
                 if name in self.columns:
                     raise MisplacedError(
                         f"exclude names {name!r}, which columns names too; remove it from one of them", "exclude"
                     )
         return self
+
+    @property
+    def _stored(self) -> list[str]:
+        """The columns that the configuration gives the table."""
+        return [*(name for name, column in (self.columns or {}).items() if column.stored), *self.metadata]
+
+    def check_key(self, key: Sequence[str], *path: str) -> None:
+        """Whether these columns can be the key, as far as the configuration tells.
+
+        :param path: where the key is configured, for messages.
+        :raises MisplacedError: they can't.
+        """
+        if len(set(key)) != len(key):
+            raise MisplacedError(f"key names a column twice: {list(key)}", *path)
+        for name in key:
+            if name in self.exclude:
+                raise MisplacedError(f"exclude names {name!r}, which is in key; remove it from exclude", "exclude")
+            if name in self.metadata:
+                raise MisplacedError(
+                    f"key names {name!r}, which is a metadata column; a key must be a field of the messages", *path
+                )
+            if self.columns is None:
+                continue
+            if name not in self._stored:
+                raise MisplacedError(
+                    f"key names {name!r}, which is not in columns{did_you_mean(name, self._stored)}", *path
+                )
+            if self.columns[name].expression is not None:
+                raise MisplacedError(
+                    f"key names {name!r}, which is computed; a key must be a field of the messages", *path
+                )
 
 
 class IndexSection(_Section):
@@ -454,6 +484,7 @@ class Config(_Section):
                     f"table {table.target}: files have no order of their own; name an order_by column",
                     *("tables", number),
                 )
+            self._check_key_given(table, number)
         for name, values in (("target", targets), ("source", sources)):
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
@@ -471,6 +502,22 @@ class Config(_Section):
         else:
             self._check_files()
         return self
+
+    def _check_key_given(self, table: TableSection, number: int) -> None:
+        """A key that nobody configured must be one that messages can state."""
+        if table.keys and not table.is_pattern:
+            raise MisplacedError(
+                f"table {table.target}: keys is for a pattern's exceptions; write key", "tables", number, "keys"
+            )
+        if table.key or table.keys:
+            return
+        if self.source.type == "files":
+            reason = "files have no message keys"
+        elif not formats.states_key(self.source.format):
+            reason = f"messages of the format {self.source.format} don't say which columns are the key"
+        else:
+            return
+        raise MisplacedError(f"key is missing, and {reason}. Add it, for example `key: [id]`", "tables", number)
 
     def _check_places(self) -> None:
         """What the sink keeps for itself may not be where something else looks for its own files."""
@@ -522,6 +569,12 @@ class Config(_Section):
                         f"table {table.target}: {reference[0]} names a group that source {text!r} does not have; it "
                         f"has {groups}",
                         *("tables", number, "source"),
+                    )
+            for name in table.keys:
+                if not re.fullmatch(text, name):
+                    raise MisplacedError(
+                        f"table {table.target}: keys names {name!r}, which the source {text!r} doesn't match",
+                        *("tables", number, "keys"),
                     )
         if (
             self.sink.on_bad_record == "dead-letter"

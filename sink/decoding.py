@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder, spark_schema
+from changelog.decoding import ChangelogDecoder, StatedKeys, spark_schema
 from changelog.row_kind_columns import columns_decoder, completed
 from changelog.row_kind_parquet import PlainRows
 from sink import task
@@ -22,6 +22,7 @@ class RecordDecoder:
     do.
 
     :param observe: told what the table can't take (`changelog.decoding.Observed`).
+    :param observe_keys: told what messages say of the table's key (`changelog.decoding.StatedKeys`).
     :param batch_rows: of the batches that tasks make, at most.
     """
 
@@ -29,7 +30,12 @@ class RecordDecoder:
     """Decodes Parquet files, whole."""
 
     def __init__(
-        self, config: Config, plan: TablePlan, observe: Callable[[dict[str, str]], None], batch_rows: int
+        self,
+        config: Config,
+        plan: TablePlan,
+        observe: Callable[[dict[str, str]], None],
+        observe_keys: Callable[[StatedKeys], None],
+        batch_rows: int,
     ) -> None:
         self._plan = plan
         self._by_spark = self._in_python = self.plain = None
@@ -37,7 +43,7 @@ class RecordDecoder:
             self._by_spark = columns_decoder(plan.changelog)
             self.plain = PlainRows.of(plan.changelog, batch_rows) if plan.is_decoded_whole else None
         else:
-            self._in_python = ChangelogDecoder(config.source.format, plan.changelog, observe)
+            self._in_python = ChangelogDecoder(config.source.format, plan.changelog, observe, observe_keys)
 
     @property
     def ends_in_python(self) -> bool:

@@ -57,3 +57,13 @@ class TemporaryError(RowdeltaError):
     """
 
     exit_code = 75
+
+
+class NoMessagesError(TemporaryError):
+    """A table can't be opened before its source has messages: only these tell its columns, or its key."""
+
+    def __init__(self, target: str, source: str) -> None:
+        super().__init__(
+            f"{target}: {source} has no messages yet. They tell the table's key and columns, so it is created when the "
+            "first ones come."
+        )

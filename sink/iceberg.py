@@ -463,12 +463,19 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
     for name, text in types.items():
         fields.append(T.StructField(name, parse_type(text, f"{path}.columns.{name}"), nullable=name not in table.key))
     fields += [T.StructField(name, from_arrow_type(METADATA[name])) for name in table.metadata]
+    advice = "" if table.columns is not None else " (columns: say the types of all columns)"
     for name in table.key:
         if name not in types:
             raise ConfigError(f"{path}.key: there is no column {name!r}. The columns are: {', '.join(types)}.")
-        if isinstance(T.StructType(fields)[name].dataType, T.FloatType | T.DoubleType):
+        dtype = T.StructType(fields)[name].dataType
+        if isinstance(dtype, T.FloatType | T.DoubleType):
             raise ConfigError(
-                f"{path}.key: {name} is a {types[name]}; Iceberg allows no floating-point keys. Use decimal or string."
+                f"{path}.key: {name} is a {types[name]}; Iceberg allows no floating-point keys. Use decimal or string"
+                f"{advice}."
+            )
+        if not isinstance(dtype, T.AtomicType):
+            raise ConfigError(
+                f"{path}.key: {name} is a {types[name]}; Iceberg allows no keys that have parts. Use string{advice}."
             )
     return T.StructType(fields)
 

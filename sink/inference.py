@@ -1,49 +1,100 @@
-"""Columns of a table that nobody described, from the messages of its source."""
+"""Columns and key of a table that nobody described, from the messages of its source."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import TypeVar
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql.types import StructType
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, Changes
+from changelog.changes import RAW_SCHEMA, Changes, MessageKey, Rejected
 from changelog.decoding import merged_types
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
 from changelog.values import spark_type
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, TemporaryError
+from sink.errors import ConfigError, RowdeltaError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, java_class, java_message
+from sink.sources.source import Source
 from sink.spark_versions import to_arrow
 
 SAMPLE = 1000
 """Messages looked at, from the beginning of the source."""
+LAST = 20
+"""Messages looked at, from the end of each partition."""
+
+T = TypeVar("T")
 
 
-def infer_columns(spark: SparkSession, config: Config, table: TableSection) -> dict[str, str] | None:
-    """Name -> Spark SQL type of each field; None if the source has no messages yet.
+class Sample:
+    """Messages of one table's source, read at the first question.
 
-    A schema that comes with the messages says it exactly; of plain JSON the types are a guess, so it is worth a look
-    (`rowdelta check`).
-
-    :raises TemporaryError: the schema registry doesn't answer.
+    :param source: whose last messages are looked at too.
     """
-    if config.source.type == "files" and config.source.file_format == "parquet":
-        schema = _parquet_schema(spark, table)
-        known = {Kinds.of(config.source.format_options).column, *table.exclude}
-        return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
-    sample = to_arrow(_sample(spark, config, table))
-    try:
-        types = infer_fields(config, sample)
-    except RegistryError as error:
-        raise TemporaryError(f"{table.target}: {error}. Nothing was applied; run again.") from error
-    return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
+
+    def __init__(self, spark: SparkSession, config: Config, table: TableSection, source: Source) -> None:
+        self._spark = spark
+        self._config = config
+        self._table = table
+        self._source = source
+
+    def columns(self) -> dict[str, str] | None:
+        """Name -> Spark SQL type of each field; None if the source has no messages yet.
+
+        A schema that comes with the messages says it exactly; of plain JSON the types are a guess, so it is worth a
+        look (`rowdelta check`).
+
+        :raises TemporaryError: the schema registry doesn't answer.
+        """
+        config, table = self._config, self._table
+        if config.source.type == "files" and config.source.file_format == "parquet":
+            schema = _parquet_schema(self._spark, table)
+            known = {Kinds.of(config.source.format_options).column, *table.exclude}
+            return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
+        types = self._asking_registry(lambda: infer_fields(config, self._first))
+        return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
+
+    def message_keys(self) -> frozenset[tuple[str, ...]]:
+        """What messages say of their table's key (`MessageKey.fields`): the first ones, and the last of each partition.
+
+        :raises TemporaryError: the schema registry doesn't answer.
+        """
+        found = self._asking_registry(lambda: message_keys(self._config, self._first))
+        if self._first.num_rows >= SAMPLE:
+            last = self._source.last_records(self._table, LAST)
+            if last is not None:
+                records = to_arrow(last)
+                found |= self._asking_registry(lambda: message_keys(self._config, records))
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        """The source has no messages."""
+        return not len(self._first)
+
+    @cached_property
+    def _first(self) -> pa.Table:
+        try:
+            return to_arrow(_sample(self._spark, self._config, self._table))
+        except (*JAVA_ERRORS, PySparkException):
+            found = self._source.check([self._table])[0]
+            if isinstance(found, RowdeltaError):  # there is no such topic
+                raise found from None
+            raise
+
+    def _asking_registry(self, question: Callable[[], T]) -> T:
+        try:
+            return question()
+        except RegistryError as error:
+            raise TemporaryError(f"{self._table.target}: {error}. Nothing was applied; run again.") from error
 
 
-def _parquet_schema(spark: SparkSession, table: TableSection) -> T.StructType:
+def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
     try:
         return spark.read.parquet(table.source).schema
     except JAVA_ERRORS as error:
@@ -58,17 +109,26 @@ def _parquet_schema(spark: SparkSession, table: TableSection) -> T.StructType:
 
 
 def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:
-    """The same of raw records (`RAW_SCHEMA`)."""
+    """Name -> Spark SQL type of each field of raw records (`RAW_SCHEMA`)."""
+    found: Mapping[str, str] = {}
+    for changes in _decoded(config, records):
+        if isinstance(changes, Changes):
+            seen = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items()}
+            found = merged_types(found, seen)
+    return dict(found)
+
+
+def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]]:
+    """What raw records (`RAW_SCHEMA`) say of their table's key (`MessageKey.fields`)."""
+    return frozenset(found.fields for found in _decoded(config, records) if isinstance(found, MessageKey))
+
+
+def _decoded(config: Config, records: pa.Table) -> Iterator[Changes | Rejected | MessageKey]:
     decoder = formats.find(config.source.format)(
         ChangelogSpec((), (), options=config.source.format_options, schema_changes="evolve")
     )
-    found: Mapping[str, str] = {}
     for batch in records.cast(RAW_SCHEMA).to_batches():
-        for changes in decoder.changes(batch):
-            if isinstance(changes, Changes):
-                seen = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items()}
-                found = merged_types(found, seen)
-    return dict(found)
+        yield from decoder.changes(batch)
 
 
 def _sample(spark: SparkSession, config: Config, table: TableSection) -> DataFrame:

@@ -3,22 +3,24 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
 from sink.config import Config, redacted
-from sink.errors import ConfigError, RowdeltaError, TableError
+from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.folders import check_folders
 from sink.iceberg import Catalogs, IcebergTable
-from sink.inference import infer_columns
+from sink.inference import Sample
+from sink.keys import TableKey, shown, table_key, with_key
 from sink.microbatch import property_prefix, start_position
 from sink.patterns import ResolvedTable
 from sink.pipeline import find_tables, open_source
 from sink.session import activate
-from sink.sources.source import Position
-from sink.tables import TablePlan, plan_table
+from sink.sources.source import Position, Source
+from sink.tables import TablePlan, inferred_columns, plan_table
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -39,28 +41,37 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     tables = find_tables(config, source)
     found = source.check([table.section for table in tables])
 
-    def plan_of(pair: tuple[ResolvedTable, str | RowdeltaError]) -> TablePlan | RowdeltaError:
+    def plan_of(pair: tuple[ResolvedTable, str | RowdeltaError]) -> tuple[TablePlan, TableKey] | RowdeltaError:
         table, reached = pair
-        if isinstance(reached, RowdeltaError) and table.section.columns is None:
+        if isinstance(reached, RowdeltaError) and (table.section.columns is None or not table.section.key):
             return reached  # there is nothing to infer them from
-        return _plan(spark, catalogs, config, table)
+        return _plan(spark, catalogs, config, table, source)
 
     planned = _in_parallel(spark, plan_of, list(zip(tables, found, strict=True)))
     errors: list[RowdeltaError] = list(source.check_patterns())
-    for table, plan, reached in zip(tables, planned, found, strict=True):
+    for table, made, reached in zip(tables, planned, found, strict=True):
         section = table.section
-        wrong = [problem for problem in (plan, reached) if isinstance(problem, RowdeltaError)]
-        if isinstance(plan, RowdeltaError) or wrong:
+        if isinstance(made, NoMessagesError):
+            yield f"{section.source} -> {made}"
+            continue
+        wrong = [problem for problem in (made, reached) if isinstance(problem, RowdeltaError)]
+        if isinstance(made, RowdeltaError) or wrong:
             errors += wrong
             yield f"{section.source} -> {section.target}: {wrong[0]}"
             continue
+        plan, key = made
         yield f"{section.source} -> {section.target}: {'exists' if plan.exists else 'will be created'}"
         yield f"  source: {reached}"
         columns = ", ".join(
-            f"{c.name} {c.type.simpleString()}{' (key)' if c.name in section.key else ''}" for c in plan.columns
+            f"{c.name} {c.type.simpleString()}{' (key)' if c.name in key.columns else ''}" for c in plan.columns
         )
         inferred = not plan.exists and section.columns is None
         yield f"  columns{' (inferred from messages; write them down to pin them)' if inferred else ''}: {columns}"
+        if key.columns and not key.configured:
+            yield f"  key: {shown(key.columns)}, as the messages say"
+        warning = key.warning(plan.section)
+        if warning is not None:
+            yield f"  WARNING: {warning}"
         order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"
         group = f", group {section.group}" if section.group is not None else ""
         yield f"  mode {section.mode}, deletes {section.deletes}, ordered by {order}{group}"
@@ -117,16 +128,21 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
 
 
 def _plan(
-    spark: SparkSession, catalogs: Catalogs, config: Config, resolved: ResolvedTable
-) -> TablePlan | RowdeltaError:
+    spark: SparkSession, catalogs: Catalogs, config: Config, resolved: ResolvedTable, source: Source
+) -> tuple[TablePlan, TableKey] | RowdeltaError:
     if resolved.error is not None:
         return resolved.error
     section = resolved.section
     try:
         table = catalogs.load(section.target)
-        types = infer_columns(spark, config, section) if table is None and section.columns is None else None
-        return plan_table(spark, config, resolved, table, types)
-    except (ConfigError, TableError) as error:
+        sample = Sample(spark, config, section, source)
+        key = table_key(config, resolved, table, sample)
+        types = inferred_columns(config, section, table, sample)
+        plan = plan_table(spark, config, with_key(resolved, key), table, types)
+        if config.source.type == "kafka" and key.configured and not key.messages:
+            key = replace(key, messages=tuple(fields for fields in sample.message_keys() if fields))
+        return plan, key
+    except (ConfigError, TableError, NoMessagesError) as error:
         return error
 
 

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.decoding import ChangelogDecoder
+from changelog.decoding import ChangelogDecoder, StatedKeys
 from changelog.rows import BAD, order_column
 from deltawriters import DeltaOptions
 from deltawriters.combine import BUFFER_BYTES
@@ -49,6 +49,7 @@ from sink.exchange import (
 from sink.history import ROWS
 from sink.iceberg import IcebergTable, StoredPosition
 from sink.keyindex import IndexLostError, KeyIndex
+from sink.keys import TableKey, compared, property_name, with_key
 from sink.minor_compaction import MinorCompaction
 from sink.patterns import ResolvedTable
 from sink.routing import RANGES, KeyHash, bucket_of_key
@@ -145,13 +146,15 @@ class TableSink:
         resolved: ResolvedTable,
         table: IcebergTable,
         plan: TablePlan,
+        key: TableKey,
         source: Source,
         dead_letters: DeadLetters | None,
     ) -> None:
         self.plan = plan
         self.table = table
         self._config = config
-        self._resolved = resolved
+        self._resolved = with_key(resolved, key)
+        self._key = key
         self._source = source
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
@@ -163,6 +166,7 @@ class TableSink:
         self._key_index = self._open_key_index()
         self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
         self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
+        self._stated_keys = table.spark.sparkContext.accumulator(task.FirstPlaces.NONE, task.FirstPlaces())
         self._decoder = self._open_decoder()
         self._left_out = table.spark.sparkContext.accumulator(dict[str, int](), task.Counts())
         self._not_plain = table.spark.sparkContext.accumulator(0)
@@ -186,7 +190,8 @@ class TableSink:
     def _open_decoder(self) -> RecordDecoder:
         batch_rows = int(self.table.spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0)
         # for Spark 0 and less are no limit
-        return RecordDecoder(self._config, self.plan, self._observed.add, batch_rows if batch_rows > 0 else 1 << 20)
+        batch_rows = batch_rows if batch_rows > 0 else 1 << 20
+        return RecordDecoder(self._config, self.plan, self._observed.add, self._stated_keys.add, batch_rows)
 
     def remember_start(self, position: Position | None) -> None:
         """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a
@@ -263,7 +268,8 @@ class TableSink:
         """The same as `prepare_batch`, of what a job for several tables wrote and `take_over` has taken."""
         batch = share.batch
         try:
-            written = replace(sum_up([result]), tasks=1, observed=result["observed"])
+            stated = {tuple(fields): (int(partition), int(offset)) for fields, (partition, offset) in result["keys"]}
+            written = replace(sum_up([result]), tasks=1, observed=result["observed"], stated_keys=stated)
             return Pending(batch_id, batch, self._finish(share.begun, written))
         except SchemaEvolvedError:
             self._rebase()
@@ -414,6 +420,7 @@ class TableSink:
 
     def _finish(self, begun: Begun, written: Written) -> Attempt:
         try:
+            self._compare_keys(written.stated_keys)
             if written.observed:
                 self._evolve(written.observed)
             self._refuse(written)
@@ -421,6 +428,20 @@ class TableSink:
             self._delete_written()
             raise
         return Attempt(begun, written, time.monotonic() - begun.started)
+
+    def _compare_keys(self, stated: StatedKeys) -> None:
+        """Before anything else is made of what was written: under another key all of it is wrong.
+
+        :raises TableError: the messages' key is another than before.
+        """
+        section = self.plan.section
+        if not stated:
+            return
+        key = compared(self._key, stated, section, property_name(self._config))
+        warning = key.warning(section)
+        if key != self._key and warning is not None:
+            log.warning("%s", warning)
+        self._key = key
 
     def _commit_attempt(self, pending: Pending, attempt: Attempt) -> None:
         end, begun, written = pending.batch.end, attempt.begun, attempt.written
@@ -465,6 +486,7 @@ class TableSink:
         spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
         tasks = self._tasks(batch, spark)
         self._observed.value, self._left_out.value, self._written_paths.value = {}, {}, []
+        self._stated_keys.value = task.FirstPlaces.NONE
         self._not_plain.value = 0
         plan = self._task_plan(begun, tasks)
         results = None
@@ -475,7 +497,8 @@ class TableSink:
         observed = dict(self._observed.value)
         written = sum_up(results)
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
-        return replace(written, tasks=tasks, observed=observed, rows=counts)
+        stated = dict(self._stated_keys.value)
+        return replace(written, tasks=tasks, observed=observed, rows=counts, stated_keys=stated)
 
     def _write_plain_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> list[dict[str, Any]] | None:
         """Results of tasks that read the files whole; None if some file needs Spark's reader. Then nothing of it is
@@ -637,11 +660,12 @@ class TableSink:
         # as in `_write`
         records.sparkSession.conf.set("spark.sql.ansi.enabled", "true")
         while True:
-            self._observed.value = {}
+            self._observed.value, self._stated_keys.value = {}, task.FirstPlaces.NONE
             try:
                 changes = keep(self._decoder.changes(records)).localCheckpoint()
             except (PySparkException, Py4JJavaError) as error:
                 raise job_error(self.plan.section.target, error) from error
+            self._compare_keys(self._stated_keys.value)
             if not self._observed.value:
                 return changes
             try:
@@ -695,6 +719,9 @@ class TableSink:
         undecoded = written.undecoded_since(before)
         if undecoded != before:
             properties[f"{self._prefix}.undecoded"] = str(undecoded)
+        name, remembered = property_name(self._config), self._key.to_json()
+        if self._key.messages and self.table.property(name) != remembered:
+            properties[name] = remembered
         return properties
 
     def _commit(self, end: Position, begun: Begun, written: Written) -> None:

@@ -59,7 +59,8 @@ def source_pattern(table: TableSection, *, is_path: bool) -> re.Pattern[str]:
 
 
 def _expanded(table: TableSection, path: str, match: re.Match[str]) -> ResolvedTable:
-    named = table.model_copy(update={"source": match.string})
+    key = table.keys.get(match.string, table.keys.get(match.string.rpartition("/")[2], table.key))
+    named = table.model_copy(update={"source": match.string, "key": key, "keys": {}})
     try:
         changes = {"target": table.expand(table.target, match)}
         if table.group is not None:

@@ -83,7 +83,7 @@ class Pipeline:
             known = any(member.sink and member.sink.position for member in working)
             for member in self._supervisor.members.values():
                 # a topic that a pattern matches now but didn't in an earlier run is new
-                member.from_start = known and member.resolved.from_pattern
+                member.from_start = member.awaits_messages or (known and member.resolved.from_pattern)
             self._join(working)
             self._raise_if_over()
             self._wait()
@@ -266,7 +266,7 @@ class Pipeline:
     def _look_around(self) -> None:
         """Take in what appeared, and try again what failed a while ago."""
         now = time.monotonic()
-        members = [member for member in self._supervisor.failed() if member.retry_at <= now]
+        members = self._supervisor.due()
         new: list[Member] = []
         if self._has_patterns and now - self._looked_at >= self._config.source.discovery_seconds:
             self._looked_at = now

@@ -36,6 +36,8 @@ from sink.config import Config
 from sink.dead_letters import RECORD, Selection, same_record
 from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs
+from sink.inference import Sample
+from sink.keys import table_key, with_key
 from sink.microbatch import TableSink
 from sink.patterns import ResolvedTable
 from sink.pipeline import find_tables, open_source
@@ -125,8 +127,10 @@ class _Replay:
                 f"{self._section.target} does not exist, so there is nothing to replay into. rowdelta run creates it."
             )
         self._source = source
-        plan = plan_table(spark, config, resolved, table)
-        self._sink = TableSink(config, resolved, table, plan, source, dead_letters=None)
+        key = table_key(config, resolved, table, Sample(spark, config, resolved.section, source))
+        plan = plan_table(spark, config, with_key(resolved, key), table)
+        self._section = plan.section
+        self._sink = TableSink(config, resolved, table, plan, key, source, dead_letters=None)
 
     def run(self, letters: DataFrame, force: bool) -> Replayed:
         """Replay `letters`, rows of the dead-letter table for this table."""

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.dead_letters import DeadLetters, open_dead_letters
-from sink.errors import RowdeltaError, TemporaryError, summary
+from sink.errors import NoMessagesError, RowdeltaError, TemporaryError, summary
 from sink.joint import JointWriter
 from sink.microbatch import Pending, TableShare, TableSink
 from sink.patterns import ResolvedTable
@@ -40,13 +40,16 @@ _MOST_THREADS = 16
 
 @dataclass
 class Member:
-    """A table of the job. It is open (`sink`), or has failed (`error`), or both: open, but set aside."""
+    """A table of the job. It is open (`sink`), or has failed (`error`), or both: open, but set aside. Or it
+    `awaits_messages`."""
 
     resolved: ResolvedTable
     sink: TableSink | None = None
     error: Exception | None = None
     failures: int = 0
     retry_at: float = 0.0
+    awaits_messages: bool = False
+    """Whether it can't be opened before its source has messages. It is no failure."""
     from_start: bool = False
     """Whether the source appeared while the job ran (or was down): nobody could have seen its beginning, so it is read
     from there. So until the table remembers where it is read from, however often it fails before."""
@@ -97,6 +100,12 @@ class Supervisor:
 
     def failed(self) -> list[Member]:
         return [member for member in self.members.values() if member.error is not None]
+
+    def due(self) -> list[Member]:
+        """Tables to be opened (again) now."""
+        now = time.monotonic()
+        members = self.members.values()
+        return [m for m in members if (m.error is not None or m.awaits_messages) and m.retry_at <= now]
 
     def enter(self, tables: Iterable[ResolvedTable], from_start: bool = False) -> list[Member]:
         """Take in tables whose source isn't known yet. They are to be opened."""
@@ -311,10 +320,21 @@ class Supervisor:
     def _open(self, member: Member) -> None:
         if member.resolved.error is not None:
             raise member.resolved.error
-        table, plan = open_table(self._spark, self._config, member.resolved)
+        try:
+            table, plan, key = open_table(self._spark, self._config, member.resolved, self._source)
+        except NoMessagesError as error:
+            self._wait_for_messages(member, error)
+            return
         self._changelogs[plan.section.target] = plan.changelog
-        member.sink = TableSink(self._config, member.resolved, table, plan, self._source, self._dead_letters)
-        member.error = None
+        member.sink = TableSink(self._config, member.resolved, table, plan, key, self._source, self._dead_letters)
+        member.error, member.awaits_messages = None, False
+
+    def _wait_for_messages(self, member: Member, error: NoMessagesError) -> None:
+        """Nothing is wrong, and nothing to do. Nobody may miss the first messages when they come."""
+        if not member.awaits_messages:
+            log.info("%s", error)
+        member.error, member.awaits_messages, member.from_start = None, True, True
+        member.retry_at = time.monotonic() + self._config.source.discovery_seconds
 
 
 class _WaitingError(TemporaryError):

@@ -1,5 +1,6 @@
 """Target tables: created from the configuration, or checked against it, before any stream starts."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,11 +18,15 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters.partitioning import source_columns
 from sink.computed import check_computed
 from sink.config import RESERVED, Config, TableSection
-from sink.errors import ConfigError, DataError, TableError
+from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
-from sink.inference import infer_columns
+from sink.inference import Sample
+from sink.keys import TableKey, property_name, table_key, with_key
 from sink.patterns import ResolvedTable
+from sink.sources.source import Source
 from sink.spark_versions import parse_ddl
+
+log = logging.getLogger("rowdelta")
 
 _NO_FLOATS = "Its NaN has no form in which a commit could name the partition. Partition by another column."
 
@@ -105,25 +110,50 @@ def plan_table(
     return plan
 
 
-def open_table(spark: SparkSession, config: Config, resolved: ResolvedTable) -> tuple[IcebergTable, TablePlan]:
+def open_table(
+    spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source
+) -> tuple[IcebergTable, TablePlan, TableKey]:
     """The target, created if it is missing.
 
     :raises ConfigError, TableError: see `plan_table`.
+    :raises NoMessagesError: the source has no messages, and only they would tell columns or key.
     """
     catalogs = Catalogs(spark)
+    table = catalogs.load(resolved.section.target)
+    sample = Sample(spark, config, resolved.section, source)
+    key = table_key(config, resolved, table, sample)
+    resolved = with_key(resolved, key)
     section = resolved.section
-    table = catalogs.load(section.target)
-    types = infer_columns(spark, config, section) if table is None and section.columns is None else None
+    types = inferred_columns(config, section, table, sample)
     plan = plan_table(spark, config, resolved, table, types)
+    warning = key.warning(section)
+    if warning is not None:
+        log.warning("%s", warning)
     if table is None:
         wanted = wanted_columns(section, resolved.path, types)
         assert wanted is not None
         properties = {"format-version": "2"} | section.properties
+        if key.messages:
+            properties[property_name(config)] = key.to_json()
         spec = catalogs.partition_spec(wanted, section.partition_fields, resolved.path)
         table = catalogs.create(section.target, wanted, section.key, properties, spec)
     if section.deletes == "equality" and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
         table.ensure_unpartitioned_spec()
-    return table, plan
+    return table, plan, key
+
+
+def inferred_columns(
+    config: Config, section: TableSection, table: IcebergTable | None, sample: Sample
+) -> dict[str, str] | None:
+    """Columns for a table that doesn't exist and that nobody described; None for another.
+
+    :raises NoMessagesError: the source has no messages yet.
+    """
+    if table is not None or section.columns is not None:
+        return None
+    if config.source.type == "kafka" and sample.is_empty:
+        raise NoMessagesError(section.target, section.source)
+    return sample.columns()
 
 
 def needs_global_deletes(plan: TablePlan) -> bool:

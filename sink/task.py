@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from zipimport import zipimporter
 
 import numpy as np
@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder, merged_types
+from changelog.decoding import ChangelogDecoder, StatedKeys, merged_keys, merged_types
 from changelog.row_kind_parquet import NotPlainError, PlainRows
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
@@ -137,6 +137,18 @@ class ObservedTypes(AccumulatorParam[dict[str, str]]):
         return merged_types(value1, value2)
 
 
+class FirstPlaces(AccumulatorParam[StatedKeys]):
+    """What decoders saw of the messages' keys."""
+
+    NONE: ClassVar[StatedKeys] = {}
+
+    def zero(self, value: StatedKeys) -> StatedKeys:
+        return self.NONE
+
+    def addInPlace(self, value1: StatedKeys, value2: StatedKeys) -> StatedKeys:  # noqa: N802 - Spark's name
+        return merged_keys(value1, value2)
+
+
 def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Decode a task's raw records, and do with the changes what comes next.
 
@@ -217,8 +229,8 @@ def run_shares(
 ) -> Iterator[pa.RecordBatch]:
     """Decode and write the records of several tables, one table after the other.
 
-    Yields a row for each: the JSON object that `run` yields, with `source` and what was `observed`; or `source` and
-    `failed`, and then none of the table's files are left.
+    Yields a row for each: the JSON object that `run` yields, with `source`, what was `observed`, and pairs of
+    `StatedKeys` (`keys`); or `source` and `failed`, and then none of the table's files are left.
 
     :param shares: by source.
     :param written: told (source, path).
@@ -229,7 +241,8 @@ def run_shares(
     results = []
     for source, records in _by_source(batches):
         share, observed = shares[source], dict[str, str]()
-        decoder = replace(share.decoder, observe=observed.update)
+        stated = dict[tuple[str, ...], tuple[int, int]]()
+        decoder = replace(share.decoder, observe=observed.update, observe_keys=stated.update)
         task = TaskId(0, context.taskAttemptId(), share.plan.operation)
         try:
             changes = decoder(records)
@@ -238,7 +251,7 @@ def run_shares(
             results.append({"source": source, "failed": f"{type(error).__name__}: {error}"})
         else:
             written.add([(source, path) for path in paths])
-            results.append(summary | {"source": source, "observed": observed})
+            results.append(summary | {"source": source, "observed": observed, "keys": list(stated.items())})
     _forget_archives()
     yield _results(results)
 

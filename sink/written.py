@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from changelog.decoding import StatedKeys
 from changelog.rows import BadRecord
 
 
@@ -19,6 +20,7 @@ class Written:
     :param index: each task's part of the key index.
     :param tasks: how many there were.
     :param observed: what messages have and the table can't take (`changelog.decoding.Observed`).
+    :param stated_keys: what messages say of the table's key.
     :param peak_memory: of the largest Python worker, in bytes.
     """
 
@@ -35,6 +37,7 @@ class Written:
     index: list[dict[str, Any]]
     tasks: int = 0
     observed: Mapping[str, str] = field(default_factory=dict)
+    stated_keys: StatedKeys = field(default_factory=dict)
 
     @property
     def bad(self) -> int:

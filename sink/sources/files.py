@@ -224,6 +224,9 @@ class FilesSource:
     def start_position(self, table: TableSection) -> Position | None:
         return None
 
+    def last_records(self, table: TableSection, count: int) -> DataFrame | None:
+        return None
+
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         def behind(table: TableSection, position: Position | None) -> str:
             try:

@@ -243,6 +243,16 @@ class KafkaSource:
                 )
         return start
 
+    def last_records(self, table: TableSection, count: int) -> DataFrame | None:
+        with self._admin() as admin:
+            topic = [table.source]
+            earliest, latest = admin.offsets(topic, admin.earliest()), admin.offsets(topic, admin.latest())
+        first, end = earliest.get(table.source, {}), latest.get(table.source, {})
+        begin = {p: max(first.get(p, 0), to - count) for p, to in end.items() if to > first.get(p, 0)}
+        if not begin:
+            return None
+        return self._frame(self._spark, [Range(table.source, begin, {p: end[p] for p in begin})])
+
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         with self._admin() as admin:
             topics = [table.source for table, _ in tables]

@@ -107,6 +107,12 @@ class Source(Protocol):
     def start_position(self, table: TableSection) -> Position | None:
         """Where a table without a position is read from, to be remembered; known after `locate`."""
 
+    def last_records(self, table: TableSection, count: int) -> DataFrame | None:
+        """Raw records: the last `count` of each partition. None if there are none, or the source has no partitions.
+
+        :raises TemporaryError: the source did not answer.
+        """
+
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         """How far each position is behind the source, for people."""
 

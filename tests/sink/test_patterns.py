@@ -138,3 +138,45 @@ def test_groups_need_kafka() -> None:
     entry = {"source": "/a", "target": "lake.a.b", "group": "g", "order_by": ["seq"]}
     with pytest.raises(ValidationError, match=r"group needs source\.type: kafka"):
         config([entry], {"type": "files", "format": "row-kind"})
+
+
+def test_keys_are_the_exceptions_of_a_pattern() -> None:
+    entry = SHOP | {"keys": {"shop.public.items": ["order_id", "line"]}}
+    names = ["shop.public.items", "shop.public.orders"]
+    assert [t.section.key for t in resolve_tables(config([entry]), names)] == [["order_id", "line"], ["id"]]
+    debezium = {"type": "kafka", "format": "debezium-json", "options": {"kafka.bootstrap.servers": "broker:9092"}}
+    without = Config.model_validate(config([entry], debezium).model_dump(exclude_unset=True) | {"tables": [entry]})
+    assert [t.section.key for t in resolve_tables(without, names)] == [["order_id", "line"], []]
+    files = {"type": "files", "format": "row-kind"}
+    made = config([{"source": "/data/(.*)", "target": "lake.shop.$1", "order_by": ["n"], "keys": {"a": ["x"]}}], files)
+    assert [t.section.key for t in resolve_tables(made, ["/data/a", "/data/b"])] == [["x"], ["id"]]
+
+
+@pytest.mark.parametrize(
+    ("entry", "source", "message"),
+    [
+        (
+            {"source": "a", "order_by": ["n"]},
+            {"type": "files", "format": "row-kind"},
+            "files have no message keys. Add it",
+        ),
+        ({"source": "a"}, {"format": "dms-json"}, "of the format dms-json don't say which columns are the key"),
+        ({"source": "a", "keys": {"a": ["id"]}}, {}, "keys is for a pattern's exceptions; write key"),
+        ({"source": "a(.*)", "keys": {"b": ["id"]}}, {}, r"keys names 'b', which the source 'a\(\.\*\)' doesn't match"),
+        ({"source": "a(.*)", "keys": {"ab": []}}, {}, "at least 1 item"),
+        ({"source": "a(.*)", "keys": {"ab": ["x", "x"]}}, {}, "names a column twice"),
+        (
+            {"source": "a(.*)", "keys": {"ab": ["x"]}, "columns": {"id": "int"}},
+            {},
+            "key names 'x', which is not in columns",
+        ),
+        ({"source": "a(.*)", "keys": {"ab": ["x"]}, "exclude": ["x"]}, {}, "exclude names 'x', which is in key"),
+    ],
+)
+def test_wrong_keys(entry: Entry, source: Mapping[str, Any], message: str) -> None:
+    options = {} if source.get("type") == "files" else {"kafka.bootstrap.servers": "b:9092"}
+    kafka = {"type": "kafka", "format": "row-kind", "options": options, **source}
+    made = config([SHOP]).model_dump(exclude_unset=True)
+    target = "lake.shop.$1" if "(" in entry["source"] else "lake.shop.a"
+    with pytest.raises(ValidationError, match=message):
+        Config.model_validate(made | {"source": kafka, "tables": [{**entry, "target": target}]})

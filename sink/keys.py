@@ -1,0 +1,211 @@
+"""Which columns are a table's key: as configured, else as its source's messages say.
+
+What a table's key is and what its messages were seen to say of it is remembered in the table property
+`rowdelta.<sink id>.key`:
+
+    {"columns": ["id"], "configured": false, "messages": [["id"]]}
+
+Each micro-batch is compared with it. Where messages begin to say something else, the source has changed its primary
+key: rows that the table holds as one may be several from there on, or the other way round. So nothing more is applied,
+until the user has decided.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from changelog.decoding import StatedKeys
+from sink.config import Config, TableSection
+from sink.errors import ConfigError, NoMessagesError, TableError
+from sink.iceberg import IcebergTable
+from sink.inference import Sample
+from sink.options import MisplacedError, did_you_mean
+from sink.patterns import ResolvedTable
+
+Fields = tuple[str, ...]
+
+WAYS_OUT = "Name the columns that tell rows apart in tables[].key (or in keys, for one topic of a pattern)."
+
+
+@dataclass(frozen=True)
+class TableKey:
+    """A table's key.
+
+    :param columns: of the table; none in mode append.
+    :param configured: the configuration names it, so messages may say something else, or nothing.
+    :param messages: names of fields that messages may state as their key. Empty: nobody has seen any yet.
+    """
+
+    columns: tuple[str, ...]
+    configured: bool
+    messages: tuple[Fields, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> "TableKey":
+        stored = json.loads(text)
+        messages = tuple(tuple(fields) for fields in stored["messages"])
+        return cls(tuple(stored["columns"]), stored["configured"], messages)
+
+    def to_json(self) -> str:
+        return json.dumps({"columns": self.columns, "configured": self.configured, "messages": self.messages})
+
+    def warning(self, section: TableSection) -> str | None:
+        """For people: that messages have another key than the configured one, which may be meant."""
+        own = set(_fields(section, self.columns))
+        others = [fields for fields in self.messages if set(fields) != own]
+        if not self.configured or not others:
+            return None
+        return (
+            f"{section.target}: key is {shown(self.columns)}, but the key of the messages of {section.source} is "
+            f"{' or '.join(map(shown, others))}. Of rows that have the same {shown(self.columns)} the table keeps one."
+        )
+
+
+def property_name(config: Config) -> str:
+    return f"rowdelta.{config.sink.id}.key"
+
+
+def table_key(config: Config, resolved: ResolvedTable, table: IcebergTable | None, sample: Sample) -> TableKey:
+    """The key of a table.
+
+    :param table: if it exists.
+    :param sample: of the source's messages; read only if nothing else tells.
+    :raises ConfigError: messages don't tell one key, or not one that the table can have.
+    :raises NoMessagesError: there are none yet.
+    """
+    section, path = resolved.section, resolved.path
+    text = None if table is None else table.property(property_name(config))
+    known = None if text is None else TableKey.from_json(text)
+    if section.key:
+        key = tuple(section.key)
+        if known is None:
+            return TableKey(key, configured=True)
+        if known.configured and known.columns == key:
+            return known
+        # the user has decided on it, perhaps since the messages' key is another now
+        return TableKey(key, True, _united(known.messages, (fields for fields in sample.message_keys() if fields)))
+    if table is not None:
+        columns = _identifiers(table)
+        if not columns and known is not None and not known.configured:
+            columns = known.columns
+        if columns:
+            return TableKey(columns, False, (_fields(section, columns),))
+    fields = _stated(section, path, sample)
+    known_columns = (
+        [field.name for field in table.spec.iceberg_schema.fields] if table else list(sample.columns() or ())
+    )
+    columns = _columns(section, path, fields, known_columns)
+    return TableKey(columns, False, (_fields(section, columns),))
+
+
+def with_key(resolved: ResolvedTable, key: TableKey) -> ResolvedTable:
+    """The table with its key in place of none."""
+    return replace(resolved, section=resolved.section.model_copy(update={"key": list(key.columns)}))
+
+
+def compared(key: TableKey, stated: StatedKeys, section: TableSection, property_: str) -> TableKey:
+    """What is known once a micro-batch was decoded.
+
+    :param stated: what its messages say.
+    :param property_: which remembers the key.
+    :raises TableError: messages say something else than before. Nothing of the micro-batch may be applied.
+    """
+    if key.configured:
+        # of a key that the user knows better, a message without one says nothing
+        stated = {fields: place for fields, place in stated.items() if fields}
+    known = {frozenset(fields) for fields in key.messages}
+    others = {fields: place for fields, place in stated.items() if frozenset(fields) not in known}
+    if not others:
+        return key
+    if key.configured and not known:
+        return replace(key, messages=_united((), sorted(others, key=lambda fields: others[fields])))
+    fields, (partition, offset) = min(others.items(), key=lambda item: item[1])
+    before = " or ".join(map(shown, key.messages))
+    now = f"it is {shown(fields)}" if fields else "they have none"
+    text = (
+        f"{section.target}: the key of the messages of {section.source} was {before}, and from partition {partition} "
+        f"offset {offset} on {now}. Did the source change its primary key? Nothing of this micro-batch was applied. "
+    )
+    own = shown(key.columns)
+    new = f"set key: [{shown(fields)}]" if fields else "set key,"
+    rebuild = f"drop the table and {new} so that it is built anew"
+    if not key.configured:
+        raise TableError(f"{text}If {own} still tells rows apart, set key: [{own}] and run again; else {rebuild}.")
+    accepted = replace(key, messages=_united(key.messages, [fields])).to_json()
+    quoted = accepted.replace("\\", "\\\\").replace("'", "\\'")
+    raise TableError(
+        f"{text}If key: [{own}] still tells rows apart, say so in SQL and run again: ALTER TABLE "
+        f"{section.target} SET TBLPROPERTIES ('{property_}' = '{quoted}'); else {rebuild}."
+    )
+
+
+def shown(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _stated(section: TableSection, path: str, sample: Sample) -> Fields:
+    """The one key that messages state."""
+    stated = sorted(sample.message_keys(), key=lambda fields: (len(fields), fields))
+    if not stated and sample.is_empty:
+        raise NoMessagesError(section.target, section.source)
+    if len({frozenset(fields) for fields in stated}) > 1:
+        keys = " and others ".join(f"the key {shown(fields)}" if fields else "no key" for fields in stated)
+        raise ConfigError(
+            f"{path}: {section.target} has no key: some messages of {section.source} have {keys}. Did the source "
+            f"change its primary key? {WAYS_OUT}"
+        )
+    if not stated or not stated[0]:
+        raise ConfigError(
+            f"{path}: {section.target} has no key: key is not configured, and the messages of {section.source} have "
+            f"none that names columns. {WAYS_OUT}"
+        )
+    return stated[0]
+
+
+def _columns(section: TableSection, path: str, fields: Fields, known: Sequence[str]) -> tuple[str, ...]:
+    """The columns that the key's fields are read into, in the table's order.
+
+    :param known: columns, if the configuration names none.
+    :raises ConfigError: there is none for a field, or it can't be one of a key.
+    """
+    if section.columns is None:
+        by_field = {name: name for name in known}
+    else:
+        by_field = {c.source or name: name for name, c in section.columns.items() if c.expression is None}
+    reason = f"the key of the messages of {section.source} is {shown(fields)}"
+    for name in fields:
+        if name in section.exclude:
+            raise ConfigError(f"{path}.exclude: it names {name!r}, and {reason}. Remove it from exclude, or write key.")
+        if name not in by_field:
+            what = "columns" if section.columns is not None else "the table, or in the messages' values"
+            same = next(
+                (f", where case counts: {other!r} is" for other in by_field if other.lower() == name.lower()), ""
+            )
+            raise ConfigError(
+                f"{path}: {reason}, and {name!r} is not in {what}{same or did_you_mean(name, by_field)}. Add it to "
+                "columns (with from, if the column is to have another name), or write key."
+            )
+    columns = tuple(by_field[name] for name in by_field if name in fields)
+    try:
+        section.check_key(columns)
+    except MisplacedError as error:
+        raise ConfigError(f"{path}: {reason}: {error}.") from None
+    return columns
+
+
+def _fields(section: TableSection, columns: Sequence[str]) -> Fields:
+    """What messages call these columns."""
+    named = section.columns or {}
+    return tuple(named[name].source or name if name in named else name for name in columns)
+
+
+def _identifiers(table: IcebergTable) -> tuple[str, ...]:
+    schema = table.spec.iceberg_schema
+    names = schema.identifier_field_names()
+    return tuple(name for name in (schema.find_column_name(field.field_id) for field in schema.fields) if name in names)
+
+
+def _united(first: Iterable[Fields], second: Iterable[Fields]) -> tuple[Fields, ...]:
+    """Each key once, whatever the order of its fields."""
+    found = {frozenset(fields): fields for fields in reversed([*first, *second])}
+    return tuple(reversed(found.values()))
