@@ -111,7 +111,7 @@ def resolve(
     :param file: number in `files` of the data file with the key's row, or `NOWHERE`; `pos`: its position there.
     :raises CorruptIndexError: a run is not as it was written.
     """
-    low = low_hash(key_columns(table, keys))
+    low = low_hash(key_columns(table, keys), index.slice.base)
     located = index.slice.probe(high, low, index.first, index.last)
     known = np.zeros(len(file), np.bool_)
     known[located.query] = True
@@ -132,7 +132,7 @@ def resolve(
     )
     run = index.run_name
     return IndexResult(
-        runs=[write_run(table.io, index.slice.location, run, index.sequence, entries)],
+        runs=[write_run(index.slice.io, index.slice.location, run, index.sequence, entries)],
         merged=index.merged_runs(),
         old_rows=_by_file(located),
         inserted=int(np.count_nonzero(live & ~known)),

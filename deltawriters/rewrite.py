@@ -5,7 +5,7 @@ rows go through, and the index learns where they are now: nothing has to be read
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -56,7 +56,7 @@ class SmallFile:
     """A file that the sink wrote under the table's current schema and spec: data, or (v2) position deletes.
 
     :param first_row_id: of the rows that have no `_row_id` of their own; None before format version 3, and of deletes.
-    :param live_rows: how many there are by the table's metadata, if that says so.
+    :param live_rows: how many there are by the table's metadata; None in v2, where the delete files tell.
     """
 
     path: str
@@ -72,6 +72,7 @@ class RewriteGroup:
 
     :param partition: as in `ContentFile.to_json`.
     :param gone: data files that are merged too, so that none of their rows has to be deleted.
+    :param applying: in v2 all position delete files that may delete rows of `files`.
     """
 
     spec_id: int
@@ -79,6 +80,7 @@ class RewriteGroup:
     files: tuple[SmallFile, ...]
     deletes: tuple[SmallFile, ...] = ()
     gone: frozenset[str] = frozenset()
+    applying: tuple[SmallFile, ...] = ()
 
     @property
     def size_in_bytes(self) -> int:
@@ -124,7 +126,7 @@ class Rewriter:
         deletes = PositionDeletes(self._table, self._factory, self._files)
         try:
             for group in groups:
-                for rows, high, low, superseding in self._live_rows(group.files):
+                for rows, high, low, superseding in self._live_rows(group.files, self._deleted(group)):
                     located = data.write(rows)
                     file = located.file.astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
                     self._entries.append(Entries(high, low, file, located.pos.astype(np.uint32), ()))
@@ -137,7 +139,7 @@ class Rewriter:
             data.abort()
             self._factory.delete_all()
             for run in self._runs:
-                self._table.io.delete(f"{self._index.location}/{run.name}")
+                self._index.io.delete(f"{self._index.location}/{run.name}")
             raise
         paths = [*self._factory.created, *(f"{self._index.location}/{run.name}" for run in self._runs)]
         return Rewritten(files, self._runs, paths)
@@ -156,24 +158,25 @@ class Rewriter:
         return replace(self._table, schema=json.dumps(schema), properties=(*self._table.properties, *no_metrics))
 
     def _live_rows(
-        self, files: Sequence[SmallFile]
+        self, files: Sequence[SmallFile], deleted: Mapping[str, Ints]
     ) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]]:
         """Rows to keep, the two halves of their keys' hashes, and whether no other row of the key lives; about a row
         group at a time.
+
+        :param deleted: positions that delete files delete, by data file (v2).
         """
         waiting, size = list[tuple[pa.Table, Ints, Ints, npt.NDArray[np.bool_]]](), 0
         for small in files:
             rows = self._read(small)
             keys = rows.select(self._key)
             high = self._hash_keys(_as_spark_types(keys))
-            low = low_hash(key_columns(self._table, keys))
+            low = low_hash(key_columns(self._table, keys), self._index.base)
             located = self._index.probe(high, low, 0, 2**64)
             own = next((n for n, file in enumerate(located.files) if file.path == small.path), -1)
             query = located.query[(located.file == own) & (located.pos == located.query)]
             alone = np.bincount(located.query, minlength=len(high)) == 1
             live = np.sort(query)
-            if small.live_rows not in (None, len(live)):
-                raise CorruptIndexError(f"it knows {len(live):,} rows of {small.path}, which has {small.live_rows:,}")
+            self._check_live(small, live, len(rows), deleted)
             waiting.append((rows.take(pa.array(live)), high[live], low[live], alone[live]))
             size += waiting[-1][0].nbytes
             if size >= _FLUSH_BYTES:
@@ -181,6 +184,37 @@ class Rewriter:
                 waiting, size = [], 0
         if any(len(high) for _, high, _, _ in waiting):
             yield _joined(waiting)
+
+    def _check_live(self, small: SmallFile, live: Ints, rows: int, deleted: Mapping[str, Ints]) -> None:
+        """That the index knows the rows which the table has: what it misses would be lost.
+
+        :raises CorruptIndexError: it doesn't.
+        """
+        if small.live_rows is not None:
+            is_right, expected = len(live) == small.live_rows, small.live_rows
+        else:
+            kept = np.ones(rows, np.bool_)
+            if small.path in deleted:
+                kept[deleted[small.path]] = False
+            is_right, expected = np.array_equal(live, np.flatnonzero(kept)), int(np.count_nonzero(kept))
+        if not is_right:
+            raise CorruptIndexError(f"it knows {len(live):,} rows of {small.path}, which has {expected:,}, or others")
+
+    def _deleted(self, group: RewriteGroup) -> dict[str, Ints]:
+        """Positions that delete files delete from the group's data files."""
+        found: dict[str, list[Ints]] = {small.path: [] for small in group.files}
+        for small in group.applying:
+            names, file, pos = self._read_deletes(small)
+            for number in np.flatnonzero([name in found for name in names]).tolist():
+                found[names[number]].append(pos[file == number])
+        return {path: np.concatenate(parts) for path, parts in found.items() if parts}
+
+    def _read_deletes(self, small: SmallFile) -> tuple[list[str], Ints, Ints]:
+        """Of a position delete file: data files, and of each row the data file's number and the position."""
+        with self._table.io.new_input(small.path).open() as stream:
+            rows = pq.read_table(stream, columns=["file_path", "pos"], read_dictionary=["file_path"])
+        paths = rows.column("file_path").unify_dictionaries().combine_chunks()
+        return paths.dictionary.to_pylist(), paths.indices.to_numpy(), rows.column("pos").to_numpy()
 
     def _read(self, small: SmallFile) -> pa.Table:
         with self._table.io.new_input(small.path).open() as stream:
@@ -216,15 +250,12 @@ class Rewriter:
         """What the group's delete files delete from other data files."""
         numbers: dict[str, int] = {}
         for small in group.deletes:
-            with self._table.io.new_input(small.path).open() as stream:
-                rows = pq.read_table(stream, columns=["file_path", "pos"], read_dictionary=["file_path"])
-            paths = rows.column("file_path").unify_dictionaries().combine_chunks()
-            names = paths.dictionary.to_pylist()
+            names, codes, pos = self._read_deletes(small)
             for data_file in names:
                 if data_file not in numbers and data_file not in group.gone:
                     numbers[data_file] = self._files.add(data_file, StoredPartition(group.spec_id, group.partition))
-            file = np.array([numbers.get(data_file, -1) for data_file in names], np.int64)[paths.indices.to_numpy()]
-            deletes.delete(file[file >= 0], rows.column("pos").to_numpy()[file >= 0])
+            file = np.array([numbers.get(data_file, -1) for data_file in names], np.int64)[codes]
+            deletes.delete(file[file >= 0], pos[file >= 0])
 
     def _write_run(self) -> None:
         if not self._entries:
@@ -241,7 +272,7 @@ class Rewriter:
                 for n in range(len(files))
             ),
         )
-        self._runs.append(write_run(self._table.io, self._index.location, name, self._sequence, entries))
+        self._runs.append(write_run(self._index.io, self._index.location, name, self._sequence, entries))
         self._entries = []
 
 

@@ -43,11 +43,12 @@ from pyspark.sql import functions as F
 from changelog.row_kind_columns import binary_uuid, quoted
 from deltawriters import TableSpec, TaskId
 from deltawriters.content import StoredPartition
-from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, run_files, xxhash64
+from deltawriters.keyindex import BASE, IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
 from deltawriters.positions import bitmap, positions_of, read_deletion_vectors, write_deletion_vectors
 from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
 from sink import task
 from sink.compaction import OWN
+from sink.deletion_vectors import DeletionVectors, Vector
 from sink.errors import TableError
 from sink.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.iceberg import IcebergTable, StoredPosition
@@ -56,7 +57,7 @@ from sink.tables import TablePlan
 
 log = logging.getLogger("rowdelta")
 
-_FORMAT = 1
+_FORMAT = 2
 _FEWEST_BUCKETS = 8
 """With fewer buckets in the table, to give each to one task would leave too many tasks idle."""
 _DEAD_UNTIL_LOOKED = 1000
@@ -71,10 +72,11 @@ class IndexLostError(Exception):
 class IndexVersion:
     """What a version manifest says.
 
-    :param encoding: how keys are hashed; another encoding makes the runs useless.
+    :param encoding: how keys are hashed; another encoding makes the runs useless. `2 <base of the low hash>: ` or, in
+        versions of earlier releases, `1: ` for the published base, and then what `_encoding` says.
     :param sequence: of the newest run.
     :param dead: data file -> sequence: entries of older runs that point into it are void.
-    :param vectors: data file -> the `ContentFileParser` JSON of its deletion vector (v3).
+    :param vectors: of the data files (v3).
     :param parquet_deletes: data file -> Parquet position delete files that apply to it, in a table that has become v3:
         once the file gets a vector, readers ignore them.
     """
@@ -83,23 +85,44 @@ class IndexVersion:
     sequence: int = 0
     runs: tuple[RunInfo, ...] = ()
     dead: Mapping[str, int] = field(default_factory=dict)
-    vectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    vectors: DeletionVectors = field(default_factory=DeletionVectors)
     parquet_deletes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    @property
+    def base(self) -> int:
+        """Of the low hashes."""
+        base = self.encoding.partition(": ")[0].removeprefix("2 ")
+        return BASE if base == "1" else int(base, 16)
+
+    def is_encoded(self, encoding: str) -> bool:
+        """Whether its keys are hashed as `_encoding` says."""
+        return self.encoding.partition(": ")[2] == encoding
+
     def to_json(self) -> bytes:
-        body = json.dumps(self.__dict__ | {"runs": [run.to_json() for run in self.runs]})
-        return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body.encode()), "body": body}).encode()
+        """A line that says the format and the checksum of what follows, and that."""
+        parts = {"runs": [run.to_json() for run in self.runs], "vectors": self.vectors.to_json()}
+        body = json.dumps(self.__dict__ | parts).encode()
+        return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body)}).encode() + b"\n" + body
 
     @classmethod
-    def from_json(cls, text: bytes) -> "IndexVersion":
-        """:raises IndexLostError: damaged, or of another format."""
+    def from_json(cls, text: bytes, read: Callable[[str], bytes]) -> "IndexVersion":
+        """:param read: gives the content of a file of deletion vectors.
+
+        :raises IndexLostError: damaged, or of another format.
+        """
         try:
-            outer = json.loads(text)
-            body = outer["body"]
-            if outer["format"] != _FORMAT or outer["crc32"] != zlib.crc32(body.encode()):
+            line, _, body = text.partition(b"\n")
+            head = json.loads(line)
+            if head["format"] == 1:  # of an earlier release, which had all in one
+                body = head["body"].encode()
+            if head["format"] not in (1, _FORMAT) or head["crc32"] != zlib.crc32(body):
                 raise IndexLostError("the version's manifest is damaged")
             values = json.loads(body)
             values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
+            if head["format"] == 1:
+                values["vectors"] = DeletionVectors().changed(values["vectors"])
+            else:
+                values["vectors"] = DeletionVectors.from_json(values["vectors"], read)
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
             raise IndexLostError(f"the version's manifest can't be read: {error}") from None
@@ -178,7 +201,7 @@ class KeyIndex:
         :raises TemporaryError: the table can't be read.
         """
         encoding = _encoding(self._plan, self._table.spec, self.key_hash(self._table.spec).bucket)
-        if self._version is not None and self._version.encoding != encoding:
+        if self._version is not None and not self._version.is_encoded(encoding):
             self._version = None
         elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
             self._load(stored, encoding)
@@ -197,6 +220,7 @@ class KeyIndex:
             dead=dict(version.dead),
             merge=merge,
             drop_tombstones=any(run.name in merge and run.sequence == oldest for run in version.runs),
+            base=version.base,
         )
 
     @property
@@ -217,7 +241,7 @@ class KeyIndex:
         if not foreign or not _only_append(foreign):
             return None
         files = list(self._appended_files(earlier.base))
-        runs = self._read(files, self.next_sequence)
+        runs = self._read(files, self.next_sequence, self._synchronized().base)
         own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
         rows = rows_appended_meanwhile(
             IndexSlice(slice_.location, slice_.io_properties, own, {}),
@@ -261,7 +285,7 @@ class KeyIndex:
         """:param new_paths: gets the path of each file that is written."""
         version, appended = self._synchronized(), self._appended
         table = self._table.spec
-        vectors = dict(version.vectors)
+        vectors: dict[str, Vector] = {}
         parquet_deletes = dict(version.parquet_deletes)
         files: list[str] = []
         removed: list[str] = []
@@ -280,11 +304,12 @@ class KeyIndex:
                 new_paths.append(delete.path)
                 files.append(json.dumps(delete.to_json(table.iceberg_schema)))
         elif united:
-            earlier = _stored_vectors(table, [vectors[path] for path in united if path in vectors])
+            replaced = {path: known for path in united if (known := version.vectors.get(path)) is not None}
+            earlier = _stored_vectors(table, list(replaced.values()))
             for path, (_, positions) in united.items():
                 if path in earlier:
                     positions |= earlier[path]
-                    removed.append(json.dumps(vectors[path]))
+                    removed.append(json.dumps(replaced[path]))
                 for deletes in parquet_deletes.pop(path, ()):
                     positions |= _parquet_positions(table, deletes, path)
             puffin = table.locations.new_data_location(f"{operation}-{base}-deletes.puffin", None)
@@ -310,28 +335,25 @@ class KeyIndex:
         own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
         runs += [replace(run, sequence=sequence) for run in own]
         oldest = min((run.sequence for run in runs), default=0)
-        self._prepared = replace(
+        prepared = replace(
             version,
             sequence=sequence,
             runs=tuple(runs),
             dead=self._still_dead({path: seq for path, seq in version.dead.items() if seq > oldest}, runs),
-            vectors=vectors,
+            vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )
-        new_paths.append(self._manifest(operation))
         self._prepared_name, self._prepared_base = operation, base
-        self._write_manifest(operation, self._prepared)
+        self._prepared = self._written(operation, prepared, new_paths)
         stored = {"version": operation, "base": base}
         return IndexCommit(base, stored, files, removed, sorted(united), new_paths)
 
-    def deleted_rows(self, path: str) -> int | None:
-        """How many rows of a data file its deletion vector deletes (v3); None if position delete files may delete
-        others.
+    def deleted_rows(self, path: str) -> int:
+        """How many rows of a data file its deletion vector deletes (v3). Position delete files may delete others, of a
+        file that is older than the table's format version 3.
         """
-        version = self._synchronized()
-        if self._table.spec.format_version < 3 or path in version.parquet_deletes:
-            return None
-        return int(version.vectors[path]["record-count"]) if path in version.vectors else 0
+        vector = self._synchronized().vectors.get(path)
+        return 0 if vector is None else int(vector["record-count"])
 
     def rewritten(
         self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], new_paths: Sequence[str]
@@ -344,19 +366,20 @@ class KeyIndex:
         removed, sequence = set(gone), self.next_sequence
         self._appended = None
         all_runs = (*version.runs, *runs)
-        self._prepared = replace(
+        prepared = replace(
             version,
             sequence=sequence,
             runs=all_runs,
             dead=self._still_dead(dict(version.dead) | dict.fromkeys(removed, sequence), all_runs),
-            vectors={path: vector for path, vector in version.vectors.items() if path not in removed},
+            vectors=version.vectors.changed(dict.fromkeys(removed)),
             parquet_deletes={path: files for path, files in version.parquet_deletes.items() if path not in removed},
         )
         self._prepared_name, self._prepared_base = operation, self._base
-        self._write_manifest(operation, self._prepared)
+        paths = list(new_paths)
+        self._prepared = self._written(operation, prepared, paths)
         stored = {"version": operation, "base": self._base}
-        vectors = [json.dumps(vector) for path, vector in version.vectors.items() if path in removed]
-        return IndexCommit(self._base, stored, (), vectors, (), (*new_paths, self._manifest(operation)))
+        vectors = [json.dumps(vector) for path in removed if (vector := version.vectors.get(path)) is not None]
+        return IndexCommit(self._base, stored, (), vectors, (), paths)
 
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
         """Now and then without the data files that no older run names any more, or each commit would write a longer
@@ -388,6 +411,8 @@ class KeyIndex:
             self._fs.delete(self._hadoop_path(path), False)
         kept = {run.name for run in self._prepared.runs}
         self._obsolete = [f"{self._location}/runs/{run.name}" for run in self._version.runs if run.name not in kept]
+        gone = set(self._version.vectors.files) - set(self._prepared.vectors.files)
+        self._obsolete += [self._vectors_file(name) for name in gone]
         if self._current_name is not None:
             self._obsolete.append(self._manifest(self._current_name))
         self._version, self._prepared = self._prepared, None
@@ -403,8 +428,8 @@ class KeyIndex:
         name = str(stored.index["version"])
         try:
             with self._table.spec.io.new_input(self._manifest(name)).open() as stream:
-                version = IndexVersion.from_json(stream.read())
-            if version.encoding != encoding:
+                version = IndexVersion.from_json(stream.read(), self._read_vectors)
+            if not version.is_encoded(encoding):
                 raise IndexLostError("the key's columns, types or buckets, or the format version changed")
         except (OSError, IndexLostError) as error:
             log.warning("%s: the key index can't be used (%s)", self._table.name, error)
@@ -461,7 +486,7 @@ class KeyIndex:
     def _build(self, encoding: str) -> None:
         files = list(self._live_files())
         started = time.monotonic()
-        self._version = self._with_files(IndexVersion(encoding), files, set())
+        self._version = self._with_files(IndexVersion(f"2 {random_base():016x}: {encoding}"), files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
         self._damaged = False
         if files:
@@ -500,21 +525,19 @@ class KeyIndex:
         """`version`, and then `changed` read anew and `gone` removed."""
         sequence = version.sequence + 1
         dead = dict(version.dead) | dict.fromkeys(gone, sequence) | {file.path: sequence for file in changed}
-        vectors = {path: vector for path, vector in version.vectors.items() if path not in gone}
+        vectors: dict[str, Vector | None] = dict.fromkeys(gone)
         parquet_deletes = {path: deletes for path, deletes in version.parquet_deletes.items() if path not in gone}
         for file in changed:
-            vectors.pop(file.path, None)
+            vectors[file.path] = file.vector
             parquet_deletes.pop(file.path, None)
-            if file.vector is not None:
-                vectors[file.path] = file.vector
             if file.parquet_deletes and self._table.spec.format_version >= 3:
                 parquet_deletes[file.path] = file.parquet_deletes
         return replace(
             version,
             sequence=sequence,
-            runs=(*version.runs, *self._read(changed, sequence)),
+            runs=(*version.runs, *self._read(changed, sequence, version.base)),
             dead=dead if version.runs else {},
-            vectors=vectors,
+            vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )
 
@@ -560,8 +583,11 @@ class KeyIndex:
             file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
             yield _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
 
-    def _read(self, files: "Sequence[_LiveFile]", sequence: int) -> list[RunInfo]:
-        """Runs of the live rows of `files`, by one Spark job over the key columns."""
+    def _read(self, files: "Sequence[_LiveFile]", sequence: int, base: int) -> list[RunInfo]:
+        """Runs of the live rows of `files`, by one Spark job over the key columns.
+
+        :param base: of the low hashes.
+        """
         if not files:
             return []
         spark, table = self._table.spark, self._table.spec
@@ -583,8 +609,9 @@ class KeyIndex:
             ).dropna(subset=list(key))
             tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
             hash_keys, indexed = self.key_hash(table), tuple(file.file for file in files)
-            entries = functools.partial(task.index_entries, table, path_hashes, hash_keys)
-            build = functools.partial(task.build_index, table, indexed, f"{self._location}/runs", sequence, name)
+            entries = functools.partial(task.index_entries, table, path_hashes, hash_keys, base)
+            target = IndexSlice(f"{self._location}/runs", table.io_properties, (), {}, base=base)
+            build = functools.partial(task.build_index, target, indexed, sequence, name)
             if tasks > 1:
                 route = functools.partial(task.route_entries, entries, tasks)
                 routed = in_arrow(rows, route, PACKED_SCHEMA)
@@ -600,14 +627,34 @@ class KeyIndex:
     def _manifest(self, name: str) -> str:
         return f"{self._location}/versions/{name}.json"
 
-    def _write_manifest(self, name: str, version: IndexVersion) -> None:
-        with self._table.spec.io.new_output(self._manifest(name)).create(overwrite=True) as stream:
-            stream.write(version.to_json())
+    def _vectors_file(self, name: str) -> str:
+        return f"{self._location}/vectors/{name}"
+
+    def _read_vectors(self, name: str) -> bytes:
+        with self._table.spec.io.new_input(self._vectors_file(name)).open() as stream:
+            return bytes(stream.read())
+
+    def _written(self, name: str, version: IndexVersion, new_paths: list[str]) -> IndexVersion:
+        """The version, once its manifest and its new vectors are written.
+
+        :param new_paths: gets the path of each file that is written.
+        """
+
+        def write(path: str, content: bytes) -> None:
+            new_paths.append(path)
+            with self._table.spec.io.new_output(path).create(overwrite=True) as stream:
+                stream.write(content)
+
+        vectors = version.vectors.stored(name, lambda part, content: write(self._vectors_file(part), content))
+        stored = replace(version, vectors=vectors)
+        write(self._manifest(name), stored.to_json())
+        return stored
 
     def _clean_up(self, version: IndexVersion) -> None:
         """Delete what no version names: of attempts that failed, or of a process that died."""
         kept = {run.name for run in version.runs}
-        for folder, keep in (("runs", kept), ("versions", {f"{self._current_name}.json"})):
+        folders = {"runs": kept, "versions": {f"{self._current_name}.json"}, "vectors": set(version.vectors.files)}
+        for folder, keep in folders.items():
             path = self._hadoop_path(f"{self._location}/{folder}")
             if not self._fs.exists(path):
                 continue
@@ -648,13 +695,15 @@ def _same_scheme(location: str) -> str:
 
 
 def _encoding(plan: TablePlan, spec: TableSpec, bucket: Bucket | None) -> str:
-    """Names everything that the hashes depend on, and the format version, on which the manifest's vectors depend."""
+    """Names everything that the hashes depend on but the base, and the format version, on which the manifest's vectors
+    depend.
+    """
     keys = ", ".join(
         f"{spec.iceberg_schema.find_field(name).field_id} {spec.iceberg_schema.find_type(name)}"
         for name in plan.section.key
     )
     buckets = "" if bucket is None else f"; {bucket.count} buckets by {spec.current_spec}"
-    return f"1: {keys}{buckets}; v{spec.format_version}"
+    return f"{keys}{buckets}; v{spec.format_version}"
 
 
 def _only_append(snapshots: Sequence[JavaObject]) -> bool:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
 from uuid import uuid4
 
@@ -55,8 +56,8 @@ _ON_DRIVER = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a snapshot of the sink's added that may be merged, and the paths that it removed if it was a minor
-    compaction.
+    """What a snapshot added, of the sink's what may be merged, of others' their position deletes (v2); and the paths
+    that it removed if it was a minor compaction.
     """
 
     added: Sequence["_File"]
@@ -90,24 +91,35 @@ def _chosen(files: Sequence[_File]) -> list[_File]:
     return data + (deletes if (data and len(deletes) > 1) or len(deletes) >= _FEWEST else [])
 
 
-def _groups(chosen: Sequence[_File], spec: TableSpec) -> Iterator[RewriteGroup]:
+def _groups(chosen: Sequence[_File], applying: Sequence[_File], spec: TableSpec) -> Iterator[RewriteGroup]:
     """A partition's files in groups that tasks can share: of about as much data as a file should have, and one of the
     deletes.
+
+    :param applying: the partition's position delete files (v2), whoever wrote them.
     """
     spec_id, partition = spec.current_spec_id, chosen[0].partition
+    all_deletes = tuple(file.small for file in applying)
     data = [file.small for file in chosen if file.is_data]
     waiting, size = list[SmallFile](), 0
     for small in data:
         waiting.append(small)
         size += small.size_in_bytes
         if size >= spec.target_file_size:
-            yield RewriteGroup(spec_id, partition, tuple(waiting))
+            yield RewriteGroup(spec_id, partition, tuple(waiting), applying=all_deletes)
             waiting, size = [], 0
     if waiting:
-        yield RewriteGroup(spec_id, partition, tuple(waiting))
+        yield RewriteGroup(spec_id, partition, tuple(waiting), applying=all_deletes)
     deletes = tuple(file.small for file in chosen if not file.is_data)
     if deletes:
         yield RewriteGroup(spec_id, partition, (), deletes, frozenset(small.path for small in data))
+
+
+class _By(Enum):
+    """Who made a snapshot."""
+
+    SINK = auto()
+    MINOR_COMPACTION = auto()
+    OTHERS = auto()
 
 
 class MinorCompaction:
@@ -168,12 +180,13 @@ class MinorCompaction:
         self._commits = self._files = 0
         self._written.value = []
         name = uuid4().hex[:16]
-        exact = found.equality_deletes == 0
-        by_partition = [
-            [replace(file, small=self._counted(file, key_index)) if exact and file.is_data else file for file in chosen]
+        if spec.format_version >= 3:
+            by_partition = [[self._counted(file, key_index) for file in chosen] for chosen in by_partition]
+        groups = [
+            group
             for chosen in by_partition
+            for group in _groups(chosen, found.deletes.get(chosen[0].partition, ()), spec)
         ]
-        groups = [group for chosen in by_partition for group in _groups(chosen, spec)]
         gone = [file.path for group in groups for file in group.files]
         try:
             files, runs = self._rewrite(spec, key_index, name, groups)
@@ -207,9 +220,9 @@ class MinorCompaction:
         )
         return True
 
-    def _counted(self, file: _File, key_index: KeyIndex) -> SmallFile:
-        deleted = key_index.deleted_rows(file.small.path)
-        return file.small if deleted is None else replace(file.small, live_rows=file.rows - deleted)
+    def _counted(self, file: _File, key_index: KeyIndex) -> _File:
+        """With the number of its live rows (v3)."""
+        return replace(file, small=replace(file.small, live_rows=file.rows - key_index.deleted_rows(file.small.path)))
 
     def _rewrite(
         self, spec: TableSpec, key_index: KeyIndex, name: str, groups: Sequence[RewriteGroup]
@@ -246,8 +259,8 @@ class MinorCompaction:
 
 class _Search:
     """What the snapshots say of the sink's small files: the `number` of the next minor compaction, `commits` since the
-    last one and how many `files` they added, and those that it may merge, by partition; and how many rows the table's
-    equality deletes have.
+    last one and how many `files` they added; by partition those that it may merge, and all position `deletes` that may
+    apply to them (v2).
 
     :param known: by snapshot. Gets what is read, since each file takes some calls to the JVM.
     """
@@ -255,8 +268,8 @@ class _Search:
     def __init__(self, table: IcebergTable, spec: TableSpec, prefix: str, known: dict[int, _Seen]) -> None:
         self.number = 1
         self.commits = self.files = 0
-        self.equality_deletes = int(table.summary(table.java.currentSnapshot()).get("total-equality-deletes", "0"))
         self.partitions: dict[str, list[_File]] = {}
+        self.deletes: dict[str, list[_File]] = {}
         self._table = table
         self._spec = spec
         self._sink_id = prefix.removeprefix("rowdelta.")
@@ -264,8 +277,12 @@ class _Search:
         if _are_enough(self.commits, self.files) and not _keeps_dropped_fields(spec):
             self._collect(snapshots, known)
 
-    def _snapshots(self) -> Iterator[tuple[JavaObject, bool]]:
-        """Those whose files may be merged, newest first, and whether it is a minor compaction. Counts the commits."""
+    def _snapshots(self) -> Iterator[tuple[JavaObject, "_By"]]:
+        """Those whose files may be merged, newest first, and in between others that may delete rows of these.
+        Counts the commits.
+
+        Which rows of a file an equality delete deletes isn't known, but it reaches older files only.
+        """
         java = self._table.java
         java_snapshot, last, first_passed, older = java.currentSnapshot(), None, False, 0
         while java_snapshot is not None:
@@ -287,7 +304,11 @@ class _Search:
                     self.commits += 1
                     self.files += self._added(summary)
                 older += number is None and (first_passed or last is None)
-                yield java_snapshot, number is not None
+            by = _By.OTHERS if not own else _By.SINK if number is None else _By.MINOR_COMPACTION
+            if own or summary.get("added-position-delete-files", "0") != "0":
+                yield java_snapshot, by
+            if summary.get("added-equality-delete-files", "0") != "0":
+                return
             if older >= EVERY**2 and _are_enough(self.commits, self.files):
                 return  # commits from before there were minor compactions: there may be any number of them
             parent = java_snapshot.parentId()
@@ -302,16 +323,20 @@ class _Search:
         """In v3 each commit removes deletion vectors, but these aren't merged here."""
         return self._spec.format_version < 3 and summary.get("removed-delete-files", "0") != "0"
 
-    def _collect(self, snapshots: Sequence[tuple[JavaObject, bool]], known: dict[int, _Seen]) -> None:
+    def _collect(self, snapshots: Sequence[tuple[JavaObject, "_By"]], known: dict[int, _Seen]) -> None:
         gone = set[str]()
-        for snapshot, is_rewrite in snapshots:
+        for snapshot, by in snapshots:
             number = int(snapshot.snapshotId())
             if number not in known:
-                removed = self._removed(snapshot) if is_rewrite else ()
-                known[number] = _Seen(list(self._files(snapshot)), frozenset(removed))
+                removed = self._removed(snapshot) if by is _By.MINOR_COMPACTION else ()
+                known[number] = _Seen(list(self._files(snapshot, by)), frozenset(removed))
             for file in known[number].added:
-                if file.small.path not in gone:
+                if file.small.path in gone:
+                    continue
+                if by is not _By.OTHERS:
                     self.partitions.setdefault(file.partition, []).append(file)
+                if not file.is_data:
+                    self.deletes.setdefault(file.partition, []).append(file)
             gone |= known[number].removed
 
     def _removed(self, snapshot: JavaObject) -> Iterator[str]:
@@ -322,12 +347,14 @@ class _Search:
             removed.append(snapshot.removedDeleteFiles(io))
         return (str(file.location()) for files in removed for file in self._table.elements(files))
 
-    def _files(self, snapshot: JavaObject) -> Iterator[_File]:
-        """What the snapshot added under the current spec: small data files and, in v2, position delete files."""
+    def _files(self, snapshot: JavaObject, by: "_By") -> Iterator[_File]:
+        """What the snapshot added under the current spec: small data files, if they are the sink's, and, in v2,
+        position delete files.
+        """
         io, spec, parser = self._table.java.io(), self._table.java.spec(), self._table.content_file_parser
         sequence_number = int(snapshot.sequenceNumber())
         fields = [str(field.field_id) for field in self._spec.current_spec.fields]
-        added = [snapshot.addedDataFiles(io)]
+        added = [snapshot.addedDataFiles(io)] if by is not _By.OTHERS else []
         if self._spec.format_version < 3:
             added.append(snapshot.addedDeleteFiles(io))
         for java in (java for files in added for java in self._table.elements(files)):

@@ -333,12 +333,17 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
 
 
 def index_entries(
-    table: TableSpec, path_hashes: npt.NDArray[np.uint64], hash_keys: KeyHash, batches: Iterable[pa.RecordBatch]
+    table: TableSpec,
+    path_hashes: npt.NDArray[np.uint64],
+    hash_keys: KeyHash,
+    base: int,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Entries of the key index for live rows: `_rowdelta_hash` (int64) and `_LOW` (uint64), `INDEX_FILE` and
     `INDEX_POS` (uint32).
 
     :param path_hashes: of the data files that the rows come from.
+    :param base: of the low hashes.
     :param batches: the key columns, `INDEX_FILE` (the path's hash) and `INDEX_POS`.
     :return: `INDEX_FILE` is the number of the file.
     """
@@ -352,7 +357,7 @@ def index_entries(
             raise ValueError("a row is of none of the files that are read")
         columns = {
             HASH: pa.array(hash_keys(keys).view(np.int64)),
-            _LOW: pa.array(low_hash(key_columns(table, pa.Table.from_batches([keys])))),
+            _LOW: pa.array(low_hash(key_columns(table, pa.Table.from_batches([keys])), base)),
             INDEX_FILE: pa.array(order[places]),
             INDEX_POS: batch.column(INDEX_POS).cast(pa.uint32()),
         }
@@ -366,15 +371,15 @@ def route_entries(entries: Step, tasks: int, batches: Iterable[pa.RecordBatch]) 
 
 
 def build_index(
-    table: TableSpec,
+    index: IndexSlice,
     files: Sequence[IndexedFile],
-    location: str,
     sequence: int,
     name: str,
     entries: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Write runs of live rows. Yields one row: a JSON list of `RunInfo`.
 
+    :param index: where to.
     :param entries: those of `index_entries` that this task has to see to.
     """
     context = TaskContext.get()
@@ -391,7 +396,7 @@ def build_index(
             files=tuple(files),
         )
         run_name = f"{name}-{context.taskAttemptId()}-{len(runs)}"
-        runs.append(write_run(table.io, location, run_name, sequence, run))
+        runs.append(write_run(index.io, index.location, run_name, sequence, run))
         pending.clear()
 
     for batch in entries:
@@ -403,10 +408,10 @@ def build_index(
         flush()
     if len(runs) > 1:
         # into runs of separate ranges, so that a key is looked up in one of them only
-        overlapping = IndexSlice(location, table.io_properties, tuple(runs), {}, merge=tuple(run.name for run in runs))
+        overlapping = replace(index, runs=tuple(runs), merge=tuple(run.name for run in runs))
         merged = overlapping.write_merged(f"{name}-{context.taskAttemptId()}-merged", 0, 2**64, RUN_ENTRIES)
         for run in runs:
-            table.io.delete(f"{location}/{run.name}")
+            index.io.delete(f"{index.location}/{run.name}")
         runs = merged
     yield _results([[run.to_json() for run in runs]])
 

@@ -31,7 +31,7 @@ Which runs and dead files belong to which table snapshot is for the committer to
 `CorruptIndexError`: then the index can be built again from the table.
 """
 
-from deltawriters.keyindex.hashing import low_hash
+from deltawriters.keyindex.hashing import BASE, low_hash, random_base
 from deltawriters.keyindex.index import IndexSlice, Located, plan_merge
 from deltawriters.keyindex.runs import (
     SUPERSEDES,
@@ -48,6 +48,7 @@ from deltawriters.keyindex.runs import (
 from deltawriters.keyindex.xxhash64 import xxhash64
 
 __all__ = [
+    "BASE",
     "SUPERSEDES",
     "TOMBSTONE",
     "CorruptIndexError",
@@ -60,6 +61,7 @@ __all__ = [
     "low_hash",
     "open_run",
     "plan_merge",
+    "random_base",
     "run_files",
     "write_run",
     "xxhash64",

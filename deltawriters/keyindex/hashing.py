@@ -2,15 +2,20 @@
 
 A key tuple is encoded as a sequence of 32-bit words, different for different keys of the same column types: a
 fixed-width column as its bytes, little-endian, a string or binary as its length in bytes, then its bytes padded with
-zeros. The hash is the polynomial 1, word, word, ... at a fixed base modulo the Mersenne prime p = 2^61 - 1. Two keys of
-at most n words are two polynomials of degree at most n, whose difference has at most n roots: a random base collides
-with a chance of at most n/2^61 (Schwartz-Zippel). With xxhash64's 2^-64 that is n * 2^-125 a pair of keys, and 10^8
-keys and 10^9 probes make 10^17 pairs: about 10^-20 for keys of a few words. The base is published, so this holds for
-keys that weren't made to collide.
+zeros. The hash is the polynomial 1, word, word, ... at a base modulo the Mersenne prime p = 2^61 - 1. Two keys of at
+most n words are two polynomials of degree at most n, whose difference has at most n roots: a random base collides with
+a chance of at most n/2^61 (Schwartz-Zippel). With xxhash64's 2^-64 that is n * 2^-125 a pair of keys, and 10^8 keys and
+10^9 probes make 10^17 pairs: about 10^-20 for keys of a few words.
+
+Each index draws a base of its own, so nobody can make keys that collide in it: of keys made to collide in xxhash64, a
+pair still has a chance of n/2^61 only. Indexes of earlier releases have the published `BASE`, for which keys can be
+made to collide.
 """
 
+import secrets
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +29,6 @@ BASE = 0x043F6A8885A308D3
 root.
 """
 
-_BASE_HIGH, _BASE_LOW = np.uint64(BASE >> 32), np.uint64(BASE & 0xFFFFFFFF)
-_EIGHT_BASE_HIGH = np.uint64(8 * (BASE >> 32))
 _PRIME, _LOW_32, _LOW_29 = np.uint64(PRIME), np.uint64(2**32 - 1), np.uint64(2**29 - 1)
 _29, _32, _61 = np.uint64(29), np.uint64(32), np.uint64(61)
 _LAST_WORD_MASK = np.array([0xFFFFFFFF, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
@@ -34,13 +37,31 @@ _BLOCK = 16_384
 """Rows hashed at a time: their intermediate columns stay in the processor's cache."""
 
 
-def low_hash(columns: Sequence[pa.Array]) -> Hashes:
+class _Base(NamedTuple):
+    """A base below 2^61, split at bit 32."""
+
+    high: np.uint64
+    low: np.uint64
+    eight_high: np.uint64
+
+    @classmethod
+    def of(cls, base: int) -> "_Base":
+        return cls(np.uint64(base >> 32), np.uint64(base & 0xFFFFFFFF), np.uint64(8 * (base >> 32)))
+
+
+def random_base() -> int:
+    """For a new index."""
+    return secrets.randbelow(PRIME)
+
+
+def low_hash(columns: Sequence[pa.Array], base: int = BASE) -> Hashes:
     """Hash each row of the key `columns`: booleans, integers, dates, times, timestamps, decimals, strings, binaries.
 
     A single column of up to 64 bits is its own hash, as a sign-extended integer: such keys are told apart exactly. The
     same values in other types (int32 and int64, microseconds and nanoseconds) hash differently.
 
     :param columns: equal length n, no nulls. UUIDs as their storage, fixed binary(16).
+    :param base: of the polynomial, below `PRIME`.
     :return: n hashes.
     :raises ValueError: a column has nulls.
     :raises TypeError: a column's type isn't allowed in a key.
@@ -52,12 +73,12 @@ def low_hash(columns: Sequence[pa.Array]) -> Hashes:
     if rows and len(columns) == 1 and _is_fixed(columns[0]) and columns[0].type.bit_width <= 64:
         words = _fixed_words(columns[0])
         return words.view(f"<i{words.shape[1] * 4}")[:, 0].astype(np.int64).view(np.uint64)
-    result = np.empty(rows, np.uint64)
+    result, parts = np.empty(rows, np.uint64), _Base.of(base)
     for start in range(0, rows, _BLOCK):
         state = np.ones(min(_BLOCK, rows - start), np.uint64)
         for column in columns:
             block = column.slice(start, _BLOCK)
-            state = _add_fixed(state, block) if _is_fixed(block) else _add_variable(state, block)
+            state = _add_fixed(state, block, parts) if _is_fixed(block) else _add_variable(state, block, parts)
         result[start : start + _BLOCK] = np.where(state >= _PRIME, state - _PRIME, state)
     return result
 
@@ -91,19 +112,19 @@ def _fixed_words(column: pa.Array) -> npt.NDArray[np.uint32]:
     return values[column.offset * words : (column.offset + len(column)) * words].reshape(-1, words)
 
 
-def _add_fixed(state: Hashes, column: pa.Array) -> Hashes:
+def _add_fixed(state: Hashes, column: pa.Array, base: _Base) -> Hashes:
     for word in _fixed_words(column).T:
-        state = _add(state, word)
+        state = _add(state, word, base)
     return state
 
 
-def _add_variable(state: Hashes, column: pa.Array) -> Hashes:
+def _add_variable(state: Hashes, column: pa.Array, base: _Base) -> Hashes:
     """Add length and bytes of each value. Word by word over the rows that have one: longest rows first, so they are a
     prefix.
     """
     offsets = value_offsets(column)
     lengths = np.diff(offsets)
-    state = _add(state, lengths)
+    state = _add(state, lengths, base)
     words = (lengths + 3) // 4
     order = np.argsort(-words, kind="stable")
     shorter_later = -words[order]
@@ -121,7 +142,7 @@ def _add_variable(state: Hashes, column: pa.Array) -> Hashes:
     for j, (rows, longer) in enumerate(pairwise(active)):
         word = word_at[starts[:rows] + 4 * j]
         word[longer:] &= mask[longer:rows]
-        ordered[:rows] = _add(ordered[:rows], word)
+        ordered[:rows] = _add(ordered[:rows], word, base)
     state[order] = ordered
     return state
 
@@ -135,15 +156,15 @@ def value_offsets(column: pa.Array) -> npt.NDArray[np.integer]:
     return offsets[column.offset : column.offset + len(column) + 1]
 
 
-def _add(state: Hashes, word: npt.NDArray[np.integer]) -> Hashes:
-    """state * BASE + word modulo 2^61 - 1, for words below 2^32 and states up to 2^61 + 2; so is the result.
+def _add(state: Hashes, word: npt.NDArray[np.integer], base: _Base) -> Hashes:
+    """state * base + word modulo 2^61 - 1, for words below 2^32 and states up to 2^61 + 2; so is the result.
 
     The factors are split at bit 32, so that no product exceeds 64 bits; 2^61 = 1 and 2^64 = 8 modulo the prime.
     """
     high, low = state >> _32, state & _LOW_32
-    middle = high * _BASE_LOW + low * _BASE_HIGH
-    bottom = low * _BASE_LOW
-    total = high * _EIGHT_BASE_HIGH
+    middle = high * base.low + low * base.high
+    bottom = low * base.low
+    total = high * base.eight_high
     total += middle >> _29
     total += (middle & _LOW_29) << _32
     total += bottom >> _61

@@ -12,7 +12,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from deltawriters.collapse import Ints
-from deltawriters.keyindex.hashing import Hashes
+from deltawriters.keyindex.hashing import BASE, Hashes
 from deltawriters.keyindex.runs import (
     SUPERSEDES,
     TOMBSTONE,
@@ -54,7 +54,8 @@ class IndexSlice:
     `dead` maps the path of a data file to a sequence: entries that point to the file from runs of a lower sequence
     aren't live. It must be higher than that of every run written before the file was removed or read anew. `merge`
     names the runs to merge in this micro-batch: all runs of some sequences that are adjacent in age (`plan_merge`).
-    `drop_tombstones` says that the oldest run is among them, so that there is nothing left to hide.
+    `drop_tombstones` says that the oldest run is among them, so that there is nothing left to hide. `base` is what the
+    low hashes are computed with.
     """
 
     location: str
@@ -63,6 +64,7 @@ class IndexSlice:
     dead: Mapping[str, int]
     merge: tuple[str, ...] = ()
     drop_tombstones: bool = False
+    base: int = BASE
 
     @cached_property
     def io(self) -> FileIO:

@@ -35,6 +35,7 @@ from deltawriters.keyindex import (
     low_hash,
     open_run,
     plan_merge,
+    random_base,
     runs,
     write_run,
     xxhash64,
@@ -47,10 +48,10 @@ IO = PyArrowFileIO()
 # ---------------------------------------------------------------- hashing
 
 
-def polynomial(words: list[int]) -> int:
+def polynomial(words: list[int], base: int = hashing.BASE) -> int:
     state = 1
     for word in words:
-        state = (state * hashing.BASE + word) % hashing.PRIME
+        state = (state * base + word) % hashing.PRIME
     return state
 
 
@@ -117,17 +118,31 @@ def test_blocks_of_rows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert low_hash(columns).tolist() == whole.tolist()
 
 
-def test_the_arithmetic_holds_at_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arithmetic_holds_at_its_limits() -> None:
     # the largest base, -1, overflows first, and reaches 0, which intermediate results may hold as the prime
     base = hashing.PRIME - 1
-    monkeypatch.setattr(hashing, "BASE", base)
-    monkeypatch.setattr(hashing, "_BASE_HIGH", np.uint64(base >> 32))
-    monkeypatch.setattr(hashing, "_BASE_LOW", np.uint64(base & 0xFFFFFFFF))
-    monkeypatch.setattr(hashing, "_EIGHT_BASE_HIGH", np.uint64(8 * (base >> 32)))
     keys = list(product((0, 1, 2, 3, -1, -2), repeat=4))
-    hashes = low_hash([pa.array(column, pa.int32()) for column in zip(*keys, strict=True)])
-    assert hashes.tolist() == [polynomial([word % 2**32 for word in key]) for key in keys]
+    hashes = low_hash([pa.array(column, pa.int32()) for column in zip(*keys, strict=True)], base)
+    assert hashes.tolist() == [polynomial([word % 2**32 for word in key], base) for key in keys]
     assert 0 in hashes
+
+
+def test_keys_made_to_collide_at_one_base_do_not_at_another() -> None:
+    """Anybody can make such keys for a base that they know: base * factor = rest modulo the prime, both of 31 bits."""
+    (before, _), (rest, factor) = (hashing.PRIME, 0), (hashing.BASE, 1)
+    previous = 0
+    while rest >= 2**31:  # Euclid's algorithm, extended
+        quotient = before // rest
+        before, rest, previous, factor = rest, before % rest, factor, previous - quotient * factor
+    keys = [(max(0, -factor), rest), (max(0, factor), 0)]
+    columns = [pa.array(column, pa.int32()) for column in zip(*keys, strict=True)]
+    one, other = low_hash(columns)
+    assert one == other, "what it is about"
+    bases = {random_base() for _ in range(20)}
+    assert len(bases) == 20
+    for base in bases:
+        one, other = low_hash(columns, base)
+        assert one != other
 
 
 def test_a_single_column_of_64_bits_is_its_own_hash() -> None:

@@ -323,7 +323,7 @@ class Job:
         if current.parentId() != stored["index"]["base"]:
             return None
         manifest = self.index_folder / "versions" / f"{stored['index']['version']}.json"
-        entries = live_entries(IndexVersion.from_json(manifest.read_bytes()), self.index_folder / "runs")
+        entries = live_entries(self.index_version(manifest), self.index_folder / "runs")
         key = ", ".join(f"`{name}`" for name in self.key)
         rows = self.spark.sql(f"SELECT {key}, _file, _pos FROM {self.target}").toArrow().to_pylist()
         places = [(row["_file"], row["_pos"]) for row in rows]
@@ -333,6 +333,12 @@ class Job:
         for row, place in zip(rows, places, strict=True):
             found.setdefault(tuple(row[name] for name in self.key), set()).add(hashes[place])
         return found
+
+    def index_version(self, manifest: Path) -> IndexVersion:
+        """A version of the key index."""
+        return IndexVersion.from_json(
+            manifest.read_bytes(), lambda name: (self.index_folder / "vectors" / name).read_bytes()
+        )
 
     def lose_checkpoint(self) -> None:
         shutil.rmtree(self.checkpoint, ignore_errors=True)

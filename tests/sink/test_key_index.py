@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
-from sink import keyindex
+from deltawriters.keyindex import BASE
+from sink import deletion_vectors, keyindex
 from sink.errors import TableError, TemporaryError
 from sink.written import Written
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, tiny_thresholds
@@ -283,6 +285,32 @@ def test_after_a_rollback_the_index_is_that_of_the_older_table(job: Job) -> None
     assert job.rows() == [row(1, "ap")]
 
 
+def test_versions_share_what_they_say_of_deletion_vectors(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit writes those that it changes. They are found again by another run, and what is damaged is noticed."""
+    monkeypatch.setattr(deletion_vectors, "_INLINE", 0)
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "3"}, table={"merge_small_files": False})
+    folder = job.index_folder / "vectors"
+    apply(job, *(insert(10 * n, 10 * n + 1, 10 * n + 2) for n in range(5)))
+    apply(job, update(*range(0, 50, 10)))
+    (all_files,) = folder.iterdir()
+    apply(job, update(1))
+    assert all_files.exists(), "it isn't written again"
+    for path in (job.index_folder / "versions").iterdir():
+        assert b"deletes.puffin" not in path.read_bytes()
+    caplog.clear()
+    apply(job, update(1, 2, 11))
+    assert "key index" not in caplog.text
+    assert len(list(folder.iterdir())) <= 4, "of the newest version and the one before"
+    assert deletes(job)
+    for path in folder.iterdir():
+        damage(path, Random(1))
+    apply(job, delete(1))
+    assert "the key index can't be used" in caplog.text
+    assert [found["id"] for found in job.rows()] == [n for n in range(50) if n % 10 < 3 and n != 1]
+
+
 @pytest.mark.parametrize("folder", ["runs", "versions"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_damaged_index_is_built_again(job: Job, caplog: pytest.LogCaptureFixture, folder: str, seed: int) -> None:
@@ -348,3 +376,22 @@ def test_an_index_inside_the_tables_folder_is_refused(spark: SparkSession, tmp_p
         return
     with pytest.raises(TableError, match=r"inside the table's own folder.*Set index\.location to a folder elsewhere"):
         job.run()
+
+
+def test_an_index_of_an_earlier_release_keeps_its_base(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Earlier releases hashed the keys of all indexes with one base, which is published. New indexes draw their own."""
+    job = Job(spark, tmp_path, tasks=1, columns={"id": "bigint", "region": "string"}, key=("id", "region"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyindex, "random_base", lambda: BASE)
+        apply(job, insert(1, 2))
+    (manifest,) = (job.index_folder / "versions").glob("*.json")
+    version = job.index_version(manifest)
+    assert version.base == BASE
+    rest = version.encoding.partition(": ")[2]
+    manifest.write_bytes(replace(version, encoding=f"1: {rest}").to_json())
+    caplog.clear()
+    apply(job, delete(1), insert(3))
+    assert "key index" not in caplog.text
+    assert job.rows() == [row(2), row(3)]

@@ -1,0 +1,61 @@
+"""The log of deletion vectors against a dictionary, and how much of it a version writes."""
+
+import json
+import zlib
+from random import Random
+
+import pytest
+
+from sink import deletion_vectors
+from sink.deletion_vectors import DeletionVectors, Vector
+from sink.keyindex import IndexLostError, IndexVersion
+
+
+def vector(number: int) -> Vector:
+    return {"referenced-data-file": f"data/{number}", "record-count": number}
+
+
+@pytest.mark.parametrize("inline", [0, 4, 64])
+def test_any_history_is_found_again(monkeypatch: pytest.MonkeyPatch, inline: int) -> None:
+    monkeypatch.setattr(deletion_vectors, "_INLINE", inline)
+    random = Random(7)
+    expected: dict[str, Vector] = {}
+    files: dict[str, bytes] = {}
+    log = DeletionVectors()
+    for step in range(300):
+        paths = [f"data/{random.randrange(60)}" for _ in range(random.choice([0, 1, 2, 9, 40]))]
+        changes = {path: vector(step) if random.random() < 0.7 else None for path in paths}
+        log = log.changed(changes).stored(f"v{step}", files.__setitem__)
+        expected = {path: found for path, found in (expected | changes).items() if found is not None}
+        if random.random() < 0.3:  # another run
+            log = DeletionVectors.from_json(json.loads(json.dumps(log.to_json())), files.__getitem__)
+        assert {path: log.get(path) for path in map("data/{}".format, range(60)) if log.get(path)} == expected
+        assert set(log.files) <= files.keys()
+
+
+def test_a_version_writes_what_changed_and_not_what_the_table_holds() -> None:
+    """100,000 data files with a vector, of which each of 200 commits changes 50."""
+    random = Random(7)
+    written: list[int] = []
+    log = DeletionVectors().changed({f"data/{n}": vector(n) for n in range(100_000)})
+    log = log.stored("first", lambda name, content: written.append(len(content)))
+    (whole,) = written
+    written.clear()
+    manifests = 0
+    for step in range(200):
+        changes = {f"data/{random.randrange(100_000)}": vector(step) for _ in range(50)}
+        log = log.changed(changes).stored(f"v{step}", lambda name, content: written.append(len(content)))
+        manifests += len(json.dumps(log.to_json()))
+    assert (sum(written) + manifests) / 200 < whole / 100
+    assert len(log.parts) <= 12
+
+
+def test_a_manifest_of_an_earlier_release_is_read() -> None:
+    body = json.dumps({"encoding": "1: 1 long; v3", "sequence": 7, "vectors": {"data/1": vector(1)}, "runs": []})
+    old = json.dumps({"format": 1, "crc32": zlib.crc32(body.encode()), "body": body}).encode()
+    files: dict[str, bytes] = {}
+    version = IndexVersion.from_json(old, files.__getitem__)
+    assert (version.sequence, version.vectors.get("data/1")) == (7, vector(1))
+    assert IndexVersion.from_json(version.to_json(), files.__getitem__) == version
+    with pytest.raises(IndexLostError, match="damaged"):
+        IndexVersion.from_json(version.to_json()[:-1], files.__getitem__)
