@@ -77,9 +77,15 @@ class DataFiles:
 
 
 class RollingFileWriter:
-    """Data files of one partition: a new one starts when the current one has reached the table's target size."""
+    """Data files of one partition: a new one starts when the current one has reached the table's target size.
 
-    def __init__(self, table: TableSpec, factory: FileFactory, files: DataFiles, partition: Partition) -> None:
+    :param lasting: as of `ParquetFileWriter`.
+    """
+
+    def __init__(
+        self, table: TableSpec, factory: FileFactory, files: DataFiles, partition: Partition, *, lasting: bool = False
+    ) -> None:
+        self._lasting = lasting
         self._table = table
         self._factory = factory
         self._files = files
@@ -117,7 +123,9 @@ class RollingFileWriter:
         if self._current is None:
             path = self._factory.new_path(self._partition)
             self._number = self._files.add(path, self._partition)
-            self._current = ParquetFileWriter(self._table, path, self._table.iceberg_schema, self._table.arrow_schema)
+            self._current = ParquetFileWriter(
+                self._table, path, self._table.iceberg_schema, self._table.arrow_schema, lasting=self._lasting
+            )
         return self._current
 
     def _roll(self) -> None:

@@ -22,6 +22,9 @@ MAX_OPEN_WRITERS = 64
 MOST_TEXT = 2**31 - 1
 """Bytes of text in an array of Arrow's usual types, whose offsets have 32 bits."""
 
+LASTING_BYTES = 16 * 1024 * 1024
+"""Of rows in memory that a task writes at once, as in a first load. What is so large isn't merged soon."""
+
 
 def source_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
     """Top-level columns that the partition values derive from, without repeats."""
@@ -53,9 +56,12 @@ class PartitionedWriter:
     Fanout while rows keep coming: every partition keeps its file open, up to `MAX_OPEN_WRITERS`, beyond which the least
     recently used one is finished. The last write of a task arrives grouped by partition, so each file is closed as soon
     as its rows are written (clustered), and one buffer at a time is held.
+
+    :param lasting: all files are packed for a long life, not only those of large writes (`LASTING_BYTES`).
     """
 
-    def __init__(self, table: TableSpec, factory: FileFactory, files: DataFiles) -> None:
+    def __init__(self, table: TableSpec, factory: FileFactory, files: DataFiles, *, lasting: bool = False) -> None:
+        self._lasting = lasting
         self._table = table
         self._factory = factory
         self._files = files
@@ -68,7 +74,8 @@ class PartitionedWriter:
         for partition, numbers in split_by_partition(self._table.current_spec, self._table.iceberg_schema, rows):
             writer = self._open.pop(partition, None)
             if writer is None:
-                writer = RollingFileWriter(self._table, self._factory, self._files, partition)
+                lasting = self._lasting or rows.nbytes >= LASTING_BYTES
+                writer = RollingFileWriter(self._table, self._factory, self._files, partition, lasting=lasting)
             self._open[partition] = writer
             part = rows if len(numbers) == rows.num_rows else rows.take(pa.array(numbers))
             written = writer.write(part)

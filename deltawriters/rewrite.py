@@ -122,7 +122,7 @@ class Rewriter:
         :raises OtherColumnsError: a file isn't of the table's schema. Whatever is raised, no file that was written is
             left.
         """
-        data = PartitionedWriter(self._written_table, self._factory, self._files)
+        data = PartitionedWriter(self._written_table, self._factory, self._files, lasting=True)
         deletes = PositionDeletes(self._table, self._factory, self._files)
         try:
             for group in groups:
