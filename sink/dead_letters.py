@@ -28,10 +28,10 @@ from pyspark.sql import types as T
 from changelog.row_kind_columns import quoted
 from changelog.rows import BAD
 from deltawriters import TableSpec
-from sink.commit import IcebergCommitter, RowDeltaCommit
+from sink.commit import IcebergCommitter, RowDeltaCommit, TableChangedError
 from sink.config import Config
 from sink.dead_letter_topic import DeadLetterTopic
-from sink.errors import TableError, TemporaryError, TooManyBadRecordsError
+from sink.errors import TableError, TableGoneError, TemporaryError, TooManyBadRecordsError
 from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
 from sink.sources.source import Position
 from sink.spark_versions import to_arrow
@@ -101,9 +101,14 @@ class Selection:
 
 
 class DeadLetters:
-    """The dead-letter table of a run. Targets may commit at the same time: they take turns."""
+    """The dead-letter table of a run. Targets may commit at the same time: they take turns.
+
+    `opening` counts how often the table was opened. If it was dropped it is made again and opened again, and files that
+    were written for the one before aren't for it.
+    """
 
     def __init__(self, config: Config, table: IcebergTable) -> None:
+        self.opening = 0
         self._config = config
         self._table = table
         name = config.sink.dead_letter_topic
@@ -132,6 +137,8 @@ class DeadLetters:
         By place, key and value: in a topic that was created anew the place is another record's. In `spark`, the session
         of `bad`.
         """
+        with self._turn:
+            self._refresh()
         kept = spark.table(_quoted(self.name)).where(F.col("table") == target).select(*RECORD).alias("kept")
         return bad.join(kept, same_record(BAD, "kept"), "left_anti")
 
@@ -155,19 +162,27 @@ class DeadLetters:
             "kept before."
         )
 
-    def commit(self, target: str, operation: str, end: Position, files: Sequence[str], bad: Mapping[str, int]) -> None:
+    def commit(
+        self, target: str, operation: str, end: Position, files: Sequence[str], bad: Mapping[str, int], opening: int
+    ) -> None:
         """Add a micro-batch's bad records, and note that they still have to be sent to the topic.
 
         :param files: `ContentFileParser` JSON of the data files.
         :param end: the position after the micro-batch.
         :param bad: how many records, by error class.
+        :param opening: what `opening` was when the files were written.
+        :raises TableChangedError: the table was dropped meanwhile, and is there again: the files must be written again.
         :raises RowdeltaError: as `IcebergCommitter.commit` does.
         """
         prefix = self._prefix(target)
         self.publish(target)  # or the mark of records that are still to be sent would be overwritten
         with self._turn:
+            self._refresh()
+            if self.opening != opening:
+                raise TableChangedError(f"the dead-letter table {self.name} was dropped")
             stored = self._table.position(prefix)
-            IcebergCommitter(self._table).commit(
+            committer = IcebergCommitter(self._table)
+            committer.commit(
                 RowDeltaCommit(
                     prefix=prefix,
                     operation=operation,
@@ -177,7 +192,10 @@ class DeadLetters:
                     previous_operation=stored.operation if stored else None,
                     summary={"rowdelta.sink-id": self._config.sink.id},
                     properties={f"{prefix}.unpublished": operation} if self._topic else {},
-                )
+                    # other targets' bad records are in nobody's way, whichever job they come from
+                    conflicts_with=("table", target),
+                ),
+                committer.retries(),
             )
             self._counts[target] += Counter(bad)
 
@@ -188,9 +206,13 @@ class DeadLetters:
         :raises TemporaryError: Kafka did not take them. Another call sends them, if they aren't there.
         """
         topic, prefix = self._topic, self._prefix(target)
-        operation = self._table.property(f"{prefix}.unpublished")
-        if topic is None or operation is None:
+        if topic is None or self._table.property(f"{prefix}.unpublished") is None:
             return
+        with self._turn:
+            self._refresh()
+        operation = self._table.property(f"{prefix}.unpublished")
+        if operation is None:
+            return  # the table was dropped
         stored = self._table.position(prefix)
         snapshot = stored.snapshot_id if stored and stored.operation == operation else None
         if snapshot is None or self._table.java.snapshot(snapshot) is None:
@@ -207,6 +229,15 @@ class DeadLetters:
             self._table.java.updateProperties().remove(f"{prefix}.unpublished").commit()
             self._table.refresh()
 
+    def _refresh(self) -> None:
+        """Read the table's metadata again; make the table again if it was dropped."""
+        try:
+            self._table.refresh()
+        except TableGoneError as error:
+            log.warning("%s It is opened again.", error)
+            self._table = _open_table(self._table.spark, self._config)
+            self.opening += 1
+
     def _added(self, snapshot: int) -> DataFrame:
         """The rows that a snapshot added."""
         parent = self._table.java.snapshot(snapshot).parentId()
@@ -222,12 +253,19 @@ class DeadLetters:
 
 def open_dead_letters(spark: SparkSession, config: Config) -> DeadLetters:
     """The dead-letter table, created if it is missing."""
+    return DeadLetters(config, _open_table(spark, config))
+
+
+def _open_table(spark: SparkSession, config: Config) -> IcebergTable:
     catalogs = Catalogs(spark)
     name = config.dead_letter_table
     existing = catalogs.load(name)
-    table = existing or catalogs.create(name, COLUMNS, [], {"format-version": "2"})
+    # whole names in the files' bounds tell targets apart when they commit at the same time; by default only the first
+    # 16 characters are there
+    properties = {"format-version": "2", "write.metadata.metrics.column.table": "full"}
+    table = existing or catalogs.create(name, COLUMNS, [], properties)
     _check_columns(table)
-    return DeadLetters(config, table)
+    return table
 
 
 def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame:

@@ -9,6 +9,8 @@ class RowdeltaError(Exception):
     exit_code: ClassVar[int] = 1
     stops_job: ClassVar[bool] = False
     """Whether it ends the whole job, even where `on_table_error: continue` sets a single table aside."""
+    is_harmless: bool = False
+    """Whether nothing is wrong: the table only has to be opened again, at once, and read from where it is."""
 
 
 def summary(error: BaseException) -> str:
@@ -51,6 +53,10 @@ class FencedError(TableError):
     stops_job = True
 
 
+class TableGoneError(TableError):
+    """The table was dropped, or dropped and created again."""
+
+
 class TemporaryError(RowdeltaError):
     """A service was unreachable or a commit could not be settled. Running again is safe and is the right
     thing to do.
@@ -67,3 +73,9 @@ class NoMessagesError(TemporaryError):
             f"{target}: {source} has no messages yet. They tell the table's key and columns, so it is created when the "
             "first ones come."
         )
+
+
+class RolledBackError(TemporaryError):
+    """The table was rolled back while the sink ran, so its position is an earlier one than the sink had in mind."""
+
+    is_harmless = True

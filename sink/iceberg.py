@@ -22,7 +22,7 @@ from changelog.decoding import METADATA
 from changelog.spec import ColumnSpec
 from deltawriters import TableSpec
 from sink.config import PartitionField, TableSection
-from sink.errors import ConfigError, TableError, TemporaryError
+from sink.errors import ConfigError, TableError, TableGoneError, TemporaryError
 from sink.sources.source import Position
 from sink.spark_versions import parse_ddl
 
@@ -193,6 +193,7 @@ class IcebergTable:
         if current is not None and util.isAncestorOf(self.java, current, committed):
             return self._with_newer_index(result, prefix, current)
         snapshot, may_have_expired = self.java.currentSnapshot(), False
+        sequence_number = self._sequence_number(prefix, stored)
         is_behind = False
         while snapshot is not None:
             summary = snapshot.summary().get(f"{prefix}.position")
@@ -201,7 +202,7 @@ class IcebergTable:
                 number = int(snapshot.snapshotId())
                 return StoredPosition(older["position"], older["operation"], number, older.get("index"), number)
             # on the way back, the commit would come before what is older than it, were it an ancestor
-            is_behind = is_behind or int(snapshot.sequenceNumber()) < stored.get("sequence-number", 0)
+            is_behind = is_behind or int(snapshot.sequenceNumber()) < sequence_number
             parent = snapshot.parentId()
             snapshot = None if parent is None else self.java.snapshot(parent)
             may_have_expired = parent is not None and snapshot is None
@@ -212,6 +213,16 @@ class IcebergTable:
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
             "the source again from the start, remove the stored position (see docs/operations.md, Reset)."
         )
+
+    def _sequence_number(self, prefix: str, stored: Mapping[str, Any]) -> int:
+        """Of the snapshot that has the position `stored`; 0 if it isn't known. See
+        `IcebergCommitter.note_sequence_number`.
+        """
+        text = self.property(f"{prefix}.sequence-number")
+        noted = json.loads(text) if text is not None else {}
+        if noted.get("operation") == stored["operation"]:
+            return int(noted["sequence-number"])
+        return int(stored.get("sequence-number", 0))
 
     def _with_newer_index(self, stored: StoredPosition, prefix: str, current: int) -> StoredPosition:
         """With the index version of a rewrite that came after the commit, if one did."""
@@ -421,11 +432,11 @@ def table_error(name: str, error: Exception) -> TableError | TemporaryError:
     kind, message = java_class(error), java_message(error)
     # the second is the hadoop catalog's way to say it
     if kind in ("NoSuchTableException", "NotFoundException") or message.startswith("Metadata file for version"):
-        return TableError(
+        return TableGoneError(
             f"{name} is gone: it was dropped or its files were removed. Start again to create it anew. ({message})"
         )
     if "UUID does not match" in message:
-        return TableError(f"{name} was dropped and created again while the sink ran. Start the sink again.")
+        return TableGoneError(f"{name} was dropped and created again while the sink ran. Start the sink again.")
     if kind in (*_REFUSALS, "ValidationException"):
         return TableError(f"{name}: {message}")
     return TemporaryError(f"{name}: catalog {name.split('.')[0]} failed: {kind}: {_with_cause(error)}")

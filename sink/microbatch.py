@@ -25,10 +25,10 @@ from sink import task
 from sink.commit import (
     CommitUnknownError,
     IcebergCommitter,
+    Retries,
     RowDeltaCommit,
     TableChangedError,
     TableNoLongerEmptyError,
-    retries_used_up,
 )
 from sink.compaction import Compaction
 from sink.config import Config
@@ -102,12 +102,15 @@ SMALL_MERGE = 1_000_000
 
 @dataclass(frozen=True)
 class Begun:
-    """What an attempt to write a micro-batch starts from: a table that is `empty`, or has the rows in `index`."""
+    """What an attempt to write a micro-batch starts from: a table that is `empty`, or has the rows in `index`; and
+    which `opening` of the dead-letter table it writes for.
+    """
 
     operation: str
     empty: bool
     index: IndexSlice | None
     started: float
+    opening: int
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,9 @@ class TableSink:
         every = plan.section.compact_every
         self._compaction = Compaction(table, every) if every is not None else None
         self._minor_compaction = MinorCompaction(table, plan.section.key, self._committer, self._prefix)
-        self._adopt()
+        stored = table.position(self._prefix)
+        self._adopt(stored.operation if stored else None)
+        self._committer.note_sequence_number(self._prefix)
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
 
@@ -281,7 +286,7 @@ class TableSink:
         self.table.refresh()
         if self.table.snapshot_id() != self._base:
             # the key index makes the current snapshot the base of the commit, so validation won't see what came before
-            self._committer.check_not_fenced(self._prefix, self._stored.operation if self._stored else None)
+            self._committer.own_position(self._prefix, self._operation)
             self._global_deletes = self.table.has_data_under_other_specs()
         self._replan_if_altered()
 
@@ -290,21 +295,20 @@ class TableSink:
 
         :raises RowdeltaError: see `apply_batch`.
         """
-        refused: Exception | None = None
         attempt = pending.attempt
-        pauses = iter(self._committer.pauses()[:-1])
+        retries = self._committer.retries()
         schemas = 0
         while True:
             try:
                 attempt = attempt or self._attempt(pending.batch)
-                self._commit_attempt(pending, attempt)
+                self._commit_attempt(pending, attempt, retries)
                 self._minor_compaction.count(len(attempt.written.files))
-                self._adopt()
+                self._adopt(attempt.begun.operation)
                 if self._key_index is not None:
                     self._key_index.committed(self._stored)
                 return
             except TableNoLongerEmptyError as error:
-                refused = error
+                refused: Exception = error
                 log.info("%s: others added rows to the empty table; writing again with deletes", self.table.name)
             except TableChangedError as error:
                 refused = error
@@ -324,10 +328,7 @@ class TableSink:
                 refused = error
                 self._forget_index(error)
             attempt = None
-            pause = next(pauses, None)
-            if pause is None:
-                raise retries_used_up(self.table.name, refused)
-            time.sleep(pause)
+            retries.wait(refused)
             self._rebase()
 
     def compact(self) -> None:
@@ -351,8 +352,7 @@ class TableSink:
             self._forget_index(error)
             return
         self.table.refresh()
-        self._committer.check_not_fenced(self._prefix, self._stored.operation)
-        self._adopt()
+        self._adopt(self._stored.operation)
         key_index.committed(self._stored)
 
     def discard(self) -> None:
@@ -362,28 +362,34 @@ class TableSink:
     def _rebase(self) -> None:
         """Take the table as it is now as what the micro-batch is written for again.
 
-        :raises FencedError: another run has stored a position: the micro-batch doesn't continue that one.
+        :raises FencedError, RolledBackError: the position isn't the one that the micro-batch continues.
         """
         self.table.refresh()
-        self._committer.check_not_fenced(self._prefix, self._stored.operation if self._stored else None)
+        self._committer.own_position(self._prefix, self._operation)
         self._replan_if_altered()
-        self._adopt()
+        self._adopt(self._operation)
 
     def _forget_index(self, error: IndexLostError) -> None:
         assert self._key_index is not None
         self._key_index.forget()
         log.warning("%s: %s; building the key index again", self.table.name, error)
 
-    def _adopt(self) -> None:
-        """Take the table's current metadata as the base of the next commit."""
-        previous, base = self._stored, self._base
-        self._stored = self.table.position(self._prefix)
-        self._base = self.table.snapshot_id()
+    @property
+    def _operation(self) -> str | None:
+        """What stored the position that the next micro-batch continues."""
+        return self._stored.operation if self._stored else None
+
+    def _adopt(self, operation: str | None) -> None:
+        """Take the table's current metadata as the base of the next commit.
+
+        :param operation: the one that stored the position which the next micro-batch continues.
+        :raises FencedError, RolledBackError: it isn't that one any more.
+        """
+        self._stored = self._committer.own_position(self._prefix, operation)
+        base, self._base = self._base, self.table.snapshot_id()
         if base is None or self.table.parent_snapshot_id() != base:
             # others committed, perhaps under another spec; to find out takes a look at every manifest
             self._global_deletes = self.table.has_data_under_other_specs()
-        if previous is not None and self._stored is None:
-            raise TableError(f"{self.table.name}: the sink's position was removed while it ran. Start it again.")
 
     def _replan_if_altered(self) -> None:
         if not self._is_altered():
@@ -399,9 +405,13 @@ class TableSink:
         self._key_index = self._open_key_index()
 
     def _is_altered(self) -> bool:
-        """Whether the table has another schema or partition spec than the one that files are written for."""
-        spec = self.table.spec
-        return (spec.schema, spec.current_spec_id) != (self._spec.schema, self._spec.current_spec_id)
+        """Whether the table has another schema, partition spec or format version than files are written for."""
+        now, then = self.table.spec, self._spec
+        return (now.schema, now.current_spec_id, now.format_version) != (
+            then.schema,
+            then.current_spec_id,
+            then.format_version,
+        )
 
     def _attempt(self, batch: TableBatch) -> Attempt:
         begun = self._begin(batch)
@@ -416,7 +426,7 @@ class TableSink:
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
         index = self._key_index.slice() if self._key_index is not None else None
-        return Begun(operation, empty, index, started)
+        return Begun(operation, empty, index, started, self._dead_letters.opening if self._dead_letters else 0)
 
     def _finish(self, begun: Begun, written: Written) -> Attempt:
         try:
@@ -443,13 +453,13 @@ class TableSink:
             log.warning("%s", warning)
         self._key = key
 
-    def _commit_attempt(self, pending: Pending, attempt: Attempt) -> None:
+    def _commit_attempt(self, pending: Pending, attempt: Attempt, retries: Retries) -> None:
         end, begun, written = pending.batch.end, attempt.begun, attempt.written
         started = time.monotonic()
         try:
             if written.dead_letters:
-                self._keep_dead_letters(end, begun.operation, written)
-            self._commit(end, begun, written)
+                self._keep_dead_letters(end, begun, written)
+            self._commit(end, begun, written, retries)
             self._written_paths.value = []  # they are the table's now
         except CommitUnknownError:
             self._written_paths.value = []  # or may be
@@ -724,7 +734,7 @@ class TableSink:
             properties[name] = remembered
         return properties
 
-    def _commit(self, end: Position, begun: Begun, written: Written) -> None:
+    def _commit(self, end: Position, begun: Begun, written: Written, retries: Retries) -> None:
         operation, slice_ = begun.operation, begun.index
         index = None
         if self._key_index is not None and slice_ is not None:
@@ -736,27 +746,28 @@ class TableSink:
             position=end,
             files=written.files,
             base_snapshot=self._base,
-            previous_operation=self._stored.operation if self._stored else None,
+            previous_operation=self._operation,
             written_under_schema=self._spec.iceberg_schema.schema_id,
             written_under_spec=self._spec.current_spec_id,
+            written_under_version=self._spec.format_version,
             written_for_empty_table=begun.empty,
             summary={"rowdelta.sink-id": self._config.sink.id, ROWS: json.dumps(written.rows)},
             properties=self._properties(written),
         )
         if self._key_index is None or slice_ is None or index is None:
-            self._committer.commit(request)
+            self._committer.commit(request, retries)
             return
-        for pause in self._committer.pauses():
+        while True:
             earlier = list(self._written_paths.value)
             self._written_paths.value = [*earlier, *index.new_paths]
             try:
-                self._committer.commit(replace(request, base_snapshot=index.base, index=index))
+                self._committer.commit(replace(request, base_snapshot=index.base, index=index), retries)
                 return
             except TableChangedError as error:
                 refused = error
-            time.sleep(pause)
+            retries.wait(refused)
             self.table.refresh()
-            self._committer.check_not_fenced(self._prefix, request.previous_operation)
+            self._committer.own_position(self._prefix, request.previous_operation)
             if self._is_altered():
                 raise refused
             with _before_commit(self.table.name):
@@ -766,16 +777,16 @@ class TableSink:
             self._delete(set(index.new_paths) - set(amended.new_paths))
             self._written_paths.value = earlier
             index = amended
-        self._written_paths.value = [*self._written_paths.value, *index.new_paths]
-        raise retries_used_up(self.table.name, refused)
 
-    def _keep_dead_letters(self, end: Position, operation: str, written: Written) -> None:
+    def _keep_dead_letters(self, end: Position, begun: Begun, written: Written) -> None:
         """Before the table's own commit: a crash in between repeats the batch, and the position here stops a second
         copy.
         """
         assert self._dead_letters is not None
         target = self.plan.section.target
-        self._dead_letters.commit(target, operation, end, written.dead_letters, written.bad_by_class)
+        self._dead_letters.commit(
+            target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening
+        )
         committed = {json.loads(file)["file-path"] for file in written.dead_letters}
         self._written_paths.value = [path for path in self._written_paths.value if path not in committed]
         log.warning(

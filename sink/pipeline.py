@@ -4,8 +4,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from sink.patterns import ResolvedTable, resolve_tables
 from sink.sources.files import FilesSource
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source, Stream
-from sink.supervisor import Member, Supervisor
+from sink.supervisor import Member, Supervisor, is_harmless
 
 log = logging.getLogger("rowdelta")
 
@@ -38,12 +38,14 @@ _END_SECONDS = 30.0
 class Run:
     """A started query. Once `over`, no micro-batch of it begins any more. `error` is what ended one that had begun.
 
-    A micro-batch that doesn't begin waits until the query is `ending`.
+    A micro-batch that doesn't begin waits until the query is `ending`. Whoever holds `idle` is sure that no micro-batch
+    of the query is being applied.
     """
 
     stream: Stream
     query: StreamingQuery | None = None
     over: bool = False
+    idle: threading.Lock = field(default_factory=threading.Lock)
     ending: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
 
@@ -58,8 +60,8 @@ class Pipeline:
         self._config = config
         # not an `Event`: a signal handler that sets it would wait for the lock of one that the same thread waits for
         self._stopping = False
-        self._between_batches = threading.Lock()
         self._runs: list[Run] = []
+        self._ended: list[Run] = []
         check_folders(spark, config)
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
@@ -67,7 +69,7 @@ class Pipeline:
         self._has_patterns = any(table.is_pattern for table in config.tables)
         self._looked_at = time.monotonic()
         try:
-            self._supervisor.open(self._supervisor.enter(find_tables(config, self._source)))
+            self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(find_tables(config, self._source))))
         except KeyboardInterrupt:
             self._supervisor.close()
             raise
@@ -84,12 +86,18 @@ class Pipeline:
             for member in self._supervisor.members.values():
                 # a topic that a pattern matches now but didn't in an earlier run is new
                 member.from_start = member.awaits_messages or (known and member.resolved.from_pattern)
-            self._join(working)
+            with self._between_batches(self._all_runs()):
+                located = self._locate(working)
+            self._read(located)
             self._raise_if_over()
             self._wait()
-            failed = self._supervisor.failed()
-            if failed:
-                raise self._failure(failed)
+            broken = self._supervisor.broken()
+            if broken:
+                raise self._failure(broken)
+        except RowdeltaError:
+            self._stopping = True
+            with self._between_batches(self._all_runs()):
+                raise  # other queries' micro-batches in progress are finished
         finally:
             self._stopping = True
             self._supervisor.close()
@@ -104,15 +112,49 @@ class Pipeline:
         """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
         self._stopping = True
 
-    def _join(self, members: Sequence[Member]) -> None:
-        """Have tables that were just opened read from where they are.
+    def _all_runs(self) -> list[Run]:
+        """Also queries that have ended, as long as a micro-batch of theirs is being applied: whoever stops a query, as
+        Spark itself does if another one takes its checkpoint, doesn't stop us in the midst of one.
+        """
+        return [*self._runs, *self._ended]
+
+    @contextmanager
+    def _between_batches(self, runs: Iterable[Run]) -> Iterator[None]:
+        """Wait until none of these queries applies a micro-batch. Meanwhile none of them begins another."""
+        with ExitStack() as held:
+            for run in runs:
+                held.enter_context(run.idle)
+            yield
+
+    def _reopen(self, members: Sequence[Member]) -> None:
+        """Open tables (again), and have them read from where they are.
 
         Where all tables share one query, it ends and begins anew from the tables' positions, which are the truth: so
         nothing is lost or read twice, whatever state each of them is in.
+
+        Queries that have nothing to do with these tables go on meanwhile. The others may, while tables are opened,
+        which takes long if a catalog doesn't answer: they have set these tables aside.
         """
-        with self._between_batches:
-            located = self._locate(members)
+        runs = self._runs_of(members)
+        with self._between_batches(runs):
+            pass  # the micro-batch in which a table was set aside may still be in progress
+        opened = self._supervisor.open(members)
+        with self._between_batches(runs):
+            opened = self._supervisor.take_up(opened)
+            try:
+                located = self._locate(opened)
+            except TemporaryError as error:
+                for member in opened:
+                    self._supervisor.set_aside(member, error)
+                return
         self._read(located)
+
+    def _runs_of(self, members: Iterable[Member]) -> list[Run]:
+        """The queries that feed these tables, or will: those of other directories have nothing to do with them."""
+        if self._source.one_stream:
+            return self._all_runs()
+        sources = {member.source for member in members}
+        return [run for run in self._all_runs() if any(table.source in sources for table in run.stream.tables)]
 
     def _locate(self, members: Sequence[Member]) -> Sequence[Member]:
         """Find where tables that were just opened are read from; to be called between micro-batches, like the opening.
@@ -164,7 +206,8 @@ class Pipeline:
         Python's sees that nobody needs either: the query, its session and its threads would stay.
         """
         self._runs.remove(run)
-        run.query = None
+        run.over, run.query = True, None
+        self._ended = [other for other in (*self._ended, run) if other.idle.locked()]
 
     def _apply(self, run: Run) -> Callable[[DataFrame, int], None]:
         members = [self._supervisor.members[table.source] for table in run.stream.tables]
@@ -178,7 +221,7 @@ class Pipeline:
                 raise next((member.error for member in members if member.error is not None), _StoppedError())
 
         def apply(frame: DataFrame, batch_id: int) -> None:
-            with self._between_batches:
+            with self._supervisor.turns, run.idle:
                 if not (self._stopping or run.over or self._is_over()):
                     try:
                         begin(frame, batch_id)
@@ -209,15 +252,15 @@ class Pipeline:
             if self._config.sink.trigger != "available-now":
                 self._look_around()
             elif not self._runs:
-                # what failed in passing may work now
-                failed = self._supervisor.failed()
-                if retried or not failed:
+                # what failed in passing may work now; what was rolled back does
+                again = [member for member in self._supervisor.failed() if not retried or is_harmless(member.error)]
+                if not again:
                     break
-                retried = True
-                self._join(self._supervisor.open(failed))
+                retried = retried or not all(is_harmless(member.error) for member in again)
+                self._reopen(again)
             if not self._runs:
                 time.sleep(_POLL_SECONDS)
-        with self._between_batches:
+        with self._between_batches(self._all_runs()):
             self._raise_if_over()
             for run in self._runs:
                 if run.error is not None and not run.over:
@@ -246,12 +289,14 @@ class Pipeline:
         others go on.
         """
         members = [member for table in run.stream.tables if (member := self._supervisor.members[table.source]).works]
-        if len(self._supervisor.members) == 1 or not members:
+        if not members:
             return False
-        run.over = True
         if not self._source.one_stream:
-            self._supervisor.set_aside(members[0], failure)
-            return True
+            if len(self._supervisor.members) > 1:
+                run.over = True
+                self._supervisor.set_aside(members[0], failure)
+            return run.over
+        run.over = True
         try:
             fine = self._supervisor.locate(members)
         except TemporaryError as error:
@@ -260,7 +305,9 @@ class Pipeline:
         if len(fine) == len(members):
             return False
         if not self._is_over():
-            self._join(fine)
+            with self._between_batches(self._all_runs()):
+                located = self._locate(fine)
+            self._read(located)
         return True
 
     def _look_around(self) -> None:
@@ -278,20 +325,11 @@ class Pipeline:
                 log.info("found %s, for %s", member.source, member.target)
         if not members and not new:
             return
-        with self._between_batches:
-            # a micro-batch in progress may be the one that uses what is opened here
-            opened = self._supervisor.open([*members, *new])
-            try:
-                located = self._locate(opened)
-            except TemporaryError as error:
-                for member in opened:
-                    self._supervisor.set_aside(member, error)
-                return
-        self._read(located)
+        self._reopen([*members, *new])
 
     def _is_over(self) -> bool:
         """Whether there is no reason to go on: a table failed and the others must stop too, or there are no others."""
-        failed = self._supervisor.failed()
+        failed = self._supervisor.broken()
         if not failed:
             return False
         if self._config.sink.on_table_error == "stop" or len(failed) == len(self._supervisor.members):
@@ -300,7 +338,7 @@ class Pipeline:
 
     def _raise_if_over(self) -> None:
         if self._is_over():
-            raise self._failure(self._supervisor.failed())
+            raise self._failure(self._supervisor.broken())
 
     def _failure(self, failed: Sequence[Member]) -> RowdeltaError:
         """One error for all tables that failed, of the kind that most needs somebody's attention."""

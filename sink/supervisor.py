@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from changelog.spec import ChangelogSpec
+from sink.commit import doubled
 from sink.config import Config
 from sink.dead_letters import DeadLetters, open_dead_letters
 from sink.errors import NoMessagesError, RowdeltaError, TemporaryError, summary
@@ -41,10 +42,12 @@ _MOST_THREADS = 16
 @dataclass
 class Member:
     """A table of the job. It is open (`sink`), or has failed (`error`), or both: open, but set aside. Or it
-    `awaits_messages`."""
+    `awaits_messages`. `opened` is what it goes on with once no micro-batch uses `sink`.
+    """
 
     resolved: ResolvedTable
     sink: TableSink | None = None
+    opened: TableSink | None = None
     error: Exception | None = None
     failures: int = 0
     retry_at: float = 0.0
@@ -67,9 +70,10 @@ class Member:
         return self.sink is not None and self.error is None
 
     def fail(self, error: Exception) -> None:
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self.failures)
-        self.error, self.failures = error, self.failures + 1
-        self.retry_at = time.monotonic() + pause
+        self.error, self.retry_at = error, time.monotonic()
+        if not is_harmless(error):
+            self.retry_at += doubled(FIRST_PAUSE, self.failures, LONGEST_PAUSE)
+            self.failures += 1
 
 
 class Supervisor:
@@ -87,6 +91,8 @@ class Supervisor:
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self.closed = False
         self._setting_aside = Lock()
+        self.turns = BoundedSemaphore(threads)
+        """So many queries may apply a micro-batch at a time."""
         self._joint = JointWriter(spark)
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
 
@@ -107,6 +113,10 @@ class Supervisor:
         members = self.members.values()
         return [m for m in members if (m.error is not None or m.awaits_messages) and m.retry_at <= now]
 
+    def broken(self) -> list[Member]:
+        """Those that failed and won't just go on."""
+        return [member for member in self.failed() if not is_harmless(member.error)]
+
     def enter(self, tables: Iterable[ResolvedTable], from_start: bool = False) -> list[Member]:
         """Take in tables whose source isn't known yet. They are to be opened."""
         new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
@@ -115,12 +125,26 @@ class Supervisor:
         return new
 
     def open(self, members: Sequence[Member]) -> list[Member]:
-        """Open tables (again), and create those that are missing. Returns those which could be opened."""
+        """Open tables (again), and create those that are missing. Returns those which could be opened.
+
+        They don't work before `take_up`: a micro-batch in progress may still use what a table had open before.
+        """
         if not members:
             return []
         if self._dead_letters is None and self._config.sink.on_bad_record == "dead-letter":
             self._dead_letters = open_dead_letters(self._spark, self._config)
-        return self._each(members, self._open, "opened")
+        self._each(members, self._open, "opened")
+        return [member for member in members if member.opened is not None]
+
+    def take_up(self, members: Sequence[Member]) -> list[Member]:
+        """Have tables that `open` opened work, except for those whose group has another one that failed. To be called
+        when none of their queries is applying a micro-batch.
+        """
+        with self._setting_aside:
+            for member in members:
+                member.sink, member.opened, member.error = member.opened, None, None
+            self._have_groups_wait(members)
+        return [member for member in members if member.works]
 
     def locate(self, members: Sequence[Member]) -> list[Member]:
         """Settle where open tables are read from, and remember it in them. Returns those which can be read.
@@ -256,7 +280,7 @@ class Supervisor:
         return submit
 
     def _is_ending(self) -> bool:
-        return self.closed or (self._config.sink.on_table_error == "stop" and bool(self.failed()))
+        return self.closed or (self._config.sink.on_table_error == "stop" and bool(self.broken()))
 
     def _attempt(self, work: Callable[[Member], None], member: Member) -> None:
         """Do a table's work; if it fails, set it aside with its group."""
@@ -274,8 +298,10 @@ class Supervisor:
             self._have_group_wait(culprit)
         group = culprit.resolved.section.group
         others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
+        if is_harmless(error):
+            log.warning("%s It is opened again%s.", summary(error), others)
         # a job of one table ends with the error, and says so itself
-        if len(self.members) > 1:
+        elif len(self.members) > 1:
             known = (RowdeltaError, PySparkException, Py4JError)  # the latter two's tracebacks are Java's, and long
             unexpected = None if isinstance(error, known) else error
             log.error("%s set aside%s: %s", culprit.target, others, summary(error), exc_info=unexpected)
@@ -294,7 +320,9 @@ class Supervisor:
         for member in self._group_of(culprit):
             member.failures, member.retry_at = culprit.failures, culprit.retry_at
             if member.error is None:
-                member.error = _WaitingError(f"{member.target} waits for {culprit.target}, which is in the same group.")
+                waiting = f"{member.target} waits for {culprit.target}, which is in the same group."
+                member.error = _WaitingError(waiting)
+                member.error.is_harmless = is_harmless(culprit.error)
 
     def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
         """Work for tables in parallel. Returns those for which it succeeded; the others are set aside."""
@@ -310,12 +338,15 @@ class Supervisor:
                 log.info("%s %d of %d tables", done, len(members) - len(waiting), len(members))
                 shown = now
         with self._setting_aside:
-            for member in members:
-                # opened, perhaps after another of its group had failed, or while that one waits for its next attempt
-                failed = [other for other in self._group_of(member) if other.error is not None]
-                if member.error is None and failed:
-                    self._have_group_wait(min(failed, key=lambda other: isinstance(other.error, _WaitingError)))
+            self._have_groups_wait(members)
         return [member for member in members if member.works]
+
+    def _have_groups_wait(self, members: Sequence[Member]) -> None:
+        """Set those aside that were opened while another of their group has failed, or waits for its next attempt."""
+        for member in members:
+            failed = [other for other in self._group_of(member) if other.error is not None]
+            if member.error is None and failed:
+                self._have_group_wait(min(failed, key=lambda other: isinstance(other.error, _WaitingError)))
 
     def _open(self, member: Member) -> None:
         if member.resolved.error is not None:
@@ -326,15 +357,20 @@ class Supervisor:
             self._wait_for_messages(member, error)
             return
         self._changelogs[plan.section.target] = plan.changelog
-        member.sink = TableSink(self._config, member.resolved, table, plan, key, self._source, self._dead_letters)
-        member.error, member.awaits_messages = None, False
+        member.opened = TableSink(self._config, member.resolved, table, plan, key, self._source, self._dead_letters)
+        member.awaits_messages = False
 
     def _wait_for_messages(self, member: Member, error: NoMessagesError) -> None:
         """Nothing is wrong, and nothing to do. Nobody may miss the first messages when they come."""
         if not member.awaits_messages:
             log.info("%s", error)
-        member.error, member.awaits_messages, member.from_start = None, True, True
+        member.sink, member.error, member.awaits_messages, member.from_start = None, None, True, True
         member.retry_at = time.monotonic() + self._config.source.discovery_seconds
+
+
+def is_harmless(error: Exception | None) -> bool:
+    """Whether a table with this error has only to be opened again."""
+    return isinstance(error, RowdeltaError) and error.is_harmless
 
 
 class _WaitingError(TemporaryError):

@@ -324,15 +324,17 @@ class FilesSource:
         message, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
         reader.close()
         text = str(message)
-        if text not in self._file_schemas:
-            if len(self._file_schemas) >= _FILE_SCHEMAS:
-                self._file_schemas.clear()
+        schema = self._file_schemas.get(text)  # other threads may clear them
+        if schema is None:
             try:
                 converted = self._to_spark(self._spark._jsparkSession.sessionState().conf()).convert(message)
             except CapturedException as error:
                 raise DataError(f"{table.target}: {file.path} has a column that can't be read: {error}") from None
-            self._file_schemas[text] = T.StructType.fromJson(json.loads(converted.json()))
-        return _Footer(self._file_schemas[text], rows, int(content.getLength()))
+            schema = T.StructType.fromJson(json.loads(converted.json()))
+            if len(self._file_schemas) >= _FILE_SCHEMAS:
+                self._file_schemas.clear()
+            self._file_schemas[text] = schema
+        return _Footer(schema, rows, int(content.getLength()))
 
     def _schema(self, table: TableSection, files: Iterable[T.StructType]) -> T.StructType | None:
         """What to read files with that have more or wider columns than the table's query reads; None if

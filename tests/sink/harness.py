@@ -41,7 +41,7 @@ from pyspark.sql import SparkSession
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
 from sink import microbatch, minor_compaction, task
-from sink.commit import IcebergCommitter, RewriteCommit, RowDeltaCommit
+from sink.commit import IcebergCommitter, Retries, RewriteCommit, RowDeltaCommit
 from sink.config import Config, PartitionField
 from sink.keyindex import IndexVersion
 from sink.pipeline import Pipeline
@@ -485,11 +485,11 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
 
     with pytest.MonkeyPatch.context() as patch:
 
-        def commit(self: IcebergCommitter, request: RowDeltaCommit) -> None:
+        def commit(self: IcebergCommitter, request: RowDeltaCommit, retries: Retries) -> None:
             number = next(commits) if self._table.name.endswith(f".{table}") else 0
             if fault == "before the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
-            original(self, request)
+            original(self, request, retries)
             if fault == "after the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
             if fault == "in a task" and number >= after_commits:
@@ -513,15 +513,15 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
 def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[None]:
     """Run `action` between the writing of files and each of the next `times` attempts to commit them."""
     remaining = iter(range(times))
-    original = IcebergCommitter._try
+    original = IcebergCommitter._stage
 
-    def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
+    def stage(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> Any:
         if next(remaining, None) is not None:
             action()
-        original(self, request, base)
+        return original(self, request, base)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergCommitter, "_try", attempt)
+        patch.setattr(IcebergCommitter, "_stage", stage)
         yield
 
 

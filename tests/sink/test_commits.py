@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.commit import CommitUnknownError, IcebergCommitter, RowDeltaCommit
+from sink.commit import CommitUnknownError, IcebergCommitter, Retries, RowDeltaCommit
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.keyindex import KeyIndex
 from sink.microbatch import TableSink
@@ -58,8 +58,8 @@ def after_first_commit(action: Callable[[], object]) -> Iterator[None]:
     original = IcebergCommitter.commit
     done: list[bool] = []
 
-    def commit(self: IcebergCommitter, request: RowDeltaCommit) -> None:
-        original(self, request)
+    def commit(self: IcebergCommitter, request: RowDeltaCommit, retries: Retries) -> None:
+        original(self, request, retries)
         if not done:
             done.append(True)
             action()
@@ -370,6 +370,30 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
     assert [r["id"] for r in job.rows()] == [1, 2, 100, 101, 102, 103]
 
 
+def test_retries_are_bounded_whatever_makes_each_necessary(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends have the keys looked up again, deletes have the micro-batch written again; one bound is for both."""
+    job.properties = {**job.properties, "commit.retry.num-retries": "3"}
+    job.write(insert(1))
+    job.run()
+    job.append([row(number) for number in range(200, 220)])
+    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
+    numbers, attempts = itertools.count(100), list[int]()
+
+    def change() -> None:
+        attempts.append(1)
+        number = next(numbers)
+        if number % 3 == 1:
+            job.spark.sql(f"DELETE FROM {job.target} WHERE id = {number + 100}")
+        else:
+            job.append([row(number)])
+
+    job.write(insert(2))
+    with before_commit(change, times=99), pytest.raises(TemporaryError, match="other writers kept committing"):
+        job.run()
+    assert len(attempts) == 4, "one attempt and three retries"
+    assert job.unreferenced_files() == []
+
+
 # Unknown outcomes
 
 
@@ -378,18 +402,18 @@ def test_after_an_unknown_commit_state_the_table_is_asked(
     job: Job, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
-    original = IcebergCommitter._try
-    failed: list[str] = []
+    original = IcebergCommitter._send
+    failed: list[bool] = []
 
-    def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
+    def send(self: IcebergCommitter, staged: Any) -> None:
         if failed:
-            return original(self, request, base)
-        failed.append(request.operation)
+            return original(self, staged)
+        failed.append(True)
         if committed:
-            original(self, request, base)
+            original(self, staged)
         raise java_error(job.spark, COMMIT_STATE_UNKNOWN, "the catalog hung up")
 
-    monkeypatch.setattr(IcebergCommitter, "_try", attempt)
+    monkeypatch.setattr(IcebergCommitter, "_send", send)
     job.mode = "changelog"
     job.write(insert(1))
     if committed:
@@ -413,13 +437,13 @@ def test_a_commit_that_landed_and_was_reported_as_failed(
     stay.
     """
     monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
-    original = IcebergCommitter._try
+    original = IcebergCommitter._send
 
-    def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
-        original(self, request, base)
+    def send(self: IcebergCommitter, staged: Any) -> None:
+        original(self, staged)
         raise java_error(job.spark, java_type, "so it says")
 
-    monkeypatch.setattr(IcebergCommitter, "_try", attempt)
+    monkeypatch.setattr(IcebergCommitter, "_send", send)
     job.write(insert(1, 2))
     job.run()
     job.write([("+U", row(1, "us"))])
@@ -432,10 +456,10 @@ def test_an_unknown_outcome_keeps_the_files_even_if_the_catalog_then_refuses(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
-    original = IcebergCommitter._try
+    original = IcebergCommitter._send
 
-    def attempt(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
-        original(self, request, base)
+    def send(self: IcebergCommitter, staged: Any) -> None:
+        original(self, staged)
         monkeypatch.setattr(type(self._table), "refresh", refused)
         raise java_error(job.spark, COMMIT_STATE_UNKNOWN, "the catalog hung up")
 
@@ -444,7 +468,7 @@ def test_an_unknown_outcome_keeps_the_files_even_if_the_catalog_then_refuses(
 
     job.write(insert(1))
     with monkeypatch.context() as patch:
-        patch.setattr(IcebergCommitter, "_try", attempt)
+        patch.setattr(IcebergCommitter, "_send", send)
         with pytest.raises(CommitUnknownError):
             job.run()
     monkeypatch.undo()
@@ -528,10 +552,27 @@ def test_a_rollback_while_the_sink_runs(job: Job) -> None:
     job.write(insert(3))
     with (
         before_commit(lambda: job.call("rollback_to_snapshot", f"snapshot_id => {first}")),
-        pytest.raises(RowdeltaError),
     ):
         job.run()
+    assert job.rows() == [row(1), row(2), row(3)]
+
+
+def test_a_rollback_right_after_a_commit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the sink has looked at what it committed."""
+    job.mode = "changelog"
+    for number in (1, 2, 3):
+        job.write(insert(number))
+    original, commits = IcebergCommitter._send, itertools.count(1)
+
+    def send(self: IcebergCommitter, staged: Any) -> None:
+        original(self, staged)
+        if next(commits) == 2:
+            job.rollback(job.snapshots()[0]["snapshot_id"])
+            self._table.refresh()
+
+    monkeypatch.setattr(IcebergCommitter, "_send", send)
     job.run()
+    assert operations(job) == 4
     assert job.rows() == [row(1), row(2), row(3)]
 
 
@@ -731,6 +772,25 @@ def test_a_table_repartitioned_between_write_and_commit(job: Job, change: str) -
     job.write([("+U", row(1, "eu")), ("-D", row(3))])
     job.run()
     assert job.rows() == [row(1, "eu")]
+
+
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+def test_a_table_that_becomes_v3_between_write_and_commit(spark: SparkSession, tmp_path: Path, deletes: Any) -> None:
+    """Position deletes of v2 are files that v3 refuses."""
+    job = Job(spark, tmp_path, deletes=deletes, properties={"format-version": "2"})
+    job.write(insert(1, 2, 3))
+    job.run()
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+
+    def upgrade() -> None:
+        spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('format-version' = '3')")
+
+    with before_commit(upgrade):
+        job.run()
+    assert job.rows() == [row(1, "us"), row(3)]
+    assert job.unreferenced_files() == []
+    if deletes == "position":
+        assert job.check_index() is not None
 
 
 def test_a_table_that_was_v1_and_dropped_its_partition_field(job: Job) -> None:

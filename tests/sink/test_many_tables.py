@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from sink import inspection, joint, microbatch, supervisor, task
-from sink.commit import IcebergCommitter, RowDeltaCommit
+from sink.commit import IcebergCommitter, Retries, RowDeltaCommit
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
 from sink.iceberg import IcebergTable
@@ -702,8 +702,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
             events.append(("written", name))
         return result
 
-    def commits(self: IcebergCommitter, request: RowDeltaCommit) -> None:
-        commit(self, request)
+    def commits(self: IcebergCommitter, request: RowDeltaCommit, retries: Retries) -> None:
+        commit(self, request, retries)
         with lock:
             events.append(("committed", self._table.name.split(".")[-1]))
 

@@ -465,15 +465,15 @@ def test_files_of_other_columns_are_left_alone(
     job = new_job(spark, tmp_path, 2)
     changes = Changes(job)
     changes.write(EVERY - 1)
-    original = IcebergCommitter._try
+    original = IcebergCommitter._stage
 
     def alter() -> None:
         spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note string")
 
-    def late(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> None:
-        original(self, replace(request, written_under_schema=None), base)
+    def late(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> Any:
+        return original(self, replace(request, written_under_schema=None), base)
 
-    monkeypatch.setattr(IcebergCommitter, "_try", late)
+    monkeypatch.setattr(IcebergCommitter, "_stage", late)
     with merging_soon(EVERY):
         job.run()
         changes.write(1)

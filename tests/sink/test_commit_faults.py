@@ -1,0 +1,360 @@
+"""What a commit does when the catalog's answer is wrong or lost, on tables made by hand: no Spark job writes anything.
+
+Iceberg doesn't look at the files that it commits, so there are none.
+"""
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Literal
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink import commit, supervisor
+from sink.commit import CommitUnknownError, IcebergCommitter, Retries, RewriteCommit, RowDeltaCommit, TableChangedError
+from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError, TemporaryError
+from sink.iceberg import IcebergTable
+from sink.keyindex import IndexCommit
+from sink.patterns import ResolvedTable
+from sink.supervisor import Member
+from tests.sink.harness import java_error
+
+PREFIX = "rowdelta.shop"
+UNKNOWN = "CommitStateUnknownException"
+
+After = Literal["", "table unreadable once", "table unreadable", "another driver", "another driver, and all expired"]
+AFTER: tuple[After, ...] = (
+    "",
+    "table unreadable once",
+    "table unreadable",
+    "another driver",
+    "another driver, and all expired",
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "time", SimpleNamespace(sleep=lambda _: None))
+
+
+class Table:
+    """An Iceberg table in the JVM's memory, and commits of made-up files to it."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        jvm: Any = spark.sparkContext._jvm
+        self._catalog = jvm.org.apache.iceberg.inmemory.InMemoryCatalog()
+        self._catalog.initialize("memory", jvm.java.util.HashMap())
+        catalog = jvm.org.apache.iceberg.catalog
+        self._identifier = catalog.TableIdentifier.parse("n.t")
+        self._catalog.createNamespace(self._identifier.namespace())
+        types = jvm.org.apache.iceberg.types.Types
+        fields = [
+            types.NestedField.required(1, "id", types.LongType.get()),
+            types.NestedField.optional(2, "table", types.StringType.get()),
+        ]
+        builder = self._catalog.buildTable(self._identifier, jvm.org.apache.iceberg.Schema(fields))
+        for name, value in {"format-version": "2", "commit.retry.min-wait-ms": "1"}.items():
+            builder = builder.withProperty(name, value)
+        builder.create()
+        self.committer = IcebergCommitter(self.opened())
+
+    def opened(self) -> IcebergTable:
+        """As another process sees it."""
+        return IcebergTable(self._spark, "memory.n.t", self._catalog.loadTable(self._identifier))
+
+    def request(self, operation: str, previous: str | None = None, **others: Any) -> RowDeltaCommit:
+        """To commit one file, named as the operation is."""
+        base = self.opened().snapshot_id()
+        return RowDeltaCommit(PREFIX, operation, {"0": operation}, [file(operation)], base, previous, **others)
+
+    def commit(self, request: RowDeltaCommit, committer: IcebergCommitter | None = None) -> None:
+        committer = committer or self.committer
+        committer.commit(request, committer.retries())
+
+    def other_driver(self, operation: str, previous: str | None) -> None:
+        self.commit(self.request(operation, previous), IcebergCommitter(self.opened()))
+
+    def nothing(self) -> int:
+        """A foreign snapshot that changes no row."""
+        table = self.opened()
+        expressions = table.iceberg.expressions.Expressions
+        table.java.newDelete().deleteFromRowFilter(expressions.alwaysFalse()).commit()
+        snapshot = table.snapshot_id()
+        assert snapshot is not None
+        return snapshot
+
+    def expire(self) -> None:
+        """All snapshots but the current one."""
+        self.opened().java.expireSnapshots().expireOlderThan(2**62).retainLast(1).cleanExpiredFiles(False).commit()
+
+    def rollback(self, snapshot: int) -> None:
+        self.opened().java.manageSnapshots().rollbackTo(snapshot).commit()
+
+    def files(self) -> list[str]:
+        """Data files of the current snapshot, from its manifests."""
+        table = self.opened()
+        tasks = table.java.newScan().planFiles()
+        return sorted(str(task.file().location()) for task in table.elements(tasks))
+
+
+def file(name: str, table: str = "t") -> str:
+    bounds = {"keys": [2], "values": [table.encode().hex().upper()]}
+    described = {
+        "spec-id": 0,
+        "content": "DATA",
+        "file-path": name,
+        "file-format": "PARQUET",
+        "partition": {},
+        "file-size-in-bytes": 10,
+        "record-count": 1,
+        "value-counts": {"keys": [2], "values": [1]},
+        "null-value-counts": {"keys": [2], "values": [0]},
+        "lower-bounds": bounds,
+        "upper-bounds": bounds,
+    }
+    return json.dumps(described)
+
+
+@pytest.fixture
+def table(spark: SparkSession) -> Table:
+    return Table(spark)
+
+
+def failing_once(
+    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+    java_type: str,
+    landed: bool,
+    then: Callable[[IcebergCommitter], object],
+) -> None:
+    """The next commit that is sent fails: before or after it `landed`, and with something else in between."""
+    original, failed = IcebergCommitter._send, itertools.count()
+
+    def send(self: IcebergCommitter, staged: Any) -> None:
+        if next(failed):
+            return original(self, staged)
+        if landed:
+            original(self, staged)
+        then(self)
+        name = java_type if "." in java_type else f"org.apache.iceberg.exceptions.{java_type}"
+        raise java_error(spark, name, "so it says")
+
+    monkeypatch.setattr(IcebergCommitter, "_send", send)
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[IcebergCommitter], None]:
+    original = IcebergTable.refresh
+
+    def begin(committer: IcebergCommitter) -> None:
+        remaining = iter(range(times))
+
+        def refresh(self: IcebergTable) -> None:
+            if self is committer._table and next(remaining, None) is not None:
+                raise TemporaryError("the catalog does not answer")
+            original(self)
+
+        monkeypatch.setattr(IcebergTable, "refresh", refresh)
+
+    return begin
+
+
+def outcome(work: Callable[[], object]) -> RowdeltaError | TableChangedError | None:
+    try:
+        work()
+    except (RowdeltaError, TableChangedError) as error:
+        return error
+    return None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("landed", [True, False], ids=["landed", "lost"])
+@pytest.mark.parametrize("java_type", ["CommitFailedException", UNKNOWN, "java.lang.RuntimeException"])
+def test_a_commit_whose_answer_is_wrong_or_lost(
+    spark: SparkSession,
+    table: Table,
+    monkeypatch: pytest.MonkeyPatch,
+    java_type: str,
+    landed: bool,
+    after: After,
+) -> None:
+    """Whoever gets another error than `CommitUnknownError` deletes the files: then they must not be the table's."""
+    table.commit(table.request("first"))
+
+    def others(_: IcebergCommitter) -> None:
+        previous = "first"
+        if landed:
+            previous = "ours"
+        table.other_driver("theirs", previous)
+        if after.endswith("expired"):
+            table.expire()
+
+    actions: dict[After, Callable[[IcebergCommitter], object]] = {
+        "": lambda _: None,
+        "table unreadable once": unreadable(monkeypatch, 1),
+        "table unreadable": unreadable(monkeypatch, 99),
+    }
+    request = table.request("ours", "first")
+    failing_once(monkeypatch, spark, java_type, landed, actions.get(after, others))
+    error = outcome(lambda: table.commit(request))
+    monkeypatch.undo()
+    committed = "ours" in table.files()
+    if error is None:
+        assert committed
+    elif not isinstance(error, CommitUnknownError):
+        assert not committed
+    is_refusal = java_type == "CommitFailedException"
+    if landed and after in ("", "table unreadable once", "another driver"):
+        assert error is None, "the table says so"
+    if not landed and is_refusal and after in ("", "table unreadable once"):
+        assert error is None, "tried again"
+    if not landed and is_refusal and after == "another driver":
+        assert isinstance(error, FencedError)
+    assert table.files().count("ours") == committed
+    # whatever was reported, what comes next neither loses nor repeats it
+    stored = table.opened().position(PREFIX)
+    assert stored is not None
+    assert (stored.operation in ("ours", "theirs")) == (committed or after.startswith("another"))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("after", AFTER[:3])
+@pytest.mark.parametrize("landed", [True, False], ids=["landed", "lost"])
+@pytest.mark.parametrize("java_type", ["CommitFailedException", UNKNOWN])
+def test_a_rewrite_whose_answer_is_wrong_or_lost(
+    spark: SparkSession,
+    table: Table,
+    monkeypatch: pytest.MonkeyPatch,
+    java_type: str,
+    landed: bool,
+    after: After,
+) -> None:
+    table.commit(table.request("small"))
+    now = table.opened()
+    replaced = now.elements(now.java.currentSnapshot().addedDataFiles(now.java.io()))
+    index = IndexCommit(now.snapshot_id(), {"version": "v", "base": now.snapshot_id()}, (), (), (), ())
+    layout = now.spec.iceberg_schema.schema_id, now.spec.current_spec_id, 2
+    request = RewriteCommit(PREFIX, "small", [file("merged")], replaced, index, {}, layout)
+    actions: dict[After, Callable[[IcebergCommitter], object]] = {
+        "": lambda _: None,
+        "table unreadable once": unreadable(monkeypatch, 1),
+        "table unreadable": unreadable(monkeypatch, 99),
+    }
+    failing_once(monkeypatch, spark, java_type, landed, actions[after])
+    error = outcome(lambda: table.committer.rewrite(request))
+    monkeypatch.undo()
+    assert table.files() == (["merged"] if landed else ["small"])
+    if landed and after != "table unreadable":
+        assert error is None
+    elif after == "table unreadable" or java_type == UNKNOWN:
+        assert isinstance(error, CommitUnknownError), "the files may be the table's"
+    else:
+        assert isinstance(error, TableChangedError)
+
+
+@pytest.mark.spark
+def test_another_version_between_write_and_commit(table: Table) -> None:
+    request = table.request("ours", written_under_version=2)
+    table.opened().java.updateProperties().set("format-version", "3").commit()
+    with pytest.raises(TableChangedError, match="format version"):
+        table.commit(request)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("heals", ["at once", "at the next start"])
+def test_a_position_whose_snapshot_was_rolled_back_and_has_expired(
+    table: Table, monkeypatch: pytest.MonkeyPatch, heals: str
+) -> None:
+    """Iceberg gave the snapshot another sequence number, since somebody else's came in between: the one of theirs would
+    pass for a descendant.
+    """
+    table.commit(table.request("first"))
+    original = IcebergCommitter._send
+    foreign: list[int] = []
+
+    def send(self: IcebergCommitter, staged: Any) -> None:
+        foreign.append(table.nothing())
+        original(self, staged)
+
+    monkeypatch.setattr(IcebergCommitter, "_send", send)
+    if heals == "at the next start":
+        monkeypatch.setattr(IcebergCommitter, "note_sequence_number", lambda *_: None)
+    table.commit(table.request("second", "first"))
+    monkeypatch.undo()
+    if heals == "at the next start":
+        IcebergCommitter(table.opened()).note_sequence_number(PREFIX)
+    table.rollback(foreign[0])
+    table.expire()
+    assert table.files() == ["first"]
+    with pytest.raises(TableError, match="rolled back"):
+        table.opened().position(PREFIX)
+
+
+@pytest.mark.spark
+def test_a_rollback_is_not_taken_for_another_run(table: Table) -> None:
+    table.commit(table.request("first"))
+    first = table.opened().snapshot_id()
+    table.commit(table.request("second", "first"))
+    assert first is not None
+    request = table.request("third", "second")
+    table.rollback(first)
+    with pytest.raises(RolledBackError):
+        table.commit(request)
+    with pytest.raises(FencedError):
+        table.committer.own_position(PREFIX, "zeroth")
+
+
+@pytest.mark.spark
+def test_appends_that_do_not_conflict(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that share a table of bad records don't hinder each other; two of one target do."""
+    attempts: list[str] = []
+    original, others = IcebergCommitter._stage, iter(["t2", "t1"])
+
+    def stage(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> Any:
+        attempts.append(request.operation)
+        if (target := next(others, None)) is not None:
+            append = table.opened().java.newAppend()
+            parser, mapper = self._table.content_file_parser, self._table.json_mapper
+            append.appendFile(parser.fromJson(mapper.readTree(file(uuid4().hex, target)), self._table.java.specs()))
+            append.commit()
+        return original(self, request, base)
+
+    monkeypatch.setattr(IcebergCommitter, "_stage", stage)
+    table.commit(table.request("first", conflicts_with=("table", "t1")))
+    assert attempts == ["first"]
+    attempts.clear()
+    table.commit(table.request("second", "first", conflicts_with=("table", "t1")))
+    assert attempts == ["second", "second"]
+    assert len(table.files()) == 4
+
+
+def test_pauses_stay_numbers_however_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken table fails more than a thousand times in a week, and `num-retries` may be any number."""
+    pauses: list[float] = []
+    monkeypatch.setattr(commit, "time", SimpleNamespace(sleep=pauses.append))
+    retries = Retries("t", 3000, 0.1, 60.0)
+    for number in range(3000):
+        retries.wait(ValueError(str(number)))
+    with pytest.raises(TemporaryError, match="used up"):
+        retries.wait(ValueError("one more"))
+    assert pauses[0] < pauses[3] < pauses[-1] <= 66.0
+    member = Member(ResolvedTable.__new__(ResolvedTable), failures=5000)
+    member.fail(ValueError("again"))
+    assert member.failures == 5001
+    assert 0 < member.retry_at - time.monotonic() <= supervisor.LONGEST_PAUSE
+
+
+def test_one_refusal_counts_once() -> None:
+    retries = Retries("t", 1, 0.1, 1.0)
+    refusal = TableChangedError("moved")
+    retries.wait(refusal)
+    retries.wait(refusal)
+    with contextlib.suppress(TemporaryError):
+        retries.wait(TableChangedError("moved"))
+        pytest.fail("a second one isn't allowed")
