@@ -1,0 +1,254 @@
+"""Which format some messages have: by what they look like, and nothing else.
+
+    {"before": null, "after": {"id": 7}, "op": "c", …}                     debezium-json
+    {"id": 7, "customer": "Ada", "__deleted": "false"}                     debezium-json, flattened
+    00 00000009 …, and schema 9 of the registry has op, before and after   debezium-avro
+
+Meant for a sample of some hundred messages: they are looked at one by one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from changelog.avro_schema import SchemaError
+from changelog.json_records import parse
+from changelog.schema_registry import HEADER_BYTES, Schemas
+
+Options = tuple[tuple[str, str | tuple[str, ...]], ...]
+"""`format_options`, sorted by name."""
+Record = tuple[bytes | None, bytes | None]
+"""Key and value of a message, or nothing and a line of a file."""
+
+FLATTENED: Options = (("flattened", "true"),)
+
+_CANAL = {"INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "ERASE", "TRUNCATE", "RENAME", "CINDEX", "DINDEX", "QUERY"}
+_CONNECT_KEYS = ('["', "connector-", "task-", "commit-", "target-state-", "session-key", "status-connector-",
+                 "status-task-", "status-topic-", "tasks-fencing-", "restart-connector-", "logger-cluster-")  # fmt: skip
+"""What keys in the topics begin with in which Kafka Connect keeps its configuration, offsets and status."""
+
+_KIND_COLUMNS = (
+    "row_kind", "op", "_op", "__op", "operation", "_operation", "kind", "_kind", "rowkind", "change_type",
+    "_change_type", "cdc_operation", "dml_type",
+)  # fmt: skip
+"""Names under which rows carry their kind, in lower case."""
+_OWN_KINDS = {"+I", "-U", "+U", "-D", "INSERT", "UPDATE_BEFORE", "UPDATE_AFTER", "DELETE"}
+_KINDS: Sequence[Mapping[str, tuple[str, ...]]] = (
+    {"insert": ("I",), "update": ("U",), "delete": ("D",)},
+    {"insert": ("i",), "update": ("u",), "delete": ("d",)},
+    {"insert": ("c", "r"), "update": ("u",), "delete": ("d",)},
+    {"insert": ("insert",), "update": ("update",), "delete": ("delete",)},
+    {"insert": ("INSERT",), "update": ("UPDATE",), "delete": ("DELETE",)},
+    {"insert": ("create", "read"), "update": ("update",), "delete": ("delete",)},
+    {
+        "insert": ("insert",),
+        "update": ("update_postimage",),
+        "update_before": ("update_preimage",),
+        "delete": ("delete",),
+    },
+)
+"""Other spellings of kinds, each as `format_options` of `row-kind`; the last are those of Delta's change data feed."""
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """:param format: a name of `changelog.formats`.
+    :param options: its `format_options`, without the registry's.
+    :param has_schema: the messages' schema says which columns there are, and their types.
+    :param key: names of the key's fields; empty if the messages don't say.
+    :param note: what is worth saying about it.
+    """
+
+    format: str
+    options: Options = ()
+    has_schema: bool = False
+    key: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Unrecognized:
+    """:param reason: why, for people.
+    :param internal: the messages are a program's own, and no changes of tables.
+    :param needs_registry: it would be known with a schema registry, or with another one.
+    """
+
+    reason: str
+    internal: bool = False
+    needs_registry: bool = False
+
+
+_IGNORED = Unrecognized("no message is about a row")
+"""Messages that say nothing about the format of others."""
+
+
+def recognize(records: Iterable[Record], schemas: Schemas | None = None) -> Recognized | Unrecognized:
+    """What most of the messages are.
+
+    :param schemas: where to look up Avro schemas; None if there is no registry.
+    :raises RegistryError: the registry doesn't answer.
+    """
+    found: Counter[Recognized | Unrecognized] = Counter()
+    keys: Counter[tuple[str, ...]] = Counter()
+    for key, value in records:
+        if value is None:
+            continue
+        what = _avro(value, schemas) if value[:1] == b"\0" else _json(key, value, schemas)
+        if isinstance(what, Recognized):
+            keys[what.key or _fields(key, schemas)] += 1
+            what = replace(what, key=())
+        found[what] += 1
+    del found[_IGNORED]
+    if not found:
+        return _IGNORED
+    (most, count), total = found.most_common(1)[0], sum(found.values())
+    if isinstance(most, Unrecognized):
+        return most
+    notes = [most.note] if most.note else []
+    if count < total:
+        notes.append(f"of {total} messages that were looked at, {total - count} look otherwise")
+    ((names, _),) = keys.most_common(1)
+    if len(keys) > 1:
+        notes.append("the messages have several keys: " + " and ".join(", ".join(each) or "none" for each in keys))
+    return replace(most, key=names, note="; ".join(notes))
+
+
+def kind_options(columns: Mapping[str, Iterable[object]]) -> Options | None:
+    """`format_options` of `row-kind` for rows with these columns; None if none of them has a row's kind.
+
+    :param columns: name -> values that occur.
+    """
+    for name in sorted(columns, key=lambda name: (name != "row_kind", name)):
+        values = set(columns[name]) - {None}
+        if name.lower() not in _KIND_COLUMNS or not values:
+            continue
+        column: Options = () if name == "row_kind" else (("column", name),)
+        if values <= _OWN_KINDS:
+            return column
+        if name == "row_kind" and values <= {1, 2, 3}:
+            return (("column_type", "integer"),)
+        for spelled in _KINDS:
+            if values <= {value for meant in spelled.values() for value in meant}:
+                mapped = {kind: meant[0] if len(meant) == 1 else meant for kind, meant in spelled.items()}
+                return tuple(sorted({"column": name, **mapped}.items()))
+    return None
+
+
+def _avro(value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
+    """A value in Confluent's wire format."""
+    if len(value) < HEADER_BYTES:
+        return Unrecognized("the messages are no JSON, and nothing else that is known")
+    if schemas is None:
+        return Unrecognized("the messages refer to schemas of a registry, as Avro does", needs_registry=True)
+    number = int.from_bytes(value[1:HEADER_BYTES], "big")
+    try:
+        schema = schemas.get(number).value
+    except SchemaError as error:
+        return Unrecognized(str(error), needs_registry=True)
+    if schema.kind != "record":
+        return Unrecognized(f"the messages are Avro of type {schema.kind}, and no records")
+    if "op" in schema.fields and {"before", "after"} & schema.fields.keys():
+        return Recognized("debezium-avro", has_schema=True)
+    internal = _internal(schema.fields)
+    if internal is not None:
+        return internal
+    if {"__op", "__deleted"} & schema.fields.keys():
+        return Recognized("debezium-avro", FLATTENED, has_schema=True)
+    note = "rows without their kind: each is what its key has from then on, and a tombstone deletes"
+    return Recognized("avro", has_schema=True, note=note)
+
+
+def _json(key: bytes | None, value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
+    internal = _internal_key(key)
+    if internal is not None:
+        return internal
+    try:
+        document = parse(value)
+    except (ValueError, RecursionError):
+        return Unrecognized("the messages are no JSON, and nothing else that is known")
+    if not isinstance(document, dict):
+        return Unrecognized("the messages are JSON, but no objects")
+    enveloped = set(document) == {"schema", "payload"}
+    has_schema = enveloped and isinstance(document["schema"], dict)
+    row = document["payload"] if enveloped else document
+    if not isinstance(row, dict):
+        return _IGNORED if row is None else Unrecognized("the messages are JSON, but no objects")
+    known = _message(row, has_schema) or _internal(row)
+    if known is not None:
+        return known
+    if {"__op", "__deleted"} & row.keys():
+        return Recognized("debezium-json", FLATTENED, has_schema)
+    kinds = None if enveloped else kind_options({name: [v] for name, v in row.items() if isinstance(v, str | int)})
+    if kinds is not None:
+        return Recognized("row-kind", kinds)
+    names = _fields(key, schemas)
+    if names and set(names) <= row.keys():
+        note = "rows without their kind: each is what its key has from then on, and a tombstone deletes"
+        return Recognized("debezium-json", FLATTENED, has_schema, note=note)
+    return Unrecognized(f"JSON objects that are no changes of rows, with the fields {', '.join([*row][:8])}")
+
+
+def _message(row: Mapping[str, Any], has_schema: bool) -> Recognized | Unrecognized | None:
+    """Messages of programs that say of each change what it is."""
+    kind = row.get("type")
+    if "op" in row and ({"before", "after"} & row.keys() or row["op"] == "t"):
+        return Recognized("debezium-json", has_schema=has_schema)
+    if row.get("op") == "m" and "message" in row:
+        return Unrecognized("logical decoding messages of Debezium", internal=True)
+    if "isDdl" in row and kind in _CANAL:
+        return Recognized("canal-json", key=_names(row.get("pkNames"))) if row.get("data") else _IGNORED
+    if "database" in row and isinstance(kind, str) and ("ts" in row or "data" in row):
+        return Recognized("maxwell-json", key=_names(row.get("primary_key_columns"))) if row.get("data") else _IGNORED
+    if "op_type" in row and "table" in row:
+        return Recognized("ogg-json", key=_names(row.get("primary_keys"))) if row["op_type"] != "T" else _IGNORED
+    metadata = row.get("metadata")
+    if isinstance(metadata, dict) and {"operation", "record-type"} <= metadata.keys():
+        return Recognized("dms-json") if metadata["record-type"] == "data" else _IGNORED
+    return None
+
+
+def _internal(row: Mapping[str, Any]) -> Unrecognized | None:
+    """What Debezium has besides changes of tables."""
+    if {"status", "id", "event_count"} <= row.keys() or ("status" in row and "data_collections" in row):
+        return Unrecognized("the beginnings and ends of transactions, from Debezium", internal=True)
+    if {"ddl", "databaseName"} <= row.keys() or {"ddl", "tableChanges"} <= row.keys():
+        return Unrecognized("the schema history or schema changes of Debezium", internal=True)
+    if set(row) == {"ts_ms"}:
+        return Unrecognized("heartbeats of Debezium", internal=True)
+    return None
+
+
+def _internal_key(key: bytes | None) -> Unrecognized | None:
+    text = (key or b"").decode(errors="replace")
+    if text.startswith(_CONNECT_KEYS):
+        return Unrecognized("Kafka Connect's own", internal=True)
+    if text.startswith("{") and '"keytype"' in text and '"magic"' in text:
+        return Unrecognized("the schema registry's own", internal=True)
+    return None
+
+
+def _fields(key: bytes | None, schemas: Schemas | None) -> tuple[str, ...]:
+    """The fields of a message's key; none if it has no fields."""
+    if key is None:
+        return ()
+    if key[:1] == b"\0" and schemas is not None and len(key) >= HEADER_BYTES:
+        try:
+            return tuple(schemas.get(int.from_bytes(key[1:HEADER_BYTES], "big")).value.fields)
+        except SchemaError:
+            return ()
+    try:
+        document = parse(key)
+    except (ValueError, RecursionError):
+        return ()
+    if isinstance(document, dict) and set(document) == {"schema", "payload"}:
+        document = document["payload"]
+    if not isinstance(document, dict):
+        return ()
+    # Maxwell's: {"database": "shop", "table": "orders", "pk.id": 7}
+    pk = [name.removeprefix("pk.") for name in document if name.startswith("pk.")]
+    return tuple(pk if pk and {"database", "table"} <= document.keys() else document)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()

@@ -1,0 +1,122 @@
+"""Messages of every format are recognized as what they are, and a program's own topics as none of them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from changelog.recognition import FLATTENED, Recognized, Unrecognized, kind_options, recognize
+from tests.changelog import avro_messages
+from tests.changelog.messages import sample
+
+ROW = {"id": 7, "customer": "Ada", "amount": 10.5}
+
+
+def record(value: Any, key: Any = None) -> tuple[bytes | None, bytes | None]:
+    return None if key is None else json.dumps(key).encode(), None if value is None else json.dumps(value).encode()
+
+
+def samples(server: str, table: str) -> list[tuple[bytes | None, bytes | None]]:
+    return [record(message.value, message.key) for message in sample(server, table)]
+
+
+@pytest.mark.parametrize(
+    ("server", "table", "key"),
+    [("pgj", "orders", ("id",)), ("pgj", "comp", ("tenant", "id")), ("pgj", "nokey", ()), ("pgenv", "orders", ("id",))],
+)
+def test_real_debezium_messages(server: str, table: str, key: tuple[str, ...]) -> None:
+    found = recognize(samples(server, table))
+    assert isinstance(found, Recognized)
+    assert (found.format, found.options, found.key) == ("debezium-json", (), key)
+    assert found.has_schema == (server == "pgenv")
+
+
+def test_real_avro_messages() -> None:
+    schemas = avro_messages.Known(avro_messages.sample_schemas())
+    found = recognize(avro_messages.sample("comp"), schemas)
+    assert found == Recognized("debezium-avro", has_schema=True, key=("tenant", "id"))
+    without = recognize(avro_messages.sample("comp"))
+    assert isinstance(without, Unrecognized)
+    assert without.needs_registry
+    wrong = recognize(avro_messages.sample("comp"), avro_messages.Known({}))
+    assert isinstance(wrong, Unrecognized)
+    assert wrong.needs_registry
+    assert "is unknown" in wrong.reason
+
+
+@pytest.mark.parametrize(("server", "table"), [("pgj", "transaction"), ("pgj", "message")])
+def test_what_debezium_has_besides_tables(server: str, table: str) -> None:
+    found = recognize(samples(server, table))
+    assert isinstance(found, Unrecognized)
+    assert found.internal
+
+
+ENVELOPE = {"schema": {"type": "struct", "fields": [{"type": "int64", "field": "id"}]}, "payload": {"id": 7}}
+CANAL = {"data": [{"id": "7"}], "type": "INSERT", "isDdl": False, "pkNames": ["id"], "es": 1}
+MAXWELL = {"database": "shop", "table": "orders", "type": "insert", "ts": 1, "data": ROW}
+OGG = {"table": "SHOP.ORDERS", "op_type": "U", "primary_keys": ["id"], "before": ROW, "after": ROW}
+DMS = {"data": ROW, "metadata": {"record-type": "data", "operation": "load"}}
+KINDS = (("column", "op"), ("delete", "D"), ("insert", "I"), ("update", "U"))
+
+
+@pytest.mark.parametrize(
+    ("message", "format_", "options", "key"),
+    [
+        ((ROW | {"__deleted": "false"}, {"id": 7}), "debezium-json", FLATTENED, ("id",)),
+        ((ROW, {"id": 7}), "debezium-json", FLATTENED, ("id",)),
+        ((ENVELOPE, ENVELOPE), "debezium-json", FLATTENED, ("id",)),
+        ((CANAL,), "canal-json", (), ("id",)),
+        ((MAXWELL | {"primary_key_columns": ["id"]},), "maxwell-json", (), ("id",)),
+        ((MAXWELL, {"database": "shop", "table": "orders", "pk.id": 7}), "maxwell-json", (), ("id",)),
+        ((OGG,), "ogg-json", (), ("id",)),
+        ((DMS,), "dms-json", (), ()),
+        ((ROW | {"row_kind": "+U"}, {"id": 7}), "row-kind", (), ("id",)),
+        ((ROW | {"op": "I"}, {"id": 7}), "row-kind", KINDS, ("id",)),
+    ],
+)
+def test_each_format(message: tuple[Any, ...], format_: str, options: Any, key: tuple[str, ...]) -> None:
+    found = recognize([record(None, {"id": 1}), record(*message)])
+    assert isinstance(found, Recognized)
+    assert (found.format, found.options, found.key) == (format_, options, key)
+    assert found.has_schema == (message[0] is ENVELOPE)
+
+
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        ([record({"properties": {}}, None)], "no changes of rows, with the fields properties"),
+        ([(b"connector-orders", b'{"properties": {}}')], "Kafka Connect"),
+        ([(b'["orders",{"server":"pg"}]', b'{"lsn": 1}')], "Kafka Connect"),
+        ([(b'{"keytype":"SCHEMA","subject":"x","magic":1}', b"{}")], "registry"),
+        ([record({"source": {}, "databaseName": "shop", "ddl": "CREATE TABLE x"})], "schema history"),
+        ([record({"ts_ms": 1}, {"serverName": "pg"})], "heartbeats"),
+        ([(None, b"\xff\x00")], "no JSON"),
+        ([record([1])], "no objects"),
+        ([(b"1", None)], "no message is about a row"),
+        ([record(MAXWELL | {"type": "bootstrap-start", "data": {}})], "no message is about a row"),
+    ],
+)
+def test_what_is_no_changelog(records: Any, text: str) -> None:
+    found = recognize(records)
+    assert isinstance(found, Unrecognized)
+    assert text in found.reason
+
+
+def test_what_most_messages_are_counts() -> None:
+    found = recognize([record(ROW | {"row_kind": "+I"}, {"id": n}) for n in range(3)] + [record([1])])
+    assert isinstance(found, Recognized)
+    assert (found.format, found.note) == ("row-kind", "of 4 messages that were looked at, 1 look otherwise")
+
+
+def test_kinds_of_rows_by_their_column() -> None:
+    assert kind_options({"id": [1], "row_kind": ["+I", "-D", None]}) == ()
+    assert kind_options({"_change_type": ["insert", "update_preimage", "update_postimage"]}) == (
+        ("column", "_change_type"),
+        ("delete", "delete"),
+        ("insert", "insert"),
+        ("update", "update_postimage"),
+        ("update_before", "update_preimage"),
+    )
+    assert kind_options({"row_kind": [1, 3]}) == (("column_type", "integer"),)
+    assert kind_options({"op": ["north", "south"], "kind": ["I"]}) is not None
+    assert kind_options({"id": [1], "customer": ["I"]}) is None
