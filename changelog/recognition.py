@@ -8,7 +8,7 @@ Meant for a sample of some hundred messages: they are looked at one by one.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,10 @@ Record = tuple[bytes | None, bytes | None]
 FLATTENED: Options = (("flattened", "true"),)
 
 _CANAL = {"INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "ERASE", "TRUNCATE", "RENAME", "CINDEX", "DINDEX", "QUERY"}
-_CONNECT_KEYS = ('["', "connector-", "task-", "commit-", "target-state-", "session-key", "status-connector-",
-                 "status-task-", "status-topic-", "tasks-fencing-", "restart-connector-", "logger-cluster-")  # fmt: skip
+_CONNECT_KEYS = (
+    '["', "connector-", "task-", "tasks-fencing-", "commit-", "target-state-", "session-key", "status-connector-",
+    "status-task-", "status-topic-", "restart-connector-", "logger-cluster-",
+)  # fmt: skip
 """What keys in the topics begin with in which Kafka Connect keeps its configuration, offsets and status."""
 
 _KIND_COLUMNS = (
@@ -133,6 +135,36 @@ def kind_options(columns: Mapping[str, Iterable[object]]) -> Options | None:
                 mapped = {kind: meant[0] if len(meant) == 1 else meant for kind, meant in spelled.items()}
                 return tuple(sorted({"column": name, **mapped}.items()))
     return None
+
+
+def json_rows(format_name: str, values: Iterable[bytes | None]) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """The rows in JSON messages of a format, and whether each is a new one. What can't be read is left out.
+
+    The row of an update is as it is after it.
+    """
+    for value in values:
+        try:
+            document = parse(value or b"null")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(document, dict) and set(document) == {"schema", "payload"}:
+            document = document["payload"]
+        if not isinstance(document, dict):
+            continue
+        metadata = document.get("metadata")
+        said = document.get("op", document.get("op_type", document.get("type", "")))
+        if format_name == "dms-json" and isinstance(metadata, dict):
+            said = metadata.get("operation")
+        rows: Any = [document]
+        if format_name == "canal-json":
+            rows = document.get("data") or []
+        elif format_name in ("maxwell-json", "dms-json"):
+            rows = [document.get("data")]
+        elif format_name == "ogg-json" or (format_name == "debezium-json" and "op" in document):
+            rows = [document.get("after") or document.get("before")]
+        for row in rows if isinstance(rows, list) else []:
+            if isinstance(row, dict):
+                yield str(said).lower() in ("c", "r", "i", "insert", "load", "bootstrap-insert"), row
 
 
 def _avro(value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:

@@ -138,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in with_config:
         command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
     warming.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
+    _add_init(add)
     _add_history(add)
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
@@ -148,6 +149,32 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
     )
     return parser
+
+
+def _add_init(add: "Callable[[str, object, str, str], argparse.ArgumentParser]") -> None:
+    init = add("init", _init, "write a first configuration, of what a broker's topics or a folder's files hold",
+               "Looks at a Kafka broker's topics, or at a folder of change files, recognises their format by the "
+               "messages, and writes a commented configuration. Never overwrites a file. Needs no Java.")  # fmt: skip
+    where = init.add_mutually_exclusive_group(required=True)
+    where.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="a Kafka broker, or several with commas")
+    where.add_argument("--files", metavar="DIR", help="a folder of change files (Parquet or JSON), or of such folders")
+    init.add_argument("--registry", metavar="URL", help="the schema registry, for Avro")
+    init.add_argument("--topics", metavar="REGEX", default=".*", help="only topics whose whole name this matches")
+    init.add_argument(
+        "--option", metavar="NAME=VALUE", action="append", default=[],
+        help="an option of Kafka's client, such as security.protocol=SASL_SSL, sasl.mechanism=PLAIN, sasl.username=u, "
+        "'sasl.password=${PASSWORD}', or of the registry's, such as schema.registry.basic.auth.user.info=u:p; may be "
+        "given several times. The file gets ${NAME} in place of a secret",
+    )  # fmt: skip
+    init.add_argument(
+        "--key", metavar="COLUMN", action="append", default=[],
+        help="key of tables whose messages don't say which it is; may be given for several columns",
+    )  # fmt: skip
+    init.add_argument(
+        "--order-by", metavar="COLUMN", action="append", default=[],
+        help="what orders the changes in files, such as seq or 'source.lsn bigint'; may be given several times",
+    )  # fmt: skip
+    init.add_argument("--output", metavar="FILE", default="sink.yaml", help="the file to write (default: ./sink.yaml)")
 
 
 def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser]") -> None:
@@ -260,6 +287,22 @@ def _status(args: argparse.Namespace) -> int:
     from sink import inspection
 
     return _inspect(args, inspection.status, short=True)
+
+
+def _init(args: argparse.Namespace) -> int:
+    from sink import initialize, proposal
+
+    output = Path(args.output)
+    if args.files is not None:
+        results = initialize.from_files(Path(args.files), output, args.key, args.order_by)
+    else:
+        results = initialize.from_kafka(
+            args.bootstrap_servers, output, args.registry, args.topics, args.option, args.key
+        )
+    for line in proposal.told(results):
+        print(line)
+    print(f"wrote {output}. Read its comments, then: rowdelta check {output}")
+    return 0
 
 
 def _history(args: argparse.Namespace) -> int:

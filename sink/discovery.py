@@ -1,0 +1,404 @@
+"""What `rowdelta init` finds: topics or directories that are changelogs, their format, key and columns.
+
+Topics are looked at by a plain Kafka client, and files by PyArrow, so none of this needs a JVM.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from changelog.changes import RAW_SCHEMA, UnavailableError
+from changelog.recognition import Recognized, json_rows, kind_options, recognize
+from changelog.schema_registry import Registry, RegistryError
+from sink.config import RESERVED, Config, SourceSection
+from sink.errors import ConfigError, TemporaryError
+from sink.inference import infer_fields
+from sink.sources.kafka_client import Broker, Message
+
+SAMPLE = 100
+"""Messages looked at of a topic, from its beginning and from its end. Of a directory so many lines or rows of its first
+files.
+"""
+
+_OWN_TOPICS: Mapping[str, str] = {
+    r"__debezium-heartbeat.*": "heartbeats of Debezium",
+    r"__.*": "Kafka's own",
+    r"_schemas|_confluent.*|kafkasql-(journal|snapshots|topic)|.*-ksql-.*": "the schema registry's own",
+    r"(.*[-_.])?connect[-_.]?(configs?|offsets?|status(es)?)": "Kafka Connect's own",
+}
+_ORDER_COLUMNS = (
+    "_offset", "offset", "seq", "seqno", "sequence", "_seq", "lsn", "_lsn", "commit_lsn", "scn", "_commit_version",
+    "version", "ts_us", "ts_ms", "_ts", "ts", "commit_ts", "_commit_timestamp", "event_time", "timestamp", "changed_at",
+    "updated_at",
+)  # fmt: skip
+"""Names of columns that say which change of a key is the last, the surest first, in lower case."""
+_ORDERED = re.compile(r"tinyint|smallint|int|bigint|decimal\(.*|date|timestamp.*")
+_ORDER_PATHS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "debezium-json": (("source.lsn", "bigint"), ("source.pos", "bigint"), ("ts_ms", "bigint")),
+    "canal-json": (("id", "bigint"), ("es", "bigint")),
+    "maxwell-json": (("xid", "bigint"), ("xoffset", "bigint"), ("ts", "bigint")),
+    "ogg-json": (("pos", "string"), ("op_ts", "string")),
+    "dms-json": (("metadata.timestamp", "string"),),
+}
+"""Of messages in files: what orders them, if it is there; the first one that is, of Maxwell all."""
+
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})")
+_DECIMAL = re.compile(r"[+-]?\d+\.\d+")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)")
+_WALL_CLOCK = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DAY_NAME = re.compile(r"(^|_)(d|dt|date|day|dob|birth\w*)(_|$)|date$|_on$", re.IGNORECASE)
+_MICROSECONDS = range(10**14, 4 * 10**15)
+_MILLISECONDS = range(10**11, 4 * 10**12)
+_DAYS = range(40_000)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A changelog.
+
+    :param name: of the topic; for files the directory.
+    :param key: columns; empty if nobody says.
+    :param key_is_guess: nothing says so but the column's name.
+    :param columns: name -> Spark SQL type, where no schema says it.
+    :param remarks: column -> what else its type may be.
+    :param excluded: fields that can't be columns.
+    :param looked_at: how many messages the columns are from.
+    :param order_by: of files.
+    """
+
+    name: str
+    recognized: Recognized
+    key: tuple[str, ...]
+    looked_at: int
+    key_is_guess: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    excluded: Sequence[str] = ()
+    order_by: Sequence[str] = ()
+    parquet: bool = False
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """:param internal: a topic of Kafka's, Connect's or another program's own."""
+
+    name: str
+    reason: str
+    internal: bool = False
+    needs_registry: bool = False
+
+
+def topics(
+    broker: Broker,
+    registry_options: Mapping[str, str],
+    pattern: str,
+    key: Sequence[str],
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[Found | LeftOut]:
+    """What the topics of a broker are.
+
+    :param registry_options: `format_options` of the registry; empty if there is none.
+    :param pattern: regular expression; only topics whose whole name it matches.
+    :param key: columns, for tables whose messages don't say.
+    :raises ConfigError: there is no topic, or no message.
+    :raises TemporaryError: the broker or the registry doesn't answer.
+    """
+    existing = broker.topics()
+    chosen = [name for name in existing if re.fullmatch(pattern, name)]
+    names = [name for name in chosen if own_topic(name) is None]
+    if not names:
+        others = [name for name in existing if own_topic(name) is None]
+        if others:
+            raise ConfigError(
+                f"no topic of Kafka at {broker.servers} matches {pattern!r}; there are {', '.join(others[:10])}"
+                f"{', …' if len(others) > 10 else ''}. Correct --topics."
+            )
+        raise ConfigError(
+            f"Kafka at {broker.servers} has no topic but its own. Start what writes the changes, for example a "
+            "Debezium connector, and run this again."
+        )
+    registry = Registry(registry_options) if registry_options else None
+    result: list[Found | LeftOut] = [
+        LeftOut(name, reason, internal=True) for name in chosen if (reason := own_topic(name)) is not None
+    ]
+    empty = 0
+    for number, (name, messages) in enumerate(broker.sample(names, SAMPLE)):
+        progress(number, len(names))
+        if not messages:
+            empty += 1
+            result.append(LeftOut(name, "no messages yet"))
+            continue
+        try:
+            result.append(_topic(name, messages, registry, registry_options, key))
+        except RegistryError as error:
+            raise TemporaryError(f"{error}. Correct --registry, or run again once it answers.") from None
+    if empty == len(names):
+        raise ConfigError(
+            f"no topic has a message yet: {', '.join(names[:10])}{', …' if empty > 10 else ''}. A topic's format is "
+            "seen by its messages: run this again when there are some."
+        )
+    return result
+
+
+def own_topic(name: str) -> str | None:
+    """Whose own topic it is, by its name; None if it may be a changelog."""
+    return next((whose for pattern, whose in _OWN_TOPICS.items() if re.fullmatch(pattern, name)), None)
+
+
+def _topic(
+    name: str,
+    messages: Sequence[Message],
+    registry: Registry | None,
+    registry_options: Mapping[str, str],
+    key: Sequence[str],
+) -> Found | LeftOut:
+    what = recognize([(message.key, message.value) for message in messages], registry)
+    if not isinstance(what, Recognized):
+        return LeftOut(name, what.reason, what.internal, what.needs_registry)
+    records = {
+        name: [getattr(message, name) for message in messages] for name in ("partition", "offset", "key", "value")
+    }
+    records |= {"source": [name] * len(messages), "timestamp": [None] * len(messages)}
+    options = registry_options if what.format in ("avro", "debezium-avro") else {}
+    return _found(name, what, pa.table(records, schema=RAW_SCHEMA), options, key)
+
+
+def directories(
+    folder: Path, key: Sequence[str], order_by: Sequence[str], progress: Callable[[int, int], None]
+) -> list[Found | LeftOut]:
+    """What the change files of a folder are: its own ones, or those of each of the folders in it.
+
+    :param key: columns, where they are in the files.
+    :param order_by: columns likewise.
+    :raises ConfigError: there are no files.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is no folder. Give --files the folder with the change files, or with their folders."
+        )
+    own = _files(folder)
+    places = (
+        [folder] if own else sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
+    )
+    result: list[Found | LeftOut] = []
+    for number, place in enumerate(places):
+        progress(number, len(places))
+        result.append(_directory(place, key, order_by))
+    if not any(_files(place) for place in places):
+        raise ConfigError(
+            f"{folder} has no change files, neither itself nor in its folders. They end with .parquet, .json, .jsonl "
+            "or .ndjson, and don't begin with . or _."
+        )
+    return result
+
+
+def _files(folder: Path) -> list[Path]:
+    suffixes = (".parquet", ".json", ".jsonl", ".ndjson")
+    return sorted(
+        p
+        for p in folder.iterdir()
+        if p.is_file() and p.suffix.lower() in suffixes and not p.name.startswith((".", "_"))
+    )
+
+
+def _directory(folder: Path, key: Sequence[str], order_by: Sequence[str]) -> Found | LeftOut:
+    name, files = str(folder), _files(folder)
+    parquet = [file for file in files if file.suffix.lower() == ".parquet"]
+    if not files:
+        return LeftOut(name, "no change files yet")
+    if parquet and len(parquet) < len(files):
+        return LeftOut(name, "both Parquet and JSON files: put them into folders of their own")
+    try:
+        return _parquet(name, parquet, key, order_by) if parquet else _json_lines(name, files, key, order_by)
+    except (OSError, pa.ArrowException) as error:
+        return LeftOut(name, f"can't be read: {str(error).splitlines()[0]}")
+
+
+def _parquet(name: str, files: Sequence[Path], key: Sequence[str], order_by: Sequence[str]) -> Found | LeftOut:
+    with pq.ParquetFile(files[0]) as file:
+        schema = file.schema_arrow
+        texts = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_integer(f.type)]
+        rows = next(file.iter_batches(1000), None) if file.metadata.num_rows else None
+    if rows is None:
+        return LeftOut(name, "no rows yet")
+    options = kind_options(
+        {text: rows.column(text).unique().to_pylist() for text in texts if text in rows.schema.names}
+    )
+    if options is None:
+        return LeftOut(name, f"no column with the kind of change among {', '.join(schema.names)}")
+    kind = dict(options).get("column", "row_kind")
+    if pa.types.is_integer(schema.field(str(kind)).type):
+        options = tuple(sorted({**dict(options), "column_type": "integer"}.items()))
+    types = {f.name: f.dataType.simpleString() for f in from_arrow_schema(schema) if f.name != kind}
+    what = Recognized("row-kind", options, has_schema=True)
+    found = _keyed(name, what, types, [(False, row) for row in rows.to_pylist()], key)
+    return _ordered(found, types, rows.to_pylist(), order_by, parquet=True)
+
+
+def _json_lines(name: str, files: Sequence[Path], key: Sequence[str], order_by: Sequence[str]) -> Found | LeftOut:
+    lines: list[bytes] = []
+    for file in files:
+        with file.open("rb") as opened:
+            lines += [line.strip() for line, _ in zip(opened, range(SAMPLE), strict=False) if line.strip()]
+        if len(lines) >= SAMPLE:
+            break
+    if not lines:
+        return LeftOut(name, "no lines yet")
+    what = recognize((None, line) for line in lines)
+    if not isinstance(what, Recognized):
+        return LeftOut(name, what.reason, what.internal)
+    columns = {field.name: [None] * len(lines) for field in RAW_SCHEMA} | {"value": lines}
+    found = _found(name, what, pa.table(columns, schema=RAW_SCHEMA), {}, key)
+    paths = _ORDER_PATHS.get(what.format)
+    if isinstance(found, LeftOut):
+        return found
+    if paths is None or order_by:
+        return _ordered(found, found.columns, [row for _, row in json_rows(what.format, lines)], order_by)
+    messages = [row for _, row in json_rows("", lines)]
+    there = [f"{path} {dtype}" for path, dtype in paths if all(_at(message, path) is not None for message in messages)]
+    if not there:
+        return LeftOut(name, "nothing in the messages orders them; give --order-by")
+    return replace(found, order_by=there if what.format == "maxwell-json" else there[:1])
+
+
+def _found(
+    name: str, what: Recognized, records: pa.Table, registry: Mapping[str, str], key: Sequence[str]
+) -> Found | LeftOut:
+    """With columns and key, of raw records."""
+    section = SourceSection(
+        type="kafka", format=what.format, format_options={**dict(what.options), **registry}, options={}
+    )
+    types: Mapping[str, str] = {}
+    try:
+        types = infer_fields(Config.model_construct(source=section), records)
+    except UnavailableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a message that breaks a decoder is the run's to tell of
+        what = replace(what, note="; ".join(filter(None, [what.note, f"no columns could be inferred: {error}"])))
+    rows = list(json_rows(what.format, records.column("value").to_pylist()))
+    return _keyed(name, what, types, rows, key)
+
+
+def _keyed(
+    name: str,
+    what: Recognized,
+    types: Mapping[str, str],
+    rows: Sequence[tuple[bool, Mapping[str, Any]]],
+    given: Sequence[str],
+) -> Found | LeftOut:
+    excluded = sorted(column for column in types if not _can_be_column(column, types))
+    columns = {column: dtype for column, dtype in types.items() if column not in excluded}
+    remarks = {}
+    if not what.has_schema:
+        for column, dtype in columns.items():
+            values = [row[column] for _, row in rows if row.get(column) is not None]
+            remark = guess(column, dtype, values, is_debezium=what.format == "debezium-json")
+            if remark:
+                remarks[column] = remark
+    key, is_guess = what.key, False
+    if not key and given and set(given) <= types.keys():
+        key = tuple(given)
+    elif not key and what.format != "debezium-json":
+        key = _guessed_key(name, columns, rows)
+        is_guess = bool(key)
+    if what.format != "avro" and not set(key) <= columns.keys():
+        # of Avro the key's columns may be in the message's key alone
+        return LeftOut(name, f"its key {', '.join(key)} is no column of its rows: {', '.join(columns)}")
+    shown = {} if what.has_schema else columns
+    return Found(name, what, key, len(rows), is_guess, shown, remarks, excluded)
+
+
+def _guessed_key(
+    name: str, columns: Mapping[str, str], rows: Sequence[tuple[bool, Mapping[str, Any]]]
+) -> tuple[str, ...]:
+    """The column that is called like a key and looks like one."""
+    table = re.split(r"[./]", name)[-1].lower()
+    likely = ("id", f"{table}_id", f"{table.removesuffix('s')}_id", f"{table}id")
+    for column in columns:
+        values = [row.get(column) for _, row in rows]
+        new = [row.get(column) for is_new, row in rows if is_new]
+        if column.lower() in likely and None not in values and len(set(map(str, new))) == len(new):
+            return (column,)
+    return ()
+
+
+def _ordered(
+    found: Found | LeftOut,
+    types: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    given: Sequence[str],
+    *,
+    parquet: bool = False,
+) -> Found | LeftOut:
+    """With what orders the changes in files."""
+    if isinstance(found, LeftOut):
+        return found
+    if given:
+        names = [text.split()[0] for text in given]
+        if parquet and not set(names) <= types.keys():
+            return LeftOut(found.name, f"it has no column {' and '.join(sorted(set(names) - types.keys()))}")
+        return replace(found, order_by=list(given), parquet=parquet)
+    lower = {name.lower(): name for name in types}
+    for likely in _ORDER_COLUMNS:
+        name = lower.get(likely)
+        if name is None or not _ORDERED.fullmatch(types[name]) or any(row.get(name) is None for row in rows):
+            continue
+        return replace(found, order_by=[name], parquet=parquet)
+    return LeftOut(found.name, f"no column says which change is the last, among {', '.join(types)}; give --order-by")
+
+
+def guess(column: str, dtype: str, values: Sequence[Any], *, is_debezium: bool) -> str:
+    """What else a column's type may be, since JSON doesn't say: a comment, or nothing.
+
+    :param dtype: what was inferred of the values.
+    """
+    if not values:
+        return "every value is null so far"
+    texts = [str(value) for value in values]
+    if dtype == "double":
+        return "a number with a fraction; if it is a decimal in the source, write decimal(p,s)"
+    if dtype == "string" and any(isinstance(value, dict | list) for value in values):
+        return "JSON text of an object or array"
+    if dtype == "string":
+        return _guess_of_text(texts, is_debezium=is_debezium)
+    if dtype in ("int", "bigint") and is_debezium:
+        numbers = [int(value) for value in values if isinstance(value, int)]
+        if numbers and all(number in _MICROSECONDS for number in numbers):
+            return "may be a time in microseconds: then write timestamp_ntz"
+        if numbers and all(number in _MILLISECONDS for number in numbers):
+            return "may be a time in milliseconds, which only a schema tells from microseconds"
+        if numbers and all(number in _DAYS for number in numbers) and _DAY_NAME.search(column):
+            return "may be a date in days since 1970: then write date"
+    return ""
+
+
+def _guess_of_text(texts: Sequence[str], *, is_debezium: bool) -> str:
+    if all(map(_DECIMAL.fullmatch, texts)):
+        also = ", and format_options: {decimal.handling.mode: string}" if is_debezium else ""
+        return f"may be a decimal as text: then write decimal(p,s){also}"
+    for pattern, dtype in ((_TIME, "timestamp"), (_WALL_CLOCK, "timestamp_ntz"), (_DATE, "date")):
+        if all(map(pattern.fullmatch, texts)):
+            return f"may be a {dtype}: then write {dtype}"
+    is_base64 = all(map(_BASE64.fullmatch, texts)) and any(text.endswith("=") for text in texts)
+    if is_debezium and is_base64 and all(len(text) <= 24 for text in texts):
+        return "base64: a decimal (then write decimal(p,s), as the source has it) or bytes (binary)"
+    return ""
+
+
+def _can_be_column(name: str, types: Mapping[str, str]) -> bool:
+    namesake = any(other != name and other.lower() == name.lower() for other in types)
+    return not (namesake or name in RESERVED or name.startswith("_rowdelta_") or "." in name or "'" in name)
+
+
+def _at(message: Mapping[str, Any], path: str) -> Any:
+    found: Any = message
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found

@@ -1,0 +1,170 @@
+"""`rowdelta init`: look at a source, and write a first configuration of it. No JVM is started."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from changelog.schema_registry import PREFIX as REGISTRY_PREFIX
+from sink import config, discovery, proposal
+from sink.discovery import Found, LeftOut
+from sink.errors import ConfigError
+from sink.sources import kafka_client
+from sink.sources.kafka_client import JAAS, Broker
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
+
+
+def from_kafka(
+    servers: str,
+    output: Path,
+    registry: str | None = None,
+    topics: str = ".*",
+    options: Sequence[str] = (),
+    key: Sequence[str] = (),
+) -> list[Found | LeftOut]:
+    """Write a configuration for the topics of a broker.
+
+    :param options: `NAME=VALUE` of Kafka's client, and of the registry's with `schema.registry.` before the name. A
+        secret is written as `${VARIABLE}`, and may be given so.
+    :return: what was found, and what was left out.
+    :raises ConfigError: the file exists, an option is wrong, or nothing was found that can be a table.
+    :raises TemporaryError: the broker or the registry doesn't answer.
+    """
+    _refuse_present(output)
+    try:
+        re.compile(topics)
+    except re.error as error:
+        raise ConfigError(f"--topics: {topics!r} is no regular expression: {error}.") from None
+    given = _pairs(options)
+    if registry is not None:
+        given[f"{REGISTRY_PREFIX}url"] = registry
+    clear = {name: _resolved(name, value) for name, value in given.items()}
+    written = {name: proposal.hidden(name, value, _variable(name)) for name, value in given.items()}
+    secrets = {_variable(name): clear[name] for name in given if written[name] != given[name]}
+    client, in_file = _for_java(clear), _for_java(written)
+    address = f"{kafka_client.PREFIX}bootstrap.servers"
+    progress = _Progress("topics")
+    broker = Broker({address: servers, **client}, progress.told)
+    results = discovery.topics(broker, _of_registry(clear), topics, key, progress)
+    place = proposal.Place(
+        type="kafka",
+        options={address: servers, "startingOffsets": "earliest", **in_file},
+        folder=output.resolve().parent,
+        format_options=_of_registry(written),
+        secrets=sorted(secrets),
+        what=f"Kafka at {servers}",
+    )
+    _write(output, proposal.write(place, results), secrets)
+    return results
+
+
+def from_files(
+    folder: Path, output: Path, key: Sequence[str] = (), order_by: Sequence[str] = ()
+) -> list[Found | LeftOut]:
+    """Write a configuration for a folder of change files.
+
+    :return, raises: as `from_kafka`.
+    """
+    _refuse_present(output)
+    progress = _Progress("folders")
+    results = discovery.directories(folder.resolve(), key, order_by, progress)
+    place = proposal.Place("files", {}, output.resolve().parent, what=str(folder))
+    _write(output, proposal.write(place, results), {})
+    return results
+
+
+class _Progress:
+    """A line on stderr every two seconds, once two have passed."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._told = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        if time.monotonic() - self._told > 2.0:
+            self.told(f"{done:,} of {of:,} {self._what} looked at")
+
+    def told(self, text: str) -> None:
+        self._told = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+def _refuse_present(output: Path) -> None:
+    """:raises ConfigError: the file is there. It may have been corrected by hand."""
+    if output.exists():
+        raise ConfigError(f"{output} exists, and is left as it is. Name another file with --output.")
+    if not output.parent.is_dir():
+        raise ConfigError(f"{output}: there is no folder {output.parent}. Create it, or correct --output.")
+
+
+def _write(output: Path, text: str, secrets: Mapping[str, str]) -> None:
+    """Write the file, and read it as every other command will.
+
+    :param secrets: values of the environment variables that it refers to, and that may not be set yet.
+    """
+    with output.open("x", encoding="utf-8") as file:
+        file.write(text)
+    absent = {name: value for name, value in secrets.items() if name not in os.environ}
+    os.environ.update(absent)
+    try:
+        config.load(output)
+    finally:
+        for name in absent:
+            del os.environ[name]
+
+
+def _pairs(options: Sequence[str]) -> dict[str, str]:
+    """Options by name: as Spark's source calls them, or, for the registry, as `format_options`."""
+    found = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError("--option needs NAME=VALUE, such as security.protocol=SASL_SSL.")
+        name = name.strip()
+        own = name.startswith((kafka_client.PREFIX, REGISTRY_PREFIX))
+        found[name if own else f"{kafka_client.PREFIX}{name}"] = value
+    return found
+
+
+def _of_registry(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name.startswith(REGISTRY_PREFIX)}
+
+
+def _resolved(name: str, value: str) -> str:
+    """With `${NAME}` replaced as in a configuration file.
+
+    :raises ConfigError: there is no such variable.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise ConfigError(f"--option {name} uses ${{{match[1]}}}, and the environment has no {match[1]}. Set it.")
+        return found
+
+    return _REFERENCE.sub(replaced, value)
+
+
+def _variable(name: str) -> str:
+    """The environment variable for a secret: `kafka.sasl.password` is KAFKA_SASL_PASSWORD."""
+    return re.sub(r"\W", "_", name).upper()
+
+
+def _for_java(options: Mapping[str, str]) -> dict[str, str]:
+    """Kafka's options as its Java client takes them: librdkafka has a user and certificates in options of their own."""
+    prefix = kafka_client.PREFIX
+    found = {name: value for name, value in options.items() if name.startswith(prefix)}
+    username, password = (found.pop(f"{prefix}sasl.{name}", None) for name in ("username", "password"))
+    if (username is None) != (password is None):
+        raise ConfigError("--option sasl.username and sasl.password belong together. Give both.")
+    if username is not None and password is not None:
+        mechanism = found.setdefault(f"{prefix}sasl.mechanism", found.pop(f"{prefix}sasl.mechanisms", "PLAIN"))
+        found[f"{prefix}{JAAS}"] = kafka_client.jaas(mechanism, username, password)
+    certificates = found.pop(f"{prefix}ssl.ca.location", None)
+    if certificates is not None:
+        found[f"{prefix}ssl.truststore.type"] = "PEM"
+        found[f"{prefix}ssl.truststore.location"] = certificates
+    return found

@@ -1,0 +1,320 @@
+"""The configuration that `rowdelta init` writes: of what was found, with comments that say what was guessed, and what
+was left out.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from changelog.recognition import FLATTENED
+from sink.discovery import Found, LeftOut
+from sink.errors import ConfigError
+
+_SECRET = re.compile(r"secret|password|passwd|token|credential|jaas|private|user\.info", re.IGNORECASE)
+_REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*(?::-[^}]*)?\}")
+_PLAIN = re.compile(r"[A-Za-z_./][\w./:()-]*")
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+_DECIMALS = """\
+# Messages without a schema don't say of which type a column is. Debezium's decimals arrive as base64 text, its dates
+# and times as numbers. So read the types below: with another type in its place rowdelta converts the values, exactly.
+# To have exact types without guesses, let the connector send schemas: value.converter.schemas.enable=true, or Avro with
+# a schema registry. Or set decimal.handling.mode=string in the connector, and here, under source,
+# format_options: {decimal.handling.mode: string}; then decimals arrive as readable text."""
+_TYPES = """\
+# Messages without a schema don't say of which type a column is. So read the types below: with another one in its place
+# rowdelta converts the values, exactly, or a record is bad."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where changes come from.
+
+    :param options: `source.options`, as they are written: secrets are `${NAME}`.
+    :param format_options: likewise, of a registry.
+    :param secrets: names of environment variables that the file refers to and that aren't set.
+    :param folder: of the configuration file; paths are relative to it.
+    """
+
+    type: str
+    options: Mapping[str, str]
+    folder: Path
+    format_options: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()
+    what: str = ""
+
+
+def hidden(name: str, value: str, variable: str) -> str:
+    """An option's value as it may stand in a file: secrets become `${variable}`, unless they are such references."""
+    with_password = re.search(r"//[^/@]*@", value) is not None
+    if _REFERENCE.search(value) or not (_SECRET.search(name) or with_password):
+        return value
+    return f"${{{variable}}}"
+
+
+def main_spelling(found: Sequence[Found]) -> tuple[list[Found], list[Found]]:
+    """The tables whose messages are spelled as most are, and the others: a configuration has one format."""
+    groups: dict[object, list[Found]] = {}
+    for each in found:
+        groups.setdefault((each.recognized.format, each.recognized.options, each.parquet), []).append(each)
+    chosen = max(groups.values(), key=lambda group: (len(group), sum(each.looked_at for each in group)))
+    return chosen, [each for each in found if each not in chosen]
+
+
+def write(place: Place, results: Sequence[Found | LeftOut]) -> str:
+    """The text of a configuration file.
+
+    :raises ConfigError: nothing was found that can be a table.
+    """
+    found = [each for each in results if isinstance(each, Found)]
+    left = [each for each in results if isinstance(each, LeftOut)]
+    keyless = [each for each in found if not each.key]
+    found = [each for each in found if each.key]
+    left += [LeftOut(each.name, _no_key(each)) for each in keyless]
+    if not found:
+        reasons = "\n".join(f"  {each.name}: {each.reason}" for each in left if not each.internal)
+        hint = (
+            " Give --registry with its URL." if any(e.needs_registry for e in left) and not place.format_options else ""
+        )
+        raise ConfigError(f"{place.what} has nothing that can be a table.{hint}\n{reasons}".rstrip())
+    chosen, others = main_spelling(found)
+    targets = _targets(chosen, place)
+    return "\n".join(_lines(place, chosen, others, left, targets)) + "\n"
+
+
+def told(results: Sequence[Found | LeftOut]) -> Iterator[str]:
+    """What `rowdelta init` says of them on the terminal."""
+    chosen, others = main_spelling([each for each in results if isinstance(each, Found) and each.key])
+    for each in chosen:
+        guess = ", a guess" if each.key_is_guess else ""
+        yield f"{each.name}: {each.recognized.format}, key {', '.join(each.key)}{guess}"
+    yield from (f"{each.name}: {each.recognized.format}, needs a file of its own" for each in others)
+    for result in results:
+        if isinstance(result, Found) and not result.key:
+            yield f"{result.name}: left out, {_no_key(result)}"
+        elif isinstance(result, LeftOut) and not result.internal:
+            yield f"{result.name}: left out, {result.reason}"
+    internal = [each.name for each in results if isinstance(each, LeftOut) and each.internal]
+    if internal:
+        yield f"no changes of tables: {', '.join(internal)}"
+
+
+def _no_key(found: Found) -> str:
+    kind = found.recognized.format
+    if kind in ("debezium-json", "debezium-avro", "avro"):
+        return (
+            f"{kind}, but its messages have no key: give the source's table a primary key, or name columns with --key"
+        )
+    return f"{kind}, but its messages don't say which columns are the key; name them with --key"
+
+
+def _lines(
+    place: Place,
+    chosen: Sequence[Found],
+    others: Sequence[Found],
+    left: Sequence[LeftOut],
+    targets: Mapping[str, str],
+) -> Iterator[str]:
+    what = chosen[0].recognized
+    sink_id = _sink_id(chosen, place)
+    yield f"# Written by rowdelta init, from {place.what}. Read it, then:"
+    yield "#   rowdelta check sink.yaml     # is it right? which columns will the tables have?"
+    yield "#   rowdelta run sink.yaml"
+    if place.secrets:
+        yield f"# Secrets are not in this file. Set {' and '.join(place.secrets)} in the environment before."
+    yield "sink:"
+    yield f"  id: {sink_id:<30} # stable identity: each table stores its source position under this name"
+    yield f"  checkpoint: ./state/{sink_id}"
+    yield "  trigger: available-now             # apply what is there, then stop; or an interval such as 10 seconds"
+    yield f"  dead_letter_table: lake.rowdelta.{_name(sink_id)}_dead_letters   # records that can't be applied"
+    yield "source:"
+    yield f"  type: {place.type}"
+    yield f"  format: {what.format}"
+    options = dict(place.options)
+    if place.type == "files":
+        options["path_format"] = "parquet" if chosen[0].parquet else "json"
+    yield from _mapping("options", options)
+    registry = place.format_options if what.format in ("avro", "debezium-avro") else {}
+    yield from _mapping("format_options", {**dict(what.options), **registry})
+    yield "catalogs:"
+    yield "  # a folder, to begin with. Any Iceberg catalog will do, for example:"
+    yield '  # lake: {type: rest, uri: "https://catalog:8181", warehouse: lake, credential: "${CATALOG_CREDENTIAL}"}'
+    yield "  lake: {type: hadoop, warehouse: ./warehouse}"
+    yield ""
+    without_schema = [each for each in chosen if not each.recognized.has_schema]
+    if without_schema:
+        yield _DECIMALS if what.format == "debezium-json" else _TYPES
+    elif any(each.key_is_guess for each in chosen):
+        yield "# The columns come from the messages' schema. Keys were guessed by name."
+    else:
+        yield "# The columns come from the messages' schema: rowdelta check shows them."
+    yield "tables:"
+    skipped = [other.name for other in others] + [each.name for each in left]
+    yield from _entries(chosen, targets, skipped, place)
+    yield from _comments(others, left)
+
+
+def _entries(
+    chosen: Sequence[Found], targets: Mapping[str, str], skipped: Sequence[str], place: Place
+) -> Iterator[str]:
+    """A pattern for tables that have all in common but their name, and an entry for each of the others."""
+    grouped: dict[object, list[Found]] = {}
+    for each in chosen:
+        prefix, _ = _split(each.name, place)
+        alone = not each.recognized.has_schema or each.excluded or each.key_is_guess or not prefix
+        common: object = (prefix, each.key, tuple(each.order_by))
+        grouped.setdefault(each.name if alone else common, []).append(each)
+    prefixes = [_split(each.name, place)[0] for each in chosen]
+    taken: set[str] = set()
+    patterns: list[tuple[str, list[Found], str]] = []
+    for members in sorted(grouped.values(), key=len, reverse=True):
+        prefix, _ = _split(members[0].name, place)
+        templates = {targets[each.name].rpartition(".")[0] for each in members}
+        same = all(targets[each.name].rpartition(".")[2] == _split(each.name, place)[1] for each in members)
+        if len(members) > 1 and prefix not in taken and len(templates) == 1 and same:
+            taken.add(prefix)
+            patterns.append((prefix, members, templates.pop()))
+        else:
+            for each in members:
+                yield from _entry(each, targets[each.name], place)
+    for prefix, members, template in patterns:
+        known = prefixes.count(prefix)
+        yield from _pattern(prefix, members, template, skipped, place, others=known - len(members))
+
+
+def _pattern(
+    prefix: str, members: Sequence[Found], template: str, skipped: Sequence[str], place: Place, others: int
+) -> Iterator[str]:
+    inside = [_split(name, place)[1] for name in skipped if _split(name, place)[0] == prefix]
+    separator = "/" if place.type == "files" else "."
+    begin = _relative(prefix, place) + "/" if separator == "/" else re.escape(prefix + separator)
+    none = "".join(f"{re.escape(name)}$|" for name in sorted(inside)).rstrip("|")
+    names = ", ".join(_split(each.name, place)[1] for each in members[:20]) + (", …" if len(members) > 20 else "")
+    yield f"  # {names}: and what else comes with this prefix"
+    if others:
+        yield "  # (tables that are named above have entries of their own)"
+    if inside:
+        yield f"  # without {', '.join(sorted(inside))}: see below"
+    # of a path only what follows the last slash is looked at
+    name_of_one = ".+" if separator == "/" else "[^.]+"
+    group = f"((?!{none}){name_of_one})" if none else f"({name_of_one})"
+    yield f"  - source: {_quoted(begin + group)}"
+    yield f"    target: {template}.$1"
+    yield f"    key: {_flow(members[0].key)}"
+    if members[0].order_by:
+        yield f"    order_by: {_flow(members[0].order_by)}"
+    for note in dict.fromkeys(each.recognized.note for each in members if each.recognized.note):
+        yield f"    # {note}"
+
+
+def _entry(found: Found, target: str, place: Place) -> Iterator[str]:
+    name = _relative(found.name, place) if place.type == "files" else found.name
+    if found.recognized.note:
+        yield f"  # {found.recognized.note}"
+    yield f"  - source: {_scalar(name)}"
+    yield f"    target: {target}"
+    remark = "   # A GUESS, by its name: correct it if these columns don't identify a row" if found.key_is_guess else ""
+    yield f"    key: {_flow(found.key)}{remark}"
+    if found.order_by:
+        yield f"    order_by: {_flow(found.order_by)}   # which change of a key is the last; a guess, by its name"
+    if found.excluded:
+        yield f"    exclude: {_flow(found.excluded)}   # names that no column can have"
+    if found.columns:
+        yield f"    columns:   # inferred from {found.looked_at:,} rows without a schema"
+        for column, dtype in found.columns.items():
+            remark = found.remarks.get(column, "")
+            yield f"      {_scalar(column)}: {_scalar(dtype)}{f'   # a guess: {remark}' if remark else ''}"
+
+
+def _comments(others: Sequence[Found], left: Sequence[LeftOut]) -> Iterator[str]:
+    """What isn't in this file, and why."""
+    formats: dict[str, list[str]] = {}
+    for other in others:
+        flattened = " (flattened)" if other.recognized.options == FLATTENED else ""
+        formats.setdefault(f"{other.recognized.format}{flattened}", []).append(other.name)
+    if formats:
+        yield ""
+        yield "# Other formats. A configuration has one: run rowdelta init again with --topics and --output for these."
+        for name, topics in formats.items():
+            yield f"#   {name}: --topics {_quoted('|'.join(map(re.escape, topics)))}"
+    kept = [each for each in left if not each.internal]
+    if kept:
+        yield ""
+        yield "# Left out:"
+        yield from (f"#   {each.name}: {each.reason}" for each in kept)
+    internal: dict[str, list[str]] = {}
+    for each in left:
+        if each.internal:
+            internal.setdefault(each.reason, []).append(each.name)
+    if internal:
+        yield ""
+        yield "# No changes of tables:"
+        yield from (f"#   {', '.join(names)}: {reason}" for reason, names in internal.items())
+
+
+def _targets(chosen: Sequence[Found], place: Place) -> dict[str, str]:
+    """Source -> table: the last part of the name is the table's, the one before it the namespace's.
+
+    Where that would make two tables one, the namespace has more parts.
+    """
+    result: dict[str, str] = {}
+    for parts in range(1, 1 + max(len(re.split(r"[./]", each.name)) for each in chosen)):
+        result = {}
+        for each in chosen:
+            prefix, table = _split(each.name, place)
+            levels = [level for level in re.split(r"[./]", prefix) if level][-parts:] or ["cdc"]
+            result[each.name] = f"lake.{_name('_'.join(levels))}.{_name(table)}"
+        if len({target.lower() for target in result.values()}) == len(result):
+            return result
+    # names that differ only in what no table's name can have
+    return {name: f"{target}_{number}" for number, (name, target) in enumerate(result.items())}
+
+
+def _sink_id(chosen: Sequence[Found], place: Place) -> str:
+    if place.type == "files":
+        name = Path(chosen[0].name).parent.name if len(chosen) > 1 else Path(chosen[0].name).name
+    else:
+        name = chosen[0].name.split(".")[0] if "." in chosen[0].name else "rowdelta"
+    return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_-]", "", name) or "rowdelta"
+
+
+def _split(name: str, place: Place) -> tuple[str, str]:
+    """What comes before the last part of a topic's name or a path, and that part."""
+    prefix, _, last = name.rpartition("/" if place.type == "files" else ".")
+    return prefix, last
+
+
+def _relative(path: str, place: Place) -> str:
+    """A path as the file may have it: below its folder it begins with `./`."""
+    try:
+        return f"./{Path(path).resolve().relative_to(place.folder)}"
+    except ValueError:
+        return str(Path(path).resolve())
+
+
+def _name(text: str) -> str:
+    return re.sub(r"\W", "_", text)
+
+
+def _mapping(name: str, values: Mapping[str, str | tuple[str, ...]]) -> Iterator[str]:
+    if not values:
+        return
+    yield f"  {name}:"
+    for key, value in values.items():
+        yield f"    {key}: {_flow(value) if isinstance(value, tuple) else _scalar(value)}"
+
+
+def _flow(values: Sequence[str]) -> str:
+    return f"[{', '.join(map(_scalar, values))}]"
+
+
+def _scalar(text: str) -> str:
+    """YAML for a text: plain where it is one, else as JSON, which YAML has in it."""
+    plain = _PLAIN.fullmatch(text) and not text.endswith(":") and text.lower() not in _WORDS
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    """In single quotes: a regular expression with its backslashes as they are."""
+    return f"'{text.replace(chr(39), 2 * chr(39))}'"

@@ -1,0 +1,249 @@
+"""Kafka's client without a JVM (confluent-kafka), for what needs no Spark.
+
+It takes the options of Spark's source, which are those of Kafka's Java client. librdkafka names a few of them
+otherwise.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from sink.errors import ConfigError, TemporaryError
+
+PREFIX = "kafka."
+"""What begins the names of the client's options in `source.options`."""
+
+JAAS = "sasl.jaas.config"
+_LOGIN_MODULES = {"PLAIN": "plain.PlainLoginModule", "SCRAM": "scram.ScramLoginModule"}
+_TIMEOUT_SECONDS = 10.0
+_SILENCE_SECONDS = 30.0
+"""So long nothing may arrive of messages that there are."""
+_TOPICS_AT_ONCE = 100
+
+Range = tuple[int, int]
+"""First offset of a partition, and the one after the last."""
+
+
+@dataclass(frozen=True)
+class Message:
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+def jaas(mechanism: str, username: str, password: str) -> str:
+    """The Java client's `sasl.jaas.config` for a user with a password.
+
+    :raises ConfigError: the mechanism takes no password.
+    """
+    module = _LOGIN_MODULES.get(mechanism.upper().split("-")[0])
+    if module is None:
+        raise ConfigError(
+            f"sasl.mechanism is {mechanism!r}; with sasl.username and sasl.password it is PLAIN, SCRAM-SHA-256 or "
+            f"SCRAM-SHA-512. For another one give {JAAS}."
+        )
+    quoted = [text.replace("\\", "\\\\").replace('"', '\\"') for text in (username, password)]
+    return f'org.apache.kafka.common.security.{module} required username="{quoted[0]}" password="{quoted[1]}";'
+
+
+def client_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """librdkafka's settings of `kafka.…` options. Others are left out.
+
+    :raises ConfigError: an option has no counterpart.
+    """
+    given = {name.removeprefix(PREFIX): value for name, value in options.items() if name.startswith(PREFIX)}
+    settings = {name: value for name, value in given.items() if name not in _JAVA_ONLY}
+    if JAAS in given:
+        found = dict(re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', given[JAAS]))
+        if {"username", "password"} <= found.keys():
+            for name in ("username", "password"):
+                settings[f"sasl.{name}"] = re.sub(r"\\(.)", r"\1", found[name])
+        else:
+            raise ConfigError(
+                f"source.options.kafka.{JAAS} has no username and password. This command doesn't use Java, and knows "
+                "PLAIN and SCRAM only."
+            )
+    if given.get("ssl.truststore.type", "").upper() == "PEM" and "ssl.truststore.location" in given:
+        settings["ssl.ca.location"] = given["ssl.truststore.location"]
+    elif "ssl.truststore.location" in given:
+        raise ConfigError(
+            "source.options.kafka.ssl.truststore.location is a Java key store, which this command can't read. Give "
+            "the certificates as PEM, with kafka.ssl.truststore.type: PEM."
+        )
+    return settings
+
+
+_JAVA_ONLY = {
+    JAAS,
+    "ssl.truststore.location",
+    "ssl.truststore.type",
+    "ssl.truststore.password",
+    "ssl.keystore.type",
+}
+
+
+@dataclass
+class Broker:
+    """A cluster, asked by a plain client. Reads messages, commits nothing, joins no group.
+
+    :param options: of Spark's source; `kafka.bootstrap.servers` must be among them.
+    :param progress: told now and then of what is being done.
+    """
+
+    options: Mapping[str, str]
+    progress: Callable[[str], None] = lambda _: None
+    _errors: list[KafkaError] = field(default_factory=list)
+    _partitions: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def servers(self) -> str:
+        return self.options[f"{PREFIX}bootstrap.servers"]
+
+    def _settings(self) -> dict[str, Any]:
+        # its own lines on stderr would say in its words what the error says in ours
+        quiet: dict[str, Any] = {"log_level": 0, "error_cb": self._errors.append}
+        return client_settings(self.options) | quiet
+
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted.
+
+        :raises TemporaryError: no broker answers.
+        :raises ConfigError: it refuses who we are.
+        """
+        began = time.monotonic()
+        admin = self._client()
+        while True:
+            try:
+                found = admin.list_topics(timeout=2.0).topics
+                break
+            except KafkaException as error:
+                admin.poll(0)  # for its errors, which say more
+                waited = time.monotonic() - began
+                if waited > _TIMEOUT_SECONDS or self._is_refused():
+                    raise self._unreachable(error) from None
+                self.progress(f"Kafka at {self.servers} doesn't answer, {waited:.0f} s")
+        self._partitions = {name: sorted(topic.partitions) for name, topic in found.items()}
+        return sorted(found)
+
+    def ranges(self, topics: Sequence[str]) -> dict[str, dict[int, Range]]:
+        """By topic the partitions that have messages, and where these are."""
+        places = [TopicPartition(topic, number) for topic in topics for number in self._partitions[topic]]
+        if not places:
+            return {}
+        admin = self._client()
+        ends: list[dict[tuple[str, int], int]] = []
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
+            asked = admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_TIMEOUT_SECONDS)
+            try:
+                ends.append({(place.topic, place.partition): found.result().offset for place, found in asked.items()})
+            except KafkaException as error:
+                raise self._unreachable(error) from None
+        found: dict[str, dict[int, Range]] = {topic: {} for topic in topics}
+        for (topic, number), first in ends[0].items():
+            end = ends[1][topic, number]
+            if end > first:
+                found[topic][number] = first, end
+        return found
+
+    def sample(self, topics: Sequence[str], count: int) -> Iterator[tuple[str, list[Message]]]:
+        """Of each topic its first and its last messages, about `count` of either, in order.
+
+        Topics without messages have an empty list.
+        """
+        ranges = self.ranges(topics)
+        for at in range(0, len(topics), _TOPICS_AT_ONCE):
+            group = topics[at : at + _TOPICS_AT_ONCE]
+            starts: dict[tuple[str, int], Range] = {}
+            ends: dict[tuple[str, int], Range] = {}
+            for topic in group:
+                share = -(-count // max(1, len(ranges[topic])))
+                for number, (first, end) in ranges[topic].items():
+                    middle = min(first + share, end)
+                    starts[topic, number] = first, middle
+                    if end > middle:
+                        ends[topic, number] = max(middle, end - share), end
+            found: dict[str, list[Message]] = {topic: [] for topic in group}
+            for message in (*self._read(starts), *self._read(ends)):
+                found[message.topic].append(message)
+            yield from found.items()
+
+    def _read(self, ranges: Mapping[tuple[str, int], Range]) -> Iterable[Message]:
+        """The messages in ranges of partitions.
+
+        :raises TemporaryError: they don't come.
+        """
+        if not ranges:
+            return
+        settings = self._settings() | {
+            "group.id": "rowdelta-init",  # librdkafka wants one; nothing is committed
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "max.partition.fetch.bytes": 262_144,
+            "queued.max.messages.kbytes": 16_384,
+        }
+        consumer = Consumer(settings)
+        left = dict(ranges)
+        began = told = last = time.monotonic()
+        try:
+            consumer.assign([TopicPartition(*place, first) for place, (first, _) in ranges.items()])
+            while left:
+                now = time.monotonic()
+                if now - last > _SILENCE_SECONDS:
+                    topic, number = next(iter(left))
+                    raise self._unreachable(f"no message of {topic}-{number} came within {_SILENCE_SECONDS:.0f} s")
+                if now - told > 2.0:
+                    told = now
+                    done = len(ranges) - len(left)
+                    self.progress(f"{done:,} of {len(ranges):,} partitions read, {now - began:.0f} s")
+                for message in consumer.consume(500, timeout=0.5):
+                    last = time.monotonic()
+                    error = message.error()
+                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        raise self._unreachable(error)
+                    place = str(message.topic()), int(message.partition() or 0)
+                    if place not in left:
+                        continue
+                    offset, end = int(message.offset() or 0), left[place][1]
+                    if error is None and offset < end:
+                        yield Message(*place, offset, _bytes(message.key()), _bytes(message.value()))
+                    if error is not None or offset >= end - 1:
+                        del left[place]
+                        consumer.incremental_unassign([TopicPartition(*place)])
+        finally:
+            consumer.close()
+
+    def _client(self) -> AdminClient:
+        try:
+            return AdminClient(self._settings())
+        except KafkaException as error:
+            raise ConfigError(
+                f"the client of Kafka at {self.servers} refuses its options: {error.args[0].str()}. Correct --option."
+            ) from None
+
+    def _is_refused(self) -> bool:
+        return any(known.code() == KafkaError._AUTHENTICATION for known in self._errors)
+
+    def _unreachable(self, error: Any) -> ConfigError | TemporaryError:
+        told = [known.str() for known in self._errors if known.code() != KafkaError._ALL_BROKERS_DOWN]
+        reason = told[-1] if told else error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        if self._is_refused():
+            return ConfigError(
+                f"Kafka at {self.servers} refuses the user: {reason}. Correct sasl.username and sasl.password, or "
+                "sasl.mechanism."
+            )
+        return TemporaryError(
+            f"Kafka at {self.servers} can't be reached: {reason}. Correct the address, or run again once it answers. "
+            "If it wants TLS or a user, give its options, such as --option security.protocol=SASL_SSL."
+        )
+
+
+def _bytes(content: str | bytes | None) -> bytes | None:
+    return content.encode() if isinstance(content, str) else content

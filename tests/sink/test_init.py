@@ -1,0 +1,322 @@
+"""`rowdelta init`: what it writes of a broker's real messages, or of a folder, is accepted by `check` and runs."""
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from pyspark.sql import SparkSession
+
+from changelog.recognition import Recognized
+from sink import config, inspection, proposal
+from sink.cli import main
+from sink.config import Config
+from sink.discovery import Found, guess, own_topic
+from sink.initialize import _for_java
+from sink.pipeline import Pipeline
+from sink.sources.kafka_client import client_settings
+from tests.changelog.messages import SAMPLES
+from tests.services.kafka import Kafka, running_kafka
+from tests.services.process import free_ports
+from tests.services.registry import Registry, running_registry
+
+ORDERS_OF_SHOP = [  # what dml.sql left of the table, in the messages with an envelope
+    {"id": 1, "customer": "ann", "amount": "11.00", "status": "paid"},
+    {"id": 4, "customer": "cat", "amount": "5.00", "status": "new"},
+    {"id": 7, "customer": "after-ddl", "amount": "3.00", "status": "ddl2"},
+    {"id": 100, "customer": "bob", "amount": "99999999.99", "status": "new"},
+]
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[Registry]:
+    with running_registry() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def kafka(registry: Registry) -> Iterator[Kafka]:
+    """The real messages of a Postgres database: `old` without a schema, `shop` with one, `avro` as Avro; and topics of
+    other kinds.
+    """
+    renamed = {"pgj": "old", "pgenv": "shop", "pga": "avro"}
+    with running_kafka() as broker:
+        messages: dict[str, list[tuple[bytes | None, bytes | None]]] = {
+            "shop.public.later": [],
+            "connect-offsets": [(b'["shop",{"server":"shop"}]', b"{}")],
+            "metrics": [(None, b'{"cpu": 0.5}')],
+        }
+        with SchemaRegistryClient({"url": registry.url}) as client:
+            known = json.loads((SAMPLES / "pga-schemas.json").read_text(encoding="utf-8"))
+            ids = {int(n): client.register_schema(f"s{n}", Schema(json.dumps(s))) for n, s in known.items()}
+        for server, name in renamed.items():
+            for line in (SAMPLES / f"{server}.jsonl").read_text(encoding="utf-8").splitlines():
+                message = json.loads(line)
+                parts = [_bytes(message[part], ids if server == "pga" else None) for part in ("key", "value")]
+                messages.setdefault(message["topic"].replace(server, name, 1), []).append((parts[0], parts[1]))
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        for topic, content in messages.items():
+            broker.create_topic(topic)
+            for key, value in content:
+                producer.produce(topic, key=key, value=value, partition=0)
+        assert producer.flush(60) == 0
+        yield broker
+
+
+def _bytes(content: Any, ids: Mapping[int, int] | None) -> bytes | None:
+    """Of a sample; of Avro with the schema's id in the registry of the test."""
+    if content is None:
+        return None
+    if ids is None:
+        return json.dumps(content).encode()
+    raw = base64.b64decode(content)
+    return b"\0" + ids[int.from_bytes(raw[1:5], "big")].to_bytes(4, "big") + raw[5:]
+
+
+def tables(file: Path) -> dict[str, tuple[str, Sequence[str]]]:
+    """Source -> target and key, of a configuration."""
+    return {table.source: (table.target, list(table.key)) for table in config.load(file).tables}
+
+
+def check(spark: SparkSession, loaded: Config) -> list[str]:
+    lines = list(inspection.check(spark, loaded))
+    assert lines[-1] == "ok"
+    return lines
+
+
+def init(file: Path, kafka: Kafka, *arguments: str) -> int:
+    return main(["init", "--bootstrap-servers", kafka.bootstrap_servers, "--output", str(file), *arguments])
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_a_database_from_nothing_to_tables(
+    spark: SparkSession, kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Topics with a schema become a pattern, those without an entry each with columns, and the rest is named."""
+    file = tmp_path / "sink.yaml"
+    assert init(file, kafka, "--topics", "(old|shop)[.].*") == 0
+    text, said = file.read_text(encoding="utf-8"), capsys.readouterr().out
+    written = tables(file)
+    # the same schema in two databases: their tables must not be one
+    assert written["old.public.comp"] == ("lake.old_public.comp", ["tenant", "id"])
+    (pattern,) = [source for source in written if "(" in source]
+    assert written[pattern] == ("lake.shop_public.$1", ["id"])
+    assert r"(?!later$)" in pattern
+    assert "decimal.handling.mode=string" in text
+    loaded = config.load(file)
+    (orders,) = [table for table in loaded.tables if table.source == "old.public.orders"]
+    assert orders.columns is not None
+    assert orders.columns["amount"].type == "string"
+    assert "amount: string   # a guess: base64: a decimal" in text
+    assert "updated_at: bigint   # a guess: may be a time in microseconds" in text
+    assert "#   old.public.nokey: debezium-json, but its messages have no key" in text
+    assert "#   old.transaction: the beginnings and ends of transactions" in text
+    assert "#   shop.public.later: no messages yet" in text
+    for name in ("old.public.orders: debezium-json, key id", "old.public.nokey: left out"):
+        assert name in said
+    before = text
+    assert init(file, kafka) == 2  # the file is there
+    assert file.read_text(encoding="utf-8") == before
+    assert "is left as it is" in capsys.readouterr().err
+
+    check(spark, loaded)
+    Pipeline(spark, loaded).run()
+    shop = spark.sql(
+        "SELECT id, customer, CAST(amount AS STRING) amount, status FROM lake.shop_public.orders ORDER BY id"
+    )
+    assert shop.toArrow().to_pylist() == ORDERS_OF_SHOP
+    old = spark.sql("SELECT id, customer FROM lake.old_public.orders ORDER BY id").toArrow().to_pylist()
+    names = {1: "ann", 5: "tx1", 6: "tx2", 7: "after-ddl", 9: "nullts", 100: "bob"}
+    assert {row["id"]: row["customer"] for row in old} == names | {4: "cat"}
+    assert spark.table("lake.shop_public.comp").count() == 1
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_avro(
+    spark: SparkSession, kafka: Kafka, registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sink.yaml"
+    topics = ("--topics", "avro[.].*")
+    assert init(file, kafka, *topics) == 2
+    assert "Give --registry" in capsys.readouterr().err
+    (port,) = free_ports(1)
+    assert init(file, kafka, *topics, "--registry", f"http://127.0.0.1:{port}") == 75
+    assert "Correct --registry" in capsys.readouterr().err
+    assert not file.exists()
+    assert init(file, kafka, *topics, "--registry", registry.url) == 0
+    loaded = config.load(file)
+    assert (loaded.source.format, loaded.source.format_options["schema.registry.url"]) == (
+        "debezium-avro",
+        registry.url,
+    )
+    assert all(table.columns is None for table in loaded.tables)
+    assert any("amount decimal(12,2)" in line for line in check(spark, loaded))
+
+
+@pytest.mark.kafka
+def test_a_broker_that_has_nothing_for_us(kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sink.yaml"
+    for topics, code, text in (
+        ("metrics", 2, "JSON objects that are no changes of rows, with the fields cpu"),
+        ("shop.public.later", 2, "no topic has a message yet"),
+        ("nothing", 2, "matches 'nothing'; there are avro."),
+        ("(", 2, "is no regular expression"),
+        ("connect-offsets", 2, "matches 'connect-offsets'"),
+    ):
+        assert init(file, kafka, "--topics", topics) == code
+        assert text in capsys.readouterr().err
+    assert init(file, kafka, "--option", "no.such.option=1") == 2
+    assert "No such configuration property" in capsys.readouterr().err
+    assert not file.exists()
+
+
+@pytest.mark.kafka
+def test_a_broker_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (port,) = free_ports(1)
+    file = tmp_path / "sink.yaml"
+    assert main(["init", "--bootstrap-servers", f"127.0.0.1:{port}", "--output", str(file)]) == 75
+    assert "Connection refused" in capsys.readouterr().err
+    assert not file.exists()
+
+
+@pytest.mark.kafka
+def test_secrets_are_not_in_the_file(
+    kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker of this test wants no user, so the client's options are only carried along."""
+    file = tmp_path / "sink.yaml"
+    monkeypatch.setenv("MY_PASSWORD", "from-the-environment")
+    options = ["ssl.key.password=hunter2", "kafka.ssl.keystore.password=${MY_PASSWORD}", "client.id=init"]
+    given = [part for option in options for part in ("--option", option)]
+    assert init(file, kafka, "--topics", "shop[.].*", *given) == 0
+    text = file.read_text(encoding="utf-8")
+    assert "hunter2" not in text + capsys.readouterr().out
+    assert "from-the-environment" not in text
+    assert "Set KAFKA_SSL_KEY_PASSWORD in the environment" in text
+    monkeypatch.setenv("KAFKA_SSL_KEY_PASSWORD", "hunter2")
+    found = config.load(file).source.options
+    assert found["kafka.ssl.key.password"] == "hunter2"
+    assert found["kafka.ssl.keystore.password"] == "from-the-environment"
+    assert found["kafka.client.id"] == "init"
+
+
+def test_options_of_either_client() -> None:
+    """A user is given as librdkafka wants it, and written as Java wants it; or as Java wants it right away."""
+    given = {"kafka.sasl.username": 'a"b', "kafka.sasl.password": "p\\q", "kafka.sasl.mechanism": "SCRAM-SHA-512"}
+    java = _for_java(given | {"kafka.ssl.ca.location": "ca.pem"})
+    assert java["kafka.sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="a\\"b" password="p\\\\q";'
+    )
+    assert java["kafka.ssl.truststore.type"] == "PEM"
+    assert client_settings(java | {"startingOffsets": "earliest"}) == {
+        "sasl.username": 'a"b',
+        "sasl.password": "p\\q",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "ssl.ca.location": "ca.pem",
+    }
+
+
+@pytest.mark.spark
+def test_change_files(spark: SparkSession, tmp_path: Path) -> None:
+    """Parquet files in a folder for each table: the column with the kind and the one that orders are found."""
+    for name in ("orders", "items"):
+        rows = {"op": ["I", "I", "U", "D"], "seq": [1, 2, 3, 4], "id": [1, 2, 1, 2], "name": ["a", "b", "c", None]}
+        folder = tmp_path / "changes" / name
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table(rows), folder / "0.parquet")
+    (tmp_path / "changes" / "empty").mkdir()
+    file = tmp_path / "sink.yaml"
+    assert main(["init", "--files", str(tmp_path / "changes"), "--output", str(file), "--key", "id"]) == 0
+    loaded = config.load(file)
+    assert loaded.source.format_options["column"] == "op"
+    assert tables(file) == {f"{tmp_path}/changes/((?!empty$).+)": ("lake.changes.$1", ["id"])}
+    check(spark, loaded)
+    Pipeline(spark, loaded).run()
+    for name in ("orders", "items"):
+        assert spark.sql(f"SELECT id, name FROM lake.changes.{name}").toArrow().to_pylist() == [{"id": 1, "name": "c"}]
+
+
+@pytest.mark.spark
+def test_lines_of_json_in_files(spark: SparkSession, tmp_path: Path) -> None:
+    """A folder that has the files itself; its key is a guess, and is said to be one."""
+    folder = tmp_path / "customers"
+    folder.mkdir()
+    rows = [{"row_kind": "+I", "seq": n, "id": n, "mail": f"{n}@x", "paid": "1.50"} for n in range(3)]
+    (folder / "0.json").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = tmp_path / "sink.yaml"
+    assert main(["init", "--files", str(folder), "--output", str(file)]) == 0
+    text = file.read_text(encoding="utf-8")
+    assert "key: [id]   # A GUESS" in text
+    assert "paid: string   # a guess: may be a decimal as text: then write decimal(p,s)" in text
+    check(spark, config.load(file))
+
+
+def test_folders_without_what_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, folder = tmp_path / "sink.yaml", tmp_path / "changes"
+    arguments = ["init", "--files", str(folder), "--output", str(file)]
+    assert main(arguments) == 2
+    assert "is no folder" in capsys.readouterr().err
+    folder.mkdir()
+    assert main(arguments) == 2
+    assert "has no change files" in capsys.readouterr().err
+    pq.write_table(pa.table({"code": ["a"], "seq": [1]}), folder / "0.parquet")
+    assert main(arguments) == 2
+    assert "no column with the kind of change among code, seq" in capsys.readouterr().err
+    pq.write_table(pa.table({"code": ["a"], "row_kind": ["+I"]}), folder / "0.parquet")
+    assert main(arguments) == 2
+    assert "give --order-by" in capsys.readouterr().err
+    pq.write_table(pa.table({"code": ["a"], "row_kind": ["+I"], "seq": [1]}), folder / "0.parquet")
+    assert main(arguments) == 2
+    assert "name them with --key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "dtype", "values", "text"),
+    [
+        ("amount", "string", ["BBo=", "ANw="], "base64: a decimal"),
+        ("status", "string", ["paid", "open"], ""),
+        ("amount", "string", ["10.50", "-1.0"], "a decimal as text"),
+        ("at", "string", ["2026-01-01T10:00:00.5Z"], "may be a timestamp"),
+        ("day", "string", ["2026-01-01"], "may be a date"),
+        ("at", "bigint", [1767323045000000], "microseconds"),
+        ("at", "bigint", [1767323045000], "milliseconds"),
+        ("birth_date", "bigint", [20454], "days since 1970"),
+        ("quantity", "bigint", [20454], ""),
+        ("price", "double", ["1.5"], "decimal(p,s)"),
+        ("address", "string", [{"city": "Oslo"}], "JSON text"),
+        ("note", "string", [], "null so far"),
+    ],
+)
+def test_guesses(column: str, dtype: str, values: list[Any], text: str) -> None:
+    found = guess(column, dtype, values, is_debezium=True)
+    assert text in found
+    assert bool(text) == bool(found)
+
+
+def test_topics_that_are_no_changelogs_by_their_name() -> None:
+    own = ["__consumer_offsets", "_schemas", "connect-configs", "my-connect-status", "docker-connect-offsets"]
+    assert all(own_topic(name) for name in own)
+    assert not any(own_topic(name) for name in ("shop.public.orders", "connections", "shop.connect.offers"))
+
+
+def test_the_most_frequent_format_is_written_and_the_others_are_named(tmp_path: Path) -> None:
+    def found(name: str, format_: str) -> Found:
+        return Found(name, Recognized(format_, has_schema=True), ("id",), 10)
+
+    results = [found("a.x", "maxwell-json"), found("b.x", "debezium-json"), found("b.y's", "debezium-json")]
+    place = proposal.Place("kafka", {"kafka.bootstrap.servers": "b:9092"}, tmp_path, what="Kafka at b:9092")
+    (tmp_path / "sink.yaml").write_text(proposal.write(place, results), encoding="utf-8")
+    assert config.load(tmp_path / "sink.yaml").source.format == "debezium-json"
+    assert tables(tmp_path / "sink.yaml") == {
+        "b.x": ("lake.b.x", ["id"]),
+        "b.y's": ("lake.b.y_s", ["id"]),
+    }
+    assert r"#   maxwell-json: --topics 'a\.x'" in (tmp_path / "sink.yaml").read_text(encoding="utf-8")
