@@ -18,7 +18,7 @@ from changelog.recognition import Recognized, json_rows, kind_options, recognize
 from changelog.schema_registry import Registry, RegistryError
 from sink.config import RESERVED, Config, SourceSection
 from sink.errors import ConfigError, TemporaryError
-from sink.inference import infer_fields
+from sink.inference import infer_fields, message_keys
 from sink.sources.kafka_client import Broker, Message
 
 SAMPLE = 100
@@ -65,6 +65,7 @@ class Found:
 
     :param name: of the topic; for files the directory.
     :param key: columns; empty if nobody says.
+    :param key_is_stated: every message says that this is the key, so the configuration need not.
     :param key_is_guess: nothing says so but the column's name.
     :param columns: name -> Spark SQL type, where no schema says it.
     :param remarks: column -> what else its type may be.
@@ -77,6 +78,7 @@ class Found:
     recognized: Recognized
     key: tuple[str, ...]
     looked_at: int
+    key_is_stated: bool = False
     key_is_guess: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
@@ -87,11 +89,14 @@ class Found:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """:param internal: a topic of Kafka's, Connect's or another program's own."""
+    """:param internal: a topic of Kafka's, Connect's or another program's own.
+    :param asked_for: false of a topic that `--topics` doesn't match.
+    """
 
     name: str
     reason: str
     internal: bool = False
+    asked_for: bool = True
     needs_registry: bool = False
 
 
@@ -128,6 +133,7 @@ def topics(
     result: list[Found | LeftOut] = [
         LeftOut(name, reason, internal=True) for name in chosen if (reason := own_topic(name)) is not None
     ]
+    result += [LeftOut(name, "not asked for", asked_for=False) for name in existing if name not in set(chosen)]
     empty = 0
     for number, (name, messages) in enumerate(broker.sample(names, SAMPLE)):
         progress(number, len(names))
@@ -275,15 +281,23 @@ def _found(
     section = SourceSection(
         type="kafka", format=what.format, format_options={**dict(what.options), **registry}, options={}
     )
+    source = Config.model_construct(source=section)
     types: Mapping[str, str] = {}
+    stated: frozenset[tuple[str, ...]] = frozenset()
     try:
-        types = infer_fields(Config.model_construct(source=section), records)
+        types = infer_fields(source, records)
+        stated = message_keys(source, records)
     except UnavailableError:
         raise
     except Exception as error:  # noqa: BLE001 - a message that breaks a decoder is the run's to tell of
         what = replace(what, note="; ".join(filter(None, [what.note, f"no columns could be inferred: {error}"])))
     rows = list(json_rows(what.format, records.column("value").to_pylist()))
-    return _keyed(name, what, types, rows, key)
+    if len(stated) == 1:
+        what = replace(what, key=next(iter(stated)) or what.key)
+    found = _keyed(name, what, types, rows, key)
+    if isinstance(found, Found) and stated == {found.key}:
+        return replace(found, key_is_stated=True)
+    return found
 
 
 def _keyed(
@@ -312,7 +326,7 @@ def _keyed(
         # of Avro the key's columns may be in the message's key alone
         return LeftOut(name, f"its key {', '.join(key)} is no column of its rows: {', '.join(columns)}")
     shown = {} if what.has_schema else columns
-    return Found(name, what, key, len(rows), is_guess, shown, remarks, excluded)
+    return Found(name, what, key, len(rows), key_is_guess=is_guess, columns=shown, remarks=remarks, excluded=excluded)
 
 
 def _guessed_key(

@@ -73,7 +73,7 @@ def write(place: Place, results: Sequence[Found | LeftOut]) -> str:
     found = [each for each in found if each.key]
     left += [LeftOut(each.name, _no_key(each)) for each in keyless]
     if not found:
-        reasons = "\n".join(f"  {each.name}: {each.reason}" for each in left if not each.internal)
+        reasons = "\n".join(f"  {each.name}: {each.reason}" for each in left if not each.internal and each.asked_for)
         hint = (
             " Give --registry with its URL." if any(e.needs_registry for e in left) and not place.format_options else ""
         )
@@ -93,7 +93,7 @@ def told(results: Sequence[Found | LeftOut]) -> Iterator[str]:
     for result in results:
         if isinstance(result, Found) and not result.key:
             yield f"{result.name}: left out, {_no_key(result)}"
-        elif isinstance(result, LeftOut) and not result.internal:
+        elif isinstance(result, LeftOut) and not result.internal and result.asked_for:
             yield f"{result.name}: left out, {result.reason}"
     internal = [each.name for each in results if isinstance(each, LeftOut) and each.internal]
     if internal:
@@ -159,53 +159,70 @@ def _entries(
     chosen: Sequence[Found], targets: Mapping[str, str], skipped: Sequence[str], place: Place
 ) -> Iterator[str]:
     """A pattern for tables that have all in common but their name, and an entry for each of the others."""
-    grouped: dict[object, list[Found]] = {}
+    by_prefix: dict[str, list[Found]] = {}
     for each in chosen:
-        prefix, _ = _split(each.name, place)
-        alone = not each.recognized.has_schema or each.excluded or each.key_is_guess or not prefix
-        common: object = (prefix, each.key, tuple(each.order_by))
-        grouped.setdefault(each.name if alone else common, []).append(each)
-    prefixes = [_split(each.name, place)[0] for each in chosen]
-    taken: set[str] = set()
-    patterns: list[tuple[str, list[Found], str]] = []
-    for members in sorted(grouped.values(), key=len, reverse=True):
-        prefix, _ = _split(members[0].name, place)
-        templates = {targets[each.name].rpartition(".")[0] for each in members}
-        same = all(targets[each.name].rpartition(".")[2] == _split(each.name, place)[1] for each in members)
-        if len(members) > 1 and prefix not in taken and len(templates) == 1 and same:
-            taken.add(prefix)
-            patterns.append((prefix, members, templates.pop()))
-        else:
-            for each in members:
-                yield from _entry(each, targets[each.name], place)
-    for prefix, members, template in patterns:
-        known = prefixes.count(prefix)
-        yield from _pattern(prefix, members, template, skipped, place, others=known - len(members))
+        by_prefix.setdefault(_split(each.name, place)[0], []).append(each)
+    patterns = []
+    for prefix, group in by_prefix.items():
+        regular = [
+            each
+            for each in group
+            if targets[each.name].rpartition(".")[2] == _split(each.name, place)[1] and not each.key_is_guess
+        ]
+        alike = [each for each in regular if each.recognized.has_schema and not each.excluded]
+        ways = [_key_and_order(each) for each in alike]
+        way = max(ways, key=ways.count) if ways else ([], [])
+        members = [each for each in alike if _key_and_order(each) == way]
+        # a key that the messages say is that of each table, also of those to come
+        is_open = not way[0] and len(regular) > 1 and all(each.key_is_stated for each in regular)
+        if prefix and (len(members) > 1 or is_open):
+            patterns.append((prefix, members, way, targets[regular[0].name].rpartition(".")[0]))
+            group = [each for each in group if each not in members]
+        for each in group:
+            yield from _entry(each, targets[each.name], place)
+    for prefix, members, way, template in patterns:
+        yield from _pattern(prefix, members, way, template, skipped, place)
+
+
+def _key_and_order(found: Found) -> tuple[Sequence[str], Sequence[str]]:
+    """What an entry says of them; no key where the messages do."""
+    return [] if found.key_is_stated else list(found.key), list(found.order_by)
 
 
 def _pattern(
-    prefix: str, members: Sequence[Found], template: str, skipped: Sequence[str], place: Place, others: int
+    prefix: str,
+    members: Sequence[Found],
+    way: tuple[Sequence[str], Sequence[str]],
+    template: str,
+    skipped: Sequence[str],
+    place: Place,
 ) -> Iterator[str]:
-    inside = [_split(name, place)[1] for name in skipped if _split(name, place)[0] == prefix]
-    separator = "/" if place.type == "files" else "."
-    begin = _relative(prefix, place) + "/" if separator == "/" else re.escape(prefix + separator)
-    none = "".join(f"{re.escape(name)}$|" for name in sorted(inside)).rstrip("|")
-    names = ", ".join(_split(each.name, place)[1] for each in members[:20]) + (", …" if len(members) > 20 else "")
-    yield f"  # {names}: and what else comes with this prefix"
-    if others:
-        yield "  # (tables that are named above have entries of their own)"
-    if inside:
-        yield f"  # without {', '.join(sorted(inside))}: see below"
+    inside = sorted(last for first, last in (_split(name, place) for name in skipped) if first == prefix)
+    is_path = place.type == "files"
+    begin = _relative(prefix, place) + "/" if is_path else re.escape(prefix + ".")
+    none = "|".join(f"{re.escape(name)}$" for name in inside)
     # of a path only what follows the last slash is looked at
-    name_of_one = ".+" if separator == "/" else "[^.]+"
+    name_of_one = ".+" if is_path else "[^.]+"
     group = f"((?!{none}){name_of_one})" if none else f"({name_of_one})"
+    if members:
+        names = ", ".join(_split(each.name, place)[1] for each in members[:20]) + (", …" if len(members) > 20 else "")
+        yield f"  # {names}, and what else comes with this prefix and isn't named above"
+    else:
+        yield "  # what else comes with this prefix; write its columns down as above when it is there"
+    if inside:
+        yield f"  # without {', '.join(inside[:20])}{', …' if len(inside) > 20 else ''}"
+    for note in dict.fromkeys(each.recognized.note for each in members if each.recognized.note):
+        yield f"  # {note}"
     yield f"  - source: {_quoted(begin + group)}"
     yield f"    target: {template}.$1"
-    yield f"    key: {_flow(members[0].key)}"
-    if members[0].order_by:
-        yield f"    order_by: {_flow(members[0].order_by)}"
-    for note in dict.fromkeys(each.recognized.note for each in members if each.recognized.note):
-        yield f"    # {note}"
+    key, order_by = way
+    if key:
+        yield f"    key: {_flow(key)}"
+    else:
+        keys = " ".join(sorted({_flow(each.key) for each in members}))
+        yield f"    # key: what each table's messages say{f' ({keys})' if keys else ''}"
+    if order_by:
+        yield f"    order_by: {_flow(order_by)}   # which change of a key is the last; a guess, by its name"
 
 
 def _entry(found: Found, target: str, place: Place) -> Iterator[str]:
@@ -215,7 +232,10 @@ def _entry(found: Found, target: str, place: Place) -> Iterator[str]:
     yield f"  - source: {_scalar(name)}"
     yield f"    target: {target}"
     remark = "   # A GUESS, by its name: correct it if these columns don't identify a row" if found.key_is_guess else ""
-    yield f"    key: {_flow(found.key)}{remark}"
+    if found.key_is_stated:
+        yield f"    # key: {_flow(found.key)}, as the messages say"
+    else:
+        yield f"    key: {_flow(found.key)}{remark}"
     if found.order_by:
         yield f"    order_by: {_flow(found.order_by)}   # which change of a key is the last; a guess, by its name"
     if found.excluded:
@@ -238,7 +258,7 @@ def _comments(others: Sequence[Found], left: Sequence[LeftOut]) -> Iterator[str]
         yield "# Other formats. A configuration has one: run rowdelta init again with --topics and --output for these."
         for name, topics in formats.items():
             yield f"#   {name}: --topics {_quoted('|'.join(map(re.escape, topics)))}"
-    kept = [each for each in left if not each.internal]
+    kept = [each for each in left if not each.internal and each.asked_for]
     if kept:
         yield ""
         yield "# Left out:"

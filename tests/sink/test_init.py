@@ -105,10 +105,16 @@ def test_a_database_from_nothing_to_tables(
     text, said = file.read_text(encoding="utf-8"), capsys.readouterr().out
     written = tables(file)
     # the same schema in two databases: their tables must not be one
-    assert written["old.public.comp"] == ("lake.old_public.comp", ["tenant", "id"])
-    (pattern,) = [source for source in written if "(" in source]
-    assert written[pattern] == ("lake.shop_public.$1", ["id"])
-    assert r"(?!later$)" in pattern
+    assert written["old.public.comp"] == ("lake.old_public.comp", [])
+    assert "    # key: [tenant, id], as the messages say" in text
+    # shop's tables have a schema, and a key of their own each; what is left out is not in the patterns
+    patterns = {source: target for source, target in written.items() if "(" in source}
+    assert patterns == {
+        r"old\.public\.((?!nokey$)[^.]+)": ("lake.old_public.$1", []),
+        r"shop\.public\.((?!later$)[^.]+)": ("lake.shop_public.$1", []),
+    }
+    assert "# key: what each table's messages say ([id] [tenant, id])" in text
+    assert not any(source.startswith("shop.") for source in written.keys() - patterns.keys())
     assert "decimal.handling.mode=string" in text
     loaded = config.load(file)
     (orders,) = [table for table in loaded.tables if table.source == "old.public.orders"]
@@ -305,6 +311,13 @@ def test_topics_that_are_no_changelogs_by_their_name() -> None:
     own = ["__consumer_offsets", "_schemas", "connect-configs", "my-connect-status", "docker-connect-offsets"]
     assert all(own_topic(name) for name in own)
     assert not any(own_topic(name) for name in ("shop.public.orders", "connections", "shop.connect.offers"))
+
+
+@pytest.mark.kafka
+def test_topics_that_were_not_asked_for_are_in_no_pattern(kafka: Kafka, tmp_path: Path) -> None:
+    file = tmp_path / "sink.yaml"
+    assert init(file, kafka, "--topics", "shop[.]public[.](orders|comp)") == 0
+    assert list(tables(file)) == [r"shop\.public\.((?!alltypes$|later$|toast_def$)[^.]+)"]
 
 
 def test_the_most_frequent_format_is_written_and_the_others_are_named(tmp_path: Path) -> None:
