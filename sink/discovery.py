@@ -5,7 +5,7 @@ Topics are looked at by a plain Kafka client, and files by PyArrow, so none of t
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ class LeftOut:
 
     name: str
     reason: str
+    _: KW_ONLY
     internal: bool = False
     asked_for: bool = True
     needs_registry: bool = False
@@ -167,7 +168,7 @@ def _topic(
 ) -> Found | LeftOut:
     what = recognize([(message.key, message.value) for message in messages], registry)
     if not isinstance(what, Recognized):
-        return LeftOut(name, what.reason, what.internal, what.needs_registry)
+        return LeftOut(name, what.reason, internal=what.internal, needs_registry=what.needs_registry)
     records = {
         name: [getattr(message, name) for message in messages] for name in ("partition", "offset", "key", "value")
     }
@@ -259,7 +260,7 @@ def _json_lines(name: str, files: Sequence[Path], key: Sequence[str], order_by: 
         return LeftOut(name, "no lines yet")
     what = recognize((None, line) for line in lines)
     if not isinstance(what, Recognized):
-        return LeftOut(name, what.reason, what.internal)
+        return LeftOut(name, what.reason, internal=what.internal)
     columns = {field.name: [None] * len(lines) for field in RAW_SCHEMA} | {"value": lines}
     found = _found(name, what, pa.table(columns, schema=RAW_SCHEMA), {}, key)
     paths = _ORDER_PATHS.get(what.format)
