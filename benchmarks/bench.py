@@ -62,7 +62,10 @@ class Case:
 
 
 class RowdeltaCase:
-    """Our sink as a user would configure it; the table exists, so that both sinks start alike."""
+    """Our sink as a user would configure it; the table exists, so that both sinks start alike.
+
+    :param deletes: or `append`, for the mode of this name, which has none.
+    """
 
     def __init__(
         self,
@@ -112,11 +115,10 @@ class RowdeltaCase:
                 {
                     "source": str(self._folder / "source"),
                     "target": self.case.table,
-                    "key": ["id"],
+                    **({"mode": "append"} if self._deletes == "append" else {"key": ["id"], "deletes": self._deletes}),
                     "columns": table_columns(),
                     "order_by": ["seq"],
                     "partition_by": [f"bucket({self.case.buckets}, id)"] if self.case.buckets else [],
-                    "deletes": self._deletes,
                     "compact_every": self._compact_every,
                     "properties": {"format-version": str(self._version)},
                 }
@@ -146,18 +148,26 @@ class MergeCase:
         )
 
 
-def run(rows: int, batches: int, events: int, turn: int, seed: int, folder: Path, only: str) -> list[Case]:
+def run(
+    rows: int, batches: int, events: int, turn: int, seed: int, folder: Path, only: str, inserts_only: bool
+) -> list[Case]:
     """Generate, load, apply in turns of `turn` micro-batches, scan and check after each turn. Prints as it goes."""
-    print(f"generating {rows:,} rows and {batches} micro-batches of {events:,} events (seed {seed})", flush=True)
+    what = "inserts" if inserts_only else "events"
+    print(f"generating {rows:,} rows and {batches} micro-batches of {events:,} {what} (seed {seed})", flush=True)
     turns = [*range(turn, batches, turn), batches]
     dataset = write_dataset(
-        Workload(rows, seed), folder / "data", batches, events, FILES_PER_BATCH, expected_after=[batches]
+        Workload(rows, seed, inserts_only),
+        folder / "data",
+        batches,
+        events,
+        FILES_PER_BATCH,
+        expected_after=[batches],
     )
     warehouse = folder / "warehouse"
     spark = build_session(warehouse)
     spark.sparkContext.setLogLevel("ERROR")
-    _warm_up(spark, folder / "warm_up", warehouse, seed, only)
-    sinks = _sinks(spark, folder / "measured", warehouse, only)
+    _warm_up(spark, folder / "warm_up", warehouse, seed, only, inserts_only)
+    sinks = _sinks(spark, folder / "measured", warehouse, only, inserts_only)
     for sink in sinks:
         sink.case.load_seconds = sink.load(dataset)
         _check(sink.case, dataset, 0, totals(spark.table(sink.case.table)))
@@ -196,10 +206,14 @@ def table_columns() -> dict[str, str]:
     return dict(re.findall(r"(\w+) (\w+(?:\([^)]*\))?)", SPARK_TABLE_SCHEMA))
 
 
-def _sinks(spark: SparkSession, folder: Path, warehouse: Path, only: str) -> list[RowdeltaCase | MergeCase]:
+def _sinks(
+    spark: SparkSession, folder: Path, warehouse: Path, only: str, inserts_only: bool
+) -> list[RowdeltaCase | MergeCase]:
     """All sinks whose name matches the regular expression `only`."""
     sinks: list[RowdeltaCase | MergeCase] = []
     for buckets in (None, 8):
+        if inserts_only:
+            sinks.append(RowdeltaCase(spark, folder, warehouse, buckets, "append"))
         sinks += [
             RowdeltaCase(spark, folder, warehouse, buckets, "position"),
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 2, COMPACT_EVERY),
@@ -214,10 +228,10 @@ def _sinks(spark: SparkSession, folder: Path, warehouse: Path, only: str) -> lis
     return chosen
 
 
-def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int, only: str) -> None:
+def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int, only: str, inserts_only: bool) -> None:
     """A small run of every sink, so that none pays for the JVM's first compilations and the workers' first imports."""
-    dataset = write_dataset(Workload(100_000, seed), folder / "data", 4, 50_000, FILES_PER_BATCH)
-    for sink in _sinks(spark, folder, warehouse, only):
+    dataset = write_dataset(Workload(100_000, seed, inserts_only), folder / "data", 4, 50_000, FILES_PER_BATCH)
+    for sink in _sinks(spark, folder, warehouse, only, inserts_only):
         sink.load(dataset)
         sink.apply(dataset, 1, dataset.batches)
 
@@ -310,11 +324,12 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=5, help="micro-batches between scans")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="a regular expression for the names of the sinks to run")
+    parser.add_argument("--inserts-only", action="store_true", help="no updates and deletes; with mode append")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rowdelta-bench-"))
     try:
-        cases = run(args.rows, args.batches, args.events, args.turn, args.seed, folder, args.only)
+        cases = run(args.rows, args.batches, args.events, args.turn, args.seed, folder, args.only, args.inserts_only)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if args.json:

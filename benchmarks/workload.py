@@ -145,9 +145,13 @@ class Workload:
     `initial` comes first, then `batch` as often as wanted; each call moves the table on.
     """
 
-    def __init__(self, rows: int = 2_000_000, seed: int = 1) -> None:
-        """Create the source table with `rows` accounts, at version 1."""
+    def __init__(self, rows: int = 2_000_000, seed: int = 1, inserts_only: bool = False) -> None:
+        """Create the source table with `rows` accounts, at version 1.
+
+        :param inserts_only: all later events are inserts.
+        """
         self._seed = seed
+        self._inserts_only = inserts_only
         self._initial_rows = rows
         self._batches = 0
         self._next_seq = rows
@@ -182,7 +186,8 @@ class Workload:
         """
         self._batches += 1
         rng = np.random.default_rng((self._seed, self._batches))
-        updates, deletes = round(events * UPDATE_SHARE), round(events * DELETE_SHARE)
+        shares = (0.0, 0.0) if self._inserts_only else (UPDATE_SHARE, DELETE_SHARE)
+        updates, deletes = (round(events * share) for share in shares)
         new = self._insert_ids(events - updates - deletes)
         weights = np.arange(1, len(self._ranked) + 1, dtype=np.float64) ** -ZIPF_EXPONENT
         updated = self._ranked[_draw(rng, weights, updates)]

@@ -58,7 +58,8 @@ class Avro:
         self._message_keys = MessageKeys(schemas)
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
-        yield from self._message_keys.stated(records)
+        if not self._spec.inserts_only:
+            yield from self._message_keys.stated(records)
         values, keys = records.column("value"), records.column("key")
         tombstones = pa.array(np.flatnonzero(values.is_null()))
         if len(tombstones):

@@ -66,7 +66,8 @@ class DebeziumAvro:
         self._message_keys = MessageKeys(schemas)
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
-        yield from self._message_keys.stated(records)
+        if not self._spec.inserts_only:
+            yield from self._message_keys.stated(records)
         values, keys = records.column("value"), records.column("key")
         if self._flattened and values.null_count:
             yield from self._tombstones(pa.array(np.flatnonzero(values.is_null())), keys)

@@ -65,7 +65,8 @@ class DebeziumJson:
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
-        yield from self._message_keys.stated(records)
+        if not self._spec.inserts_only:
+            yield from self._message_keys.stated(records)
         values = records.column("value")
         rows = np.flatnonzero(values.is_valid())
         if len(rows) < len(values):

@@ -69,7 +69,7 @@ record that says so. Records of files have neither, and count as -1."""
 
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
-    """Arrow schema of decoded rows: kind, order, snapshot (`trust_before` only), bad, the table's columns, metadata
+    """Arrow schema of decoded rows: kind, order, snapshot (`tells_snapshots` only), bad, the table's columns, metadata
     columns.
     """
     order = [to_arrow_type(dtype) for _, dtype in spec.order_by]
@@ -77,7 +77,7 @@ def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
         order += [pa.int32(), pa.int64()]
     fields = [pa.field(KIND, pa.int8(), nullable=False)]
     fields += [pa.field(order_column(i), dtype) for i, dtype in enumerate(order)]
-    fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.trust_before else []
+    fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.tells_snapshots else []
     fields += [pa.field(BAD, _BAD)]
     fields += [pa.field(column.name, _target(column)) for column in spec.columns]
     fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
@@ -192,6 +192,8 @@ class _TaskDecoder:
                 self.stated_keys = merged_keys(self.stated_keys, {found.fields: _place(raw, found.record)})
             elif len(found.record):
                 self._check_places(found, bad)
+                if self._spec.inserts_only:
+                    self._check_inserts(found, bad)
                 if self._evolves and found.unknown:
                     self._observe_fields(found)
                 if self._spec.schema_changes == "fail":
@@ -211,7 +213,7 @@ class _TaskDecoder:
         spec, count = self._spec, len(changes.record)
         sets = _sets(changes.kind)
         columns: dict[str, pa.Array] = {KIND: changes.kind, BAD: pa.nulls(count, _BAD)}
-        if spec.trust_before:
+        if spec.tells_snapshots:
             columns[SNAPSHOT] = changes.snapshot if changes.snapshot is not None else pa.repeat(False, count)
         all_set = bool(sets.all())
         for column in spec.columns:
@@ -238,6 +240,13 @@ class _TaskDecoder:
         if pc.any(beyond).as_py():
             reason = f"the record stands for more than {CHANGES_PER_RECORD:,} changes"
             bad.add(changes.record.filter(beyond), BadRecord.UNSUPPORTED_EVENT, reason)
+
+    def _check_inserts(self, changes: Changes, bad: _Bad) -> None:
+        others = pc.not_equal(changes.kind, int(RowKind.INSERT))
+        if pc.any(others).as_py():
+            kinds = changes.kind.filter(others).to_pylist()
+            reasons = [f"{RowKind(kind).short}: a table in mode append takes inserts (+I) only" for kind in kinds]
+            bad.add(changes.record.filter(others), BadRecord.NOT_AN_INSERT, reasons)
 
     def _column(self, column: ColumnSpec, changes: Changes, applies: Mask | None, bad: _Bad) -> pa.Array:
         """The column's values; those where `applies` is false are null, whatever the message has."""

@@ -98,7 +98,8 @@ class RowKindJson:
         self._reader = JsonReader(Object(shape, watched=spec.schema_changes != "ignore"))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
-        yield from self._message_keys.stated(records)
+        if not self._spec.inserts_only:
+            yield from self._message_keys.stated(records)
         yield from each(self._reader, records, lambda _, found: self._changes(found))
 
     def _changes(self, found: Parsed) -> Iterator[Changes | Rejected]:

@@ -148,6 +148,9 @@ def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Se
     """
     kind, source = F.col(KIND), F.col(SOURCE)
     checks = list(errors)
+    if spec.inserts_only:
+        reason = F.col(_OP), ": a table in mode append takes inserts (+I) only"
+        checks.append(F.when(kind != int(RowKind.INSERT), _error(BadRecord.NOT_AN_INSERT, *reason)))
     checks += [
         F.when(F.col(quoted(name)).isNull(), _error(BadRecord.NULL_KEY, f"key column {name} is null"))
         for name in spec.key

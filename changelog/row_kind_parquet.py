@@ -75,6 +75,8 @@ class PlainRows:
         kind = kinds.meant(rows[kinds.column].cast(pa.string()))
         if kind.null_count:
             raise NotPlainError(f"{kinds.column} has an unknown value")
+        if spec.inserts_only and not pc.all(pc.equal(kind, int(RowKind.INSERT))).as_py():
+            raise NotPlainError("a row is no insert")
         sets = pc.or_(pc.equal(kind, int(RowKind.INSERT)), pc.equal(kind, int(RowKind.UPDATE_AFTER)))
         schema = pa.schema([field for field in decoded_schema(spec) if field.name != SNAPSHOT])
         columns = {KIND: kind, BAD: pa.nulls(len(kind), schema.field(BAD).type)}

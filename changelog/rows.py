@@ -63,6 +63,7 @@ class BadRecord:
     MISSING_COLUMN = "missing_column"
     UNAVAILABLE_VALUE = "unavailable_value"
     UNSUPPORTED_EVENT = "unsupported_event"
+    NOT_AN_INSERT = "not_an_insert"
     DECODER_FAILED = "decoder_failed"
     """The format raised an exception that it doesn't foresee: its mistake, or that of who wrote the record."""
 

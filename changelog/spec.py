@@ -37,6 +37,7 @@ class ChangelogSpec:
     :param order_by: (name or dotted path, type) of the user's order columns.
     :param source_order: records have a partition and an offset that order them (Kafka).
     :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
+    :param inserts_only: the table only grows (`mode: append`): it has no key, and what isn't an insert is a bad record.
     :param options: the format's own, checked against its `OPTIONS`.
     :param schema_changes: what to do about fields that are no columns, and values too wide for their column.
     :param metadata: further columns to decode: names of `Changes.metadata`, `_offset` and the like
@@ -50,10 +51,16 @@ class ChangelogSpec:
     order_by: tuple[tuple[str, T.DataType], ...] = ()
     source_order: bool = True
     trust_before: bool = False
+    inserts_only: bool = False
     options: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     schema_changes: SchemaChanges = "ignore"
     metadata: tuple[str, ...] = ()
     excluded: frozenset[str] = frozenset()
+
+    @property
+    def tells_snapshots(self) -> bool:
+        """Decoded rows say whether they come from a snapshot read of the source: a second one would duplicate them."""
+        return self.trust_before or self.inserts_only
 
     @property
     def kept_by_removals(self) -> frozenset[str]:

@@ -9,6 +9,8 @@ The parts nest, and all have the same two verbs, `write` and `close() -> list[Co
     ├─ PositionDeletes              rows of this commit that a later change superseded: Parquet (v2), vectors (v3)
     └─ EqualityDeletes              keys that the table may hold from earlier snapshots
 
+A table that only grows has an `AppendWriter` (`append.py`) in place of the first: no key, nothing collapsed or deleted.
+
     from deltawriters import DeltaWriter, DeltaOptions, TableSpec, TaskId
 
     writer = DeltaWriter(table, DeltaOptions(key=("id",)), TaskId(partition=0, attempt=7, operation="4f1c"))

@@ -258,7 +258,7 @@ class TableSection(_Section):
     schema_changes: Literal["evolve", "ignore", "fail"] = "evolve"
     partition_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
-    mode: Literal["upsert", "changelog"] = "upsert"
+    mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality"] = "position"
     merge_small_files: bool = True
     compact_every: Annotated[int, Field(ge=1)] | None = None
@@ -479,7 +479,7 @@ class Config(_Section):
                     f"{did_you_mean(table.catalog, self.catalogs)}",
                     *("tables", number, "target"),
                 )
-            if self.source.type == "files" and not table.order_by:
+            if self.source.type == "files" and not table.order_by and table.mode != "append":
                 raise MisplacedError(
                     f"table {table.target}: files have no order of their own; name an order_by column",
                     *("tables", number),
@@ -509,6 +509,15 @@ class Config(_Section):
             raise MisplacedError(
                 f"table {table.target}: keys is for a pattern's exceptions; write key", "tables", number, "keys"
             )
+        if table.mode == "append":
+            for name in ("key", "keys"):
+                if getattr(table, name):
+                    raise MisplacedError(
+                        f"table {table.target}: mode append compares no rows, so it has no {name}. Leave {name} "
+                        "out, or use mode: upsert",
+                        *("tables", number, name),
+                    )
+            return
         if table.key or table.keys:
             return
         if self.source.type == "files":

@@ -111,6 +111,11 @@ def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -
     return whole.context.union([whole.coalesce(1)] * tasks).mapPartitions(lambda part: _as_tuples(step(part)))
 
 
+def files_written(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
+    """What `step` makes of files, each of which goes to one of at most so many tasks."""
+    return whole.coalesce(tasks).mapPartitions(lambda part: _as_tuples(step(part)))
+
+
 def _framed(rows: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
     """The two halves of each pair, one after the other, as `PairwiseRDD` takes them."""
     for number, part in rows:

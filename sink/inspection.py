@@ -74,7 +74,8 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
             yield f"  WARNING: {warning}"
         order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"
         group = f", group {section.group}" if section.group is not None else ""
-        yield f"  mode {section.mode}, deletes {section.deletes}, ordered by {order}{group}"
+        how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
+        yield f"  mode {section.mode}{how}{group}"
     for entry in config.tables:
         if entry.is_pattern:
             yield f"pattern {entry.source} -> {entry.target}: looks for more every {config.source.discovery_interval}"

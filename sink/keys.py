@@ -24,7 +24,10 @@ from sink.patterns import ResolvedTable
 
 Fields = tuple[str, ...]
 
-WAYS_OUT = "Name the columns that tell rows apart in tables[].key (or in keys, for one topic of a pattern)."
+WAYS_OUT = (
+    "Name the columns that tell rows apart in tables[].key (or in keys, for one topic of a pattern), or set mode: "
+    "append for a table that only grows."
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ def table_key(config: Config, resolved: ResolvedTable, table: IcebergTable | Non
     :raises NoMessagesError: there are none yet.
     """
     section, path = resolved.section, resolved.path
+    if section.mode == "append":
+        return TableKey((), configured=False)
     text = None if table is None else table.property(property_name(config))
     known = None if text is None else TableKey.from_json(text)
     if section.key:
@@ -127,7 +132,7 @@ def compared(key: TableKey, stated: StatedKeys, section: TableSection, property_
         f"offset {offset} on {now}. Did the source change its primary key? Nothing of this micro-batch was applied. "
     )
     own = shown(key.columns)
-    new = f"set key: [{shown(fields)}]" if fields else "set key,"
+    new = f"set key: [{shown(fields)}]" if fields else "set key, or mode: append,"
     rebuild = f"drop the table and {new} so that it is built anew"
     if not key.configured:
         raise TableError(f"{text}If {own} still tells rows apart, set key: [{own}] and run again; else {rebuild}.")

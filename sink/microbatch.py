@@ -44,6 +44,7 @@ from sink.exchange import (
     files,
     files_by_each,
     files_exchanged,
+    files_written,
     in_arrow,
 )
 from sink.history import ROWS
@@ -57,6 +58,7 @@ from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.tables import (
     TablePlan,
     declared_changes,
+    deletes_by_value,
     deletes_carry_row,
     evolved_columns,
     needs_global_deletes,
@@ -187,8 +189,13 @@ class TableSink:
         """Where the table got to: its last commit's position, else where it was first read from."""
         return self._stored.position if self._stored else start_position(self.table, self._prefix)
 
+    @property
+    def _appends(self) -> bool:
+        """The table only grows."""
+        return self.plan.section.mode == "append"
+
     def _open_key_index(self) -> KeyIndex | None:
-        if self.plan.section.deletes != "position":
+        if self._appends or self.plan.section.deletes != "position":
             return None
         return KeyIndex(self.table, self.plan, f"{self._config.index_location}/{self.plan.section.target}")
 
@@ -202,15 +209,16 @@ class TableSink:
         """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a
         restart.
 
-        :raises DataError: `mode: changelog` on a table that holds rows of which this sink knows nothing.
+        :raises DataError: `mode: changelog` or `append` on a table that holds rows of which this sink knows nothing.
         """
         if self._stored is not None:
             return
-        if self.plan.section.mode == "changelog" and not self.table.is_empty():
+        mode = self.plan.section.mode
+        if mode != "upsert" and not self.table.is_empty():
             raise DataError(
                 f"{self.table.name} holds rows, but sink {self._config.sink.id!r} has no position in it. Reading the "
                 "source from "
-                "its start would duplicate rows in mode changelog. Use mode: upsert, or an empty table."
+                f"its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
             )
         if position is not None and start_position(self.table, self._prefix) is None:
             self.table.set_property(f"{self._prefix}.start", json.dumps(dict(position)))
@@ -398,7 +406,7 @@ class TableSink:
         log.info("%s was altered; checking it against the configuration again", self.table.name)
         self.plan = plan_table(self.table.spark, self._config, self._resolved, self.table)
         self._global_deletes = self.table.has_data_under_other_specs()
-        if self.plan.section.deletes == "equality" and (needs_global_deletes(self.plan) or self._global_deletes):
+        if deletes_by_value(self.plan.section) and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
         self._decoder = self._open_decoder()
         self._spec = self.table.spec
@@ -422,7 +430,8 @@ class TableSink:
         started = time.monotonic()
         if batch.declared is not None:
             self._evolve(declared_changes(self.plan, batch.declared))
-        empty = self.table.is_empty()
+        # what others append is nothing to one who only appends too
+        empty = not self._appends and self.table.is_empty()
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
         index = self._key_index.slice() if self._key_index is not None else None
@@ -445,7 +454,7 @@ class TableSink:
         :raises TableError: the messages' key is another than before.
         """
         section = self.plan.section
-        if not stated:
+        if self._appends or not stated:
             return
         key = compared(self._key, stated, section, property_name(self._config))
         warning = key.warning(section)
@@ -517,7 +526,7 @@ class TableSink:
         try:
             results = self._collected(lambda: self._writing_files(batch, plan, tasks))
             if not self._not_plain.value:
-                if _is_read_by_each(batch, tasks):
+                if not self._appends and _is_read_by_each(batch, tasks):
                     self._check_all_read(batch, results, tasks)
                 return results
         except (RowdeltaError, IndexLostError):
@@ -566,6 +575,8 @@ class TableSink:
         decode = functools.partial(task.decode_files, self._decoder.plain, self._not_plain)
         whole = files(batch.files, self.table.spark.sparkContext)
         write_own, route, run = self._steps(plan, tasks)
+        if self._appends:
+            return files_written(whole, tasks, functools.partial(decode, run))
         if _is_read_by_each(batch, tasks):
             return files_by_each(whole, tasks, functools.partial(decode, write_own))
         return files_exchanged(whole, functools.partial(decode, route), tasks, run)
@@ -576,24 +587,26 @@ class TableSink:
         :param frame: the batch's records or changes.
         """
         write_own, route, run = self._steps(plan, tasks)
-        if tasks == 1:
-            frame = frame.coalesce(1)
-        then, schema = (write_own, task.RESULT_SCHEMA) if tasks == 1 else (route, PACKED_SCHEMA)
+        shuffles = tasks > 1 and not self._appends
+        if not shuffles:
+            frame = frame.coalesce(tasks)
+        then, schema = (route, PACKED_SCHEMA) if shuffles else (write_own, task.RESULT_SCHEMA)
         if batch.changes is None and self._decoder.ends_in_python and not self._has_kept_letters():
             made = self._decoder.changes_into(then, schema, frame)
         else:
             changes = self._without_kept(frame if batch.changes is not None else self._decoder.changes(frame))
             made = in_arrow(changes, then, schema)
-        return made if tasks == 1 else exchanged(made, tasks, run)
+        return exchanged(made, tasks, run) if shuffles else made
 
     def _steps(self, plan: task.TaskPlan, tasks: int) -> tuple[Step, Step, Step]:
-        """What a task does with all changes: write its own; deal them out; and then write those that were
-        dealt to it.
+        """What a task does with all changes: write its own (in mode append, all that it has); deal them out; and then
+        write those that were dealt to it.
         """
+        run = functools.partial(task.run, plan, self._written_paths)
         how = self._key_hash(tasks), tasks, plan.index is not None
         own = functools.partial(task.own, *how)
-        run = functools.partial(task.run, plan, self._written_paths)
-        return lambda changes: run(own(changes)), functools.partial(task.route, self._combine(), *how, PART_ROWS), run
+        write_own = run if self._appends else lambda changes: run(own(changes))
+        return write_own, functools.partial(task.route, self._combine(), *how, PART_ROWS), run
 
     def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
         """How many tasks write it."""
@@ -618,15 +631,17 @@ class TableSink:
         if self._key_index is not None and begun.index is not None:
             index = task.IndexPlan(begun.index, self._key_index.next_sequence, tasks)
         decoded, stored = ([column.name for column in spec.columns] for spec in (self.plan.changelog, self.plan))
-        options = DeltaOptions(
-            key=tuple(section.key),
-            mode=section.mode,
-            table_is_empty=begun.empty,
-            global_deletes=self._global_deletes or self.plan.derived_partition,
-            deletes_carry_row=deletes_carry_row(self._config),
-            # the same row in two files has another `_source`, and is no contradiction
-            content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),
-        )
+        options = None
+        if section.mode != "append":
+            options = DeltaOptions(
+                key=tuple(section.key),
+                mode=section.mode,
+                table_is_empty=begun.empty,
+                global_deletes=self._global_deletes or self.plan.derived_partition,
+                deletes_carry_row=deletes_carry_row(self._config),
+                # the same row in two files has another `_source`, and is no contradiction
+                content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),
+            )
         return task.TaskPlan(
             self._spec,
             options,
@@ -707,8 +722,7 @@ class TableSink:
         if again:
             raise DataError(
                 f"{self.table.name}: the source was snapshot again (op r after other changes, in partition "
-                f"{min(again)}). In mode "
-                "changelog that would duplicate rows. Use mode: upsert."
+                f"{min(again)}). In mode {self.plan.section.mode} that would duplicate rows. Use mode: upsert."
             )
 
     def _streamed(self) -> set[int]:

@@ -96,7 +96,9 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
             "a new change file instead; then delete the dead letters by SQL."
         )
     # a replay repeats changes that the table has had, which only upsert forgives
-    tables = [table.model_copy(update={"mode": "upsert"}) for table in config.tables]
+    tables = [
+        table if table.mode == "append" else table.model_copy(update={"mode": "upsert"}) for table in config.tables
+    ]
     config = config.model_copy(update={"tables": tables})
     source = open_source(spark, config, {})
     assert isinstance(source, KafkaSource)
@@ -110,6 +112,11 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
         section = table.section
         # others' sinks may share both tables
         if (section.target, section.source) in with_letters:
+            if section.mode == "append":
+                raise ConfigError(
+                    f"{section.target} is in mode append, where a record that is replayed twice is there twice. Insert "
+                    "the rows by SQL, and delete the dead letters by SQL."
+                )
             own = (F.col("table") == section.target) & (F.col("source") == section.source)
             yield _Replay(spark, config, table, source).run(found.where(own), force)
 

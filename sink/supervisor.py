@@ -108,10 +108,20 @@ class Supervisor:
         return [member for member in self.members.values() if member.error is not None]
 
     def due(self) -> list[Member]:
-        """Tables to be opened (again) now."""
+        """Tables to be opened (again) now: those that failed a while ago, or whose first messages have come."""
         now = time.monotonic()
-        members = self.members.values()
-        return [m for m in members if (m.error is not None or m.awaits_messages) and m.retry_at <= now]
+        late = [member for member in self.members.values() if member.retry_at <= now]
+        awaiting = [member for member in late if member.awaits_messages]
+        if awaiting:
+            try:
+                come = set(self._source.with_messages([member.source for member in awaiting]))
+            except TemporaryError as error:
+                log.warning("can't look for first messages: %s", error)
+                come = set()
+            for member in awaiting:
+                member.retry_at = now + self._config.source.discovery_seconds
+            awaiting = [member for member in awaiting if member.source in come]
+        return [member for member in late if member.error is not None] + awaiting
 
     def broken(self) -> list[Member]:
         """Those that failed and won't just go on."""

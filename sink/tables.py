@@ -137,9 +137,14 @@ def open_table(
             properties[property_name(config)] = key.to_json()
         spec = catalogs.partition_spec(wanted, section.partition_fields, resolved.path)
         table = catalogs.create(section.target, wanted, section.key, properties, spec)
-    if section.deletes == "equality" and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
+    if deletes_by_value(section) and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
         table.ensure_unpartitioned_spec()
     return table, plan, key
+
+
+def deletes_by_value(section: TableSection) -> bool:
+    """Whether commits may have equality deletes."""
+    return section.mode != "append" and section.deletes == "equality"
 
 
 def inferred_columns(
@@ -335,6 +340,7 @@ def _changelog(
         order_by=tuple(order_by),
         source_order=config.source.type == "kafka",
         trust_before=section.mode == "changelog",
+        inserts_only=section.mode == "append",
         options=dict(config.source.format_options),
         schema_changes=section.schema_changes,
         metadata=tuple(section.metadata),
@@ -380,6 +386,8 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
 def _check_key(section: TableSection, table: IcebergTable) -> None:
     schema = table.spec.iceberg_schema
     identifiers = schema.identifier_field_names()
+    if section.mode == "append":
+        return
     if identifiers and identifiers != set(section.key):
         raise TableError(
             f"{section.target} has the identifier fields {sorted(identifiers)}, but key is {section.key}. They must "

@@ -24,6 +24,7 @@ from changelog.decoding import ChangelogDecoder, StatedKeys, merged_keys, merged
 from changelog.row_kind_parquet import NotPlainError, PlainRows
 from changelog.rows import BAD, HASH, SNAPSHOT
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
+from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
@@ -66,12 +67,14 @@ class IndexPlan:
 class TaskPlan:
     """What every task of one micro-batch and table must know. Pickles small.
 
+    :param options: None for a table that only grows.
     :param dead_letters: the dead-letter table, or None if a bad record stops the job.
-    :param source_partition: the order column with the Kafka partition, to say which partitions had snapshot rows.
+    :param source_partition: the order column with the Kafka partition, to say which partitions had snapshot rows; None
+        if nobody wants to know.
     """
 
     table: TableSpec
-    options: DeltaOptions
+    options: DeltaOptions | None
     operation: str
     target: str
     dead_letters: TableSpec | None
@@ -282,7 +285,11 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     """Write changes, and sum up what was written; also the paths. Whatever is raised, these files are deleted first."""
     # unique to the attempt: Spark may run a task twice at once
     index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
-    writer = DeltaWriter(plan.table, plan.options, task, index)
+    writer: DeltaWriter | AppendWriter
+    if plan.options is None:
+        writer = AppendWriter(plan.table, task)
+    else:
+        writer = DeltaWriter(plan.table, plan.options, task, index)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, samples = Counter[str](), list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()
@@ -296,7 +303,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
                 if dead:
                     dead.write(rejected)
             if SNAPSHOT in good.schema.names:
-                if plan.source_partition is not None and plan.options.mode == "changelog":
+                if plan.source_partition is not None:
                     partitions, is_snapshot = good.column(plan.source_partition), good.column(SNAPSHOT)
                     snapshot_partitions |= set(partitions.filter(is_snapshot).unique().to_pylist())
                     streamed_partitions |= set(partitions.filter(pc.invert(is_snapshot)).unique().to_pylist())

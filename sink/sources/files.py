@@ -224,6 +224,9 @@ class FilesSource:
     def start_position(self, table: TableSection) -> Position | None:
         return None
 
+    def with_messages(self, sources: Collection[str]) -> Collection[str]:
+        return sources
+
     def last_records(self, table: TableSection, count: int) -> DataFrame | None:
         return None
 

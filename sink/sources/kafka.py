@@ -253,6 +253,12 @@ class KafkaSource:
             return None
         return self._frame(self._spark, [Range(table.source, begin, {p: end[p] for p in begin})])
 
+    def with_messages(self, sources: Collection[str]) -> Collection[str]:
+        with self._admin() as admin:
+            topics = list(sources)
+            earliest, latest = admin.offsets(topics, admin.earliest()), admin.offsets(topics, admin.latest())
+        return [topic for topic in topics if latest.get(topic) != earliest.get(topic)]
+
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         with self._admin() as admin:
             topics = [table.source for table, _ in tables]

@@ -113,6 +113,12 @@ class Source(Protocol):
         :raises TemporaryError: the source did not answer.
         """
 
+    def with_messages(self, sources: Collection[str]) -> Collection[str]:
+        """Which of these topics or directories have anything to read, at the price of one look for all of them.
+
+        :raises TemporaryError: the source did not answer.
+        """
+
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         """How far each position is behind the source, for people."""
 

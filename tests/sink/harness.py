@@ -146,7 +146,7 @@ class Job:
         table: dict[str, Any] = {
             "source": str(self.changes_folder),
             "target": self.target,
-            "key": list(self.key),
+            **({"key": list(self.key)} if self.key else {}),
             "partition_by": list(self.partition_by),
             "order_by": ["seq bigint"],
             "mode": self.mode,

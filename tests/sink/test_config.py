@@ -147,7 +147,7 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
         (
             "  - source",
             "  - mode: merge\n    source",
-            r":13: tables\[0\]\.mode: got 'merge', expected 'upsert' or 'changelog'",
+            r":13: tables\[0\]\.mode: got 'merge', expected 'upsert', 'changelog' or 'append'",
         ),
         (
             "  format: debezium-json",

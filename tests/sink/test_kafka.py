@@ -75,7 +75,7 @@ class KafkaJob:
             {
                 "source": self.topic(name),
                 "target": self.target(name),
-                "key": list(self.key.get(name, ["id"])),
+                **({"key": key} if (key := list(self.key.get(name, ["id"]))) else {}),
                 "columns": dict(columns),
                 **self.table,
             }

@@ -1,0 +1,61 @@
+"""The writer of one task for a table that only grows: inserts in, data files out.
+
+Nothing is compared with anything, so there is no key, no order and no delete. That each insert is applied once is up to
+the commit, which stores the source position with the files.
+"""
+
+import pyarrow as pa
+
+from changelog.rows import RowKind
+from deltawriters.delta import WriteResult
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.partitioning import PartitionedWriter, as_table_types
+from deltawriters.table import TableSpec, TaskId
+
+FLUSH_BYTES = 128 * 1024 * 1024
+"""Arrow bytes that are buffered before rows are written: each write is a row group at least."""
+
+
+class AppendWriter:
+    """Writes one task's share of a commit. `write` takes record batches of changelog rows that are all +I, without
+    `_rowdelta_bad` rows.
+    """
+
+    def __init__(self, table: TableSpec, task: TaskId) -> None:
+        self._table = table
+        self._factory = FileFactory(table, task)
+        self._data = PartitionedWriter(table, self._factory, DataFiles())
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
+        self._rows = 0
+
+    @property
+    def created_paths(self) -> list[str]:
+        """Every path this task has opened, for a clean-up of a failed job."""
+        return self._factory.created
+
+    def write(self, changes: pa.RecordBatch) -> None:
+        """Take a batch of inserts."""
+        rows = changes.select(self._table.arrow_schema.names)
+        self._buffer.append(rows)
+        self._buffered_bytes += rows.nbytes
+        self._rows += rows.num_rows
+        if self._buffered_bytes >= FLUSH_BYTES:
+            self._flush(last=False)
+
+    def close(self) -> WriteResult:
+        """Write what is buffered and finish all files."""
+        self._flush(last=True)
+        rows = {kind.short: self._rows if kind is RowKind.INSERT else 0 for kind in RowKind}
+        return WriteResult(self._data.close(), rows)
+
+    def abort(self) -> None:
+        """Give up: close open files and delete everything written."""
+        self._data.abort()
+        self._factory.delete_all()
+
+    def _flush(self, last: bool) -> None:
+        if self._buffer:
+            rows = pa.Table.from_batches(self._buffer).combine_chunks()
+            self._buffer, self._buffered_bytes = [], 0
+            self._data.write(as_table_types(rows, self._table.arrow_schema), last)
