@@ -11,8 +11,10 @@ import pytest
 from deltawriters import TableSpec
 from deltawriters.content import ContentFile
 from deltawriters.files import DataFiles, FileFactory
+from deltawriters.keyindex import SUPERSEDES, Entries, IndexedFile, IndexSlice, low_hash, write_run
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.partitioning import LASTING_BYTES, PartitionedWriter
+from deltawriters.rewrite import RewriteGroup, Rewriter, SmallFile
 from deltawriters.table import TaskId
 
 SCHEMA = """{"type":"struct","schema-id":0,"identifier-field-ids":[1],"fields":[
@@ -76,6 +78,22 @@ def test_large_writes_and_merged_files_are_packed_well(tmp_path: Path, spec: str
     assert sum(file.size_in_bytes for file in write(table, large)) == well
     assert sum(file.size_in_bytes for file in write(table, small)) == bytes_of(table, small, 1)
     assert sum(file.size_in_bytes for file in write(table, small, lasting=True)) == bytes_of(table, small, 3)
+
+
+def test_merged_files_are_packed_well(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    written = rows(table, 20_000)
+    (small,) = write(table, written)
+    high, file = np.arange(20_000, dtype=np.uint64), np.full(20_000, SUPERSEDES, np.uint32)
+    low = low_hash([written.column("id").combine_chunks()])
+    entries = Entries(high, low, file, np.arange(20_000, dtype=np.uint32), (IndexedFile(small.path, 0, {}),))
+    run = write_run(table.io, str(tmp_path), "run", 1, entries)
+    index = IndexSlice(str(tmp_path), (), (run,), dead={})
+    rewriter = Rewriter(table, ["id"], index, 2, lambda keys: high[: keys.num_rows], TaskId(0, 2, "merge"))
+    group = RewriteGroup(0, "{}", (SmallFile(small.path, small.size_in_bytes, None, 1),))
+    (merged,) = rewriter.rewrite([group]).files
+    assert pq.read_table(merged.path).equals(written)
+    assert merged.size_in_bytes == bytes_of(table, written, 3) < bytes_of(table, written, 1)
 
 
 def test_the_tables_own_level_and_codec_win(tmp_path: Path) -> None:
