@@ -27,6 +27,7 @@ from deltawriters.table import TableSpec
 FILE_PATH_ID = 2147483546
 POS_ID = 2147483545
 FLUSH_THRESHOLD = 1_000_000
+_METRICS = "write.metadata.metrics."
 """Positions held before a v2 position delete file is written (16 bytes each)."""
 
 _SCHEMA = Schema(
@@ -117,7 +118,8 @@ class PositionDeletes:
         """Bounds of `file_path` must be untruncated, or a reader would skip deletes that apply
         (`MetricsConfig.forPositionDelete`).
         """
-        return replace(self._table, properties=(("write.metadata.metrics.default", "full"),))
+        others = [(name, value) for name, value in self._table.properties if not name.startswith(_METRICS)]
+        return replace(self._table, properties=(*others, (f"{_METRICS}default", "full")))
 
     def _write_vectors(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:
         order = np.lexsort((pos, file))

@@ -4,7 +4,7 @@ expected.
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,8 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from changelog import formats
 from sink.errors import ConfigError
 from sink.options import MisplacedError, check_catalog, check_source, check_spark, check_table, did_you_mean
+from sink.redaction import MASK, is_secret, masked
 
-_SECRET = re.compile(r"secret|password|passwd|token|credential|access.?key|jaas|sas\b|private", re.IGNORECASE)
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour)s?")
 _UNIT_SECONDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
@@ -717,11 +717,6 @@ def _yaml_hint(line: list[str], error: yaml.MarkedYAMLError) -> str:
     return ""
 
 
-def redacted(values: Mapping[str, str]) -> dict[str, str]:
-    """`values` fit for logs: whatever looks like a secret is masked."""
-    return {name: "****" if _SECRET.search(name) else value for name, value in values.items()}
-
-
 def _construct(
     node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], file: Path
 ) -> Any:
@@ -796,7 +791,7 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
     line = next((lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in lines), 1)
     where = f":{line}: {_dotted(path)}: " if path else f":{line}: "
     kind, value = problem["type"], problem.get("input")
-    shown = "****" if any(_SECRET.search(str(part)) for part in path) else _shown(value)
+    shown = MASK if any(is_secret(str(part)) for part in path) else masked(_shown(value))
     if kind == "extra_forbidden":
         known = _known_keys(path[:-1])
         return f"{where}unknown key{did_you_mean(str(path[-1]), known)}. Known here: {', '.join(known)}."
@@ -812,9 +807,9 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
         return f"{where}got {shown}, expected text, or a list of texts that is not empty."
     if kind == "model_type" and path[-2:-1] == ("columns",):
         return f"{where}got {shown}, expected a type such as bigint, or a mapping with type."
-    if kind in _LIST_KINDS and isinstance(value, str | int | float) and shown != "****":
-        return f"{where}got {shown}, expected a list: [{value}]."
-    if kind == "string_type" and isinstance(value, int | float) and shown != "****":
+    if kind in _LIST_KINDS and isinstance(value, str | int | float) and shown != MASK:
+        return f"{where}got {shown}, expected a list: [{masked(str(value))}]."
+    if kind == "string_type" and isinstance(value, int | float) and shown != MASK:
         return f'{where}got {shown}, expected text: "{shown}".'
     expected = _EXPECTED.get(kind, problem["msg"][0].lower() + problem["msg"][1:])
     return f"{where}got {shown}, expected {expected.format(**problem.get('ctx', {}))}."

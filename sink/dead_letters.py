@@ -35,6 +35,7 @@ from sink.errors import TableError, TableGoneError, TemporaryError, TooManyBadRe
 from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
 from sink.sources.source import Position
 from sink.spark_versions import to_arrow
+from sink.table_properties import check_properties
 
 log = logging.getLogger("rowdelta")
 
@@ -262,8 +263,8 @@ def _open_table(spark: SparkSession, config: Config) -> IcebergTable:
     existing = catalogs.load(name)
     # whole names in the files' bounds tell targets apart when they commit at the same time; by default only the first
     # 16 characters are there
-    properties = {"format-version": "2", "write.metadata.metrics.column.table": "full"}
-    table = existing or catalogs.create(name, COLUMNS, [], properties)
+    table = existing or catalogs.create(name, COLUMNS, [], {"write.metadata.metrics.column.table": "full"})
+    check_properties(name, table.spec.properties_by_name)
     _check_columns(table)
     return table
 

@@ -5,7 +5,6 @@ its own.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +22,7 @@ from changelog.spec import ColumnSpec
 from deltawriters import TableSpec
 from sink.config import PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TableGoneError, TemporaryError
+from sink.redaction import masked
 from sink.sources.source import Position
 from sink.spark_versions import parse_ddl
 
@@ -38,8 +38,12 @@ def java_class(error: Exception) -> str:
 
 
 def java_message(error: Exception) -> str:
-    exception = java_exception(error)
-    return str(exception.getMessage() or exception)
+    """Without secrets: a driver's message may quote the whole address."""
+    return _message(java_exception(error))
+
+
+def _message(exception: JavaObject) -> str:
+    return masked(str(exception.getMessage() or exception))
 
 
 def java_exception(error: Exception) -> JavaObject:
@@ -288,6 +292,15 @@ class IcebergTable:
         self.refresh()
 
 
+_DEFAULTS = {
+    "format-version": "2",
+    # each commit adds a metadata file, and Iceberg keeps them for ever by default
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+"""Properties of a table that is created."""
+
+
 class Catalogs:
     """Tables of the session's Iceberg catalogs by `catalog.namespace.table`."""
 
@@ -319,8 +332,13 @@ class Catalogs:
         properties: Mapping[str, str],
         partition_spec: JavaObject | None = None,
     ) -> IcebergTable:
-        """Create a table with `key` as identifier fields."""
+        """Create a table with `key` as identifier fields.
+
+        :param properties: they win over our defaults, as the catalog's `table-default.…` do.
+        """
         catalog, identifier = self._resolve(name)
+        of_catalog = f"spark.sql.catalog.{name.split('.')[0]}.table-default."
+        defaults = {n: v for n, v in _DEFAULTS.items() if self._spark.conf.get(f"{of_catalog}{n}", None) is None}
         converted = self._converted(columns)
         ids = self._jvm.java.util.HashSet()
         for column in key:
@@ -329,7 +347,7 @@ class Catalogs:
         try:
             self._ensure_namespace(catalog, identifier)
             builder = catalog.buildTable(identifier, schema)
-            for property_name, value in properties.items():
+            for property_name, value in (defaults | dict(properties)).items():
                 builder = builder.withProperty(property_name, value)
             if partition_spec is not None:
                 builder = builder.withPartitionSpec(partition_spec)
@@ -394,8 +412,7 @@ class Catalogs:
         uri = self._spark.conf.get(f"{prefix}.uri", None)
         if uri is None and self._spark.conf.get(f"{prefix}.type", None) == "rest":
             return ConfigError(f"catalogs.{catalog}: a catalog of type rest needs its address. Add uri.")
-        # what comes before an @, and parameters, may be secret
-        at = "" if uri is None else " at " + re.split("[?;]", re.sub("//[^/@]*@", "//", uri))[0]
+        at = "" if uri is None else f" at {masked(uri)}"
         return TemporaryError(
             f"catalog {catalog}{at} can't be opened: {message}. Nothing was applied; run again once it answers, or "
             "correct "
@@ -423,7 +440,7 @@ def _with_cause(error: Exception) -> str:
     exception = java_exception(error)
     while (cause := exception.getCause()) is not None:
         exception = cause
-    message, inner = java_message(error).strip(), str(exception.getMessage() or exception)
+    message, inner = java_message(error).strip(), _message(exception)
     return message if inner in message else f"{message} ({inner})"
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
-from sink.config import Config, redacted
+from sink.config import Config
 from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.folders import check_folders
 from sink.iceberg import Catalogs, IcebergTable
@@ -18,6 +18,7 @@ from sink.keys import TableKey, shown, table_key, with_key
 from sink.microbatch import property_prefix, start_position
 from sink.patterns import ResolvedTable
 from sink.pipeline import find_tables, open_source
+from sink.redaction import redacted
 from sink.session import activate
 from sink.sources.source import Position, Source
 from sink.tables import TablePlan, inferred_columns, plan_table
@@ -76,6 +77,8 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
         group = f", group {section.group}" if section.group is not None else ""
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}{group}"
+        for warning in plan.warnings:
+            yield f"  WARNING: {warning}"
     for entry in config.tables:
         if entry.is_pattern:
             yield f"pattern {entry.source} -> {entry.target}: looks for more every {config.source.discovery_interval}"

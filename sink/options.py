@@ -9,6 +9,8 @@ import difflib
 import re
 from collections.abc import Collection, Mapping
 
+from sink.table_properties import refusal
+
 _FILE_OPTIONS = (
     "allowDuplicatedFileNames",
     "cleanSource",
@@ -91,6 +93,10 @@ def check_table(properties: Mapping[str, str]) -> None:
 
     :raises MisplacedError: with such a value nothing could be written, or not as it says.
     """
+    refused = refusal(properties)
+    if refused is not None:
+        name, why = refused
+        raise MisplacedError(f"rowdelta does not follow this property: {why}", name)
     for name, value in properties.items():
         if name == "format-version" and value not in ("2", "3"):
             raise MisplacedError(f"got {value!r}, expected 2 or 3, the versions that have row-level deletes", name)

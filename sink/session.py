@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
@@ -21,6 +22,7 @@ from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.iceberg import java_class, java_message
 from sink.jars import Jar
+from sink.redaction import spark_pattern
 
 _TOLD_TWICE = (
     "org.apache.spark.executor.Executor",
@@ -36,6 +38,7 @@ WORKERS_KEEP_MEMORY = {
 """For glibc in Python workers: what a batch of records took is kept for the next. By default it is returned and asked
 for again, and the system clears each page of it: two thirds of a worker's page faults, and half of what it spends in
 the kernel."""
+_REDACTION = "spark.redaction.regex"
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 LOCAL_FILES = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 _LOCAL_FILE_SYSTEM = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
@@ -76,6 +79,7 @@ def settings(config: Config) -> dict[str, str]:
     needed = {
         "spark.sql.session.timeZone": "UTC",
         "spark.jars.packages": ",".join(packages(config)),
+        _REDACTION: spark_pattern(config.spark.get(_REDACTION)),
     }
     if (defaults | config.spark)["spark.master"].startswith("local"):
         needed["spark.jars.packages"] += f",{LOCAL_FILES}"
@@ -104,7 +108,11 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
     options = settings(config)
     if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
         # under spark-submit, what it was started with wins: master, memory, packages
-        spark = _created({k: v for k, v in options.items() if k.startswith("spark.sql.")})
+        options = {k: v for k, v in options.items() if k.startswith("spark.sql.")}
+        if SparkContext._active_spark_context is None:
+            SparkContext._ensure_initialized()  # only then a SparkConf knows what spark-submit was given
+            options[_REDACTION] = spark_pattern(SparkConf().get(_REDACTION, None))
+        spark = _created(options)
     else:
         ours = jars.are_ours(options)
         resolved: Sequence[Jar] = (jars.recorded(options) if ours else None) or ()

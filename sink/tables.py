@@ -1,7 +1,7 @@
 """Target tables: created from the configuration, or checked against it, before any stream starts."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pyiceberg.transforms import IdentityTransform
@@ -25,9 +25,9 @@ from sink.keys import TableKey, property_name, table_key, with_key
 from sink.patterns import ResolvedTable
 from sink.sources.source import Source
 from sink.spark_versions import parse_ddl
+from sink.table_properties import FEATURES, check_properties, ignored
 
 log = logging.getLogger("rowdelta")
-
 _NO_FLOATS = "Its NaN has no form in which a commit could name the partition. Partition by another column."
 
 
@@ -40,6 +40,7 @@ class TablePlan:
     :param computed: (name, Spark SQL expression) of computed columns.
     :param derived_partition: partitioned by a computed or metadata column, so no change says where the row before it
         is.
+    :param warnings: what the table's properties and features ask for and the sink doesn't do, for people.
     """
 
     section: TableSection
@@ -48,6 +49,7 @@ class TablePlan:
     columns: tuple[ColumnSpec, ...] = ()
     computed: tuple[tuple[str, str], ...] = ()
     derived_partition: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def is_decoded_whole(self) -> bool:
@@ -75,6 +77,7 @@ def plan_table(
     section, path = resolved.section, resolved.path
     wanted = wanted_columns(section, path, None if table else types)
     if table is None:
+        _check_parent(spark, section, path)
         if wanted is None:
             raise ConfigError(
                 f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add "
@@ -96,6 +99,7 @@ def plan_table(
         if section.partition_by:
             Catalogs(spark).partition_spec(wanted, section.partition_fields, path)
     else:
+        check_properties(table.name, table.spec.properties_by_name)
         columns = column_specs(table)
         _check_columns(section, wanted, columns)
         _check_key(section, table)
@@ -107,7 +111,7 @@ def plan_table(
         sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
     plan = _plan(config, section, path, columns, sources, table is not None)
     check_computed(spark, plan, path)
-    return plan
+    return replace(plan, warnings=tuple(_not_followed(section, table)))
 
 
 def open_table(
@@ -129,10 +133,12 @@ def open_table(
     warning = key.warning(section)
     if warning is not None:
         log.warning("%s", warning)
+    for sentence in plan.warnings:
+        log.warning("%s: %s", section.target, sentence)
     if table is None:
         wanted = wanted_columns(section, resolved.path, types)
         assert wanted is not None
-        properties = {"format-version": "2"} | section.properties
+        properties = dict(section.properties)
         if key.messages:
             properties[property_name(config)] = key.to_json()
         spec = catalogs.partition_spec(wanted, section.partition_fields, resolved.path)
@@ -351,6 +357,31 @@ def _changelog(
 def deletes_carry_row(config: Config) -> bool:
     """Whether the format's -D rows have more than the key."""
     return formats.find(config.source.format).DELETES_CARRY_ROW
+
+
+def _check_parent(spark: SparkSession, section: TableSection, path: str) -> None:
+    """A name inside of a table is one of its branches or tags.
+
+    :raises ConfigError: the target is inside of a table.
+    """
+    parent = section.target.rpartition(".")[0]
+    if parent.count(".") >= 2 and Catalogs(spark).load(parent) is not None:
+        raise ConfigError(
+            f"{path}.target: {parent} is a table, and rowdelta does not write to its branches or tags: commits go to "
+            f"main. Write {parent}."
+        )
+
+
+def _not_followed(section: TableSection, table: IcebergTable | None) -> Iterator[str]:
+    yield from ignored(section.properties if table is None else table.spec.properties_by_name)
+    if table is None:
+        return
+    if not table.java.sortOrder().isUnsorted():
+        yield f"the table's sort order is not followed: {FEATURES['sort order'].does}"
+    for column in table.spec.iceberg_schema.fields:
+        if column.write_default is not None:
+            does = FEATURES["write default of a column"].does
+            yield f"the write default of column {column.name} is not followed: {does}"
 
 
 def _check_columns(section: TableSection, wanted: T.StructType | None, columns: tuple[ColumnSpec, ...]) -> None:

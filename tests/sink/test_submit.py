@@ -289,9 +289,11 @@ def test_the_jvm_dies(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_check_run_status(spark: SparkSession, tmp_path: Path) -> None:
     expected = write_changes(tmp_path, 2)
-    path = write_config(tmp_path)
+    path = write_config(tmp_path, catalogs=SECRETS, spark=LOCAL | event_log(tmp_path))
     check = finish(command("check", path))
     assert check.returncode == 0, check.stderr
+    assert "uri=jdbc:postgresql://****@db/lake" in check.stdout
+    assert "hunter2" not in check.stdout + check.stderr
     assert f"{tmp_path}/changes -> lake.shop.orders: will be created" in check.stdout
     assert f"source: directory {tmp_path}/changes: 2 files" in check.stdout
     assert "columns: id bigint (key), v bigint" in check.stdout
@@ -300,12 +302,39 @@ def test_check_run_status(spark: SparkSession, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert run.stderr.count("lake.shop.orders batch ") == 2
     assert table_content(spark, tmp_path) == expected
+    check_event_log(tmp_path)
     write_changes(tmp_path, 3)
     status = finish(command("status", path))
     assert status.returncode == 0, status.stderr
     assert "lake.shop.orders: snapshot " in status.stdout
     assert "lag: 1 files behind" in status.stdout
     assert "001.json" in status.stdout
+
+
+SECRETS: dict[str, object] = {
+    "lake": {
+        "type": "hadoop",
+        "warehouse": "./warehouse",
+        "credential": "hunter2",
+        "uri": "jdbc:postgresql://ada:hunter2@db/lake",
+    }
+}
+"""Catalogs whose properties hold secrets. One of type hadoop ignores these."""
+
+
+def event_log(folder: Path) -> dict[str, str]:
+    """Spark settings that write one in plain text."""
+    (folder / "events").mkdir()
+    names = {"enabled": "true", "dir": (folder / "events").as_uri(), "compress": "false"}
+    return {f"spark.eventLog.{name}": value for name, value in names.items()}
+
+
+def check_event_log(folder: Path) -> None:
+    """It has the catalog's settings, and no secret."""
+    text = "".join(file.read_text() for file in (folder / "events").rglob("*") if file.is_file())
+    assert "spark.sql.catalog.lake.credential" in text
+    assert "spark.sql.catalog.lake.uri" in text
+    assert "hunter2" not in text
 
 
 def refuse(folder: Path, change: Callable[[Path], Path]) -> subprocess.CompletedProcess[str]:
@@ -434,9 +463,12 @@ def submit(path: Path, master: str, *more: str) -> list[str]:
 
 def test_spark_submit_local(spark: SparkSession, tmp_path: Path) -> None:
     expected = write_changes(tmp_path, 4)
-    result = finish(submit(write_config(tmp_path), "local[2]"))
+    given = event_log(tmp_path) | {"spark.redaction.regex": "custom", "spark.my.custom": "hunter2"}
+    settings = [f"--conf={name}={value}" for name, value in given.items()]
+    result = finish(submit(write_config(tmp_path, catalogs=SECRETS), "local[2]", *settings))
     assert result.returncode == 0, result.stderr
     assert table_content(spark, tmp_path) == expected
+    check_event_log(tmp_path)
     assert commits(spark, tmp_path) == 4
 
 

@@ -1,0 +1,111 @@
+"""What looks like a secret is printed nowhere: not by rowdelta, and not by Spark."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+
+from sink import session
+from sink.config import Config
+from sink.errors import RowdeltaError
+from sink.iceberg import Catalogs
+from sink.redaction import masked, redacted, spark_pattern
+from tests.services.process import free_ports
+from tests.sink.test_config import KAFKA, refusal
+
+URLS = {
+    "https://ada:hunter2@catalog:8181/v1?warehouse=lake": "https://****@catalog:8181/v1?warehouse=lake",
+    "https://hunter2@catalog": "https://****@catalog",
+    "jdbc:postgresql://db:5432/lake?user=ada&password=hunter2&ssl=true": (
+        "jdbc:postgresql://db:5432/lake?user=ada&password=****&ssl=true"
+    ),
+    "jdbc:postgresql://ada:hunter2@db/lake": "jdbc:postgresql://****@db/lake",
+    "jdbc:sqlserver://db;user=ada;password=hunter2;encrypt=true": (
+        "jdbc:sqlserver://db;user=ada;password=****;encrypt=true"
+    ),
+    "jdbc:oracle:thin:ada/hunter2@db:1521:lake": "jdbc:oracle:thin:****@db:1521:lake",
+    "abfss://lake@account.dfs.core.windows.net/x?sv=1&sig=hunter2": "abfss://****@account.dfs.core.windows.net/x?sv=1&sig=****",
+    "s3://lake/warehouse?X-Amz-Signature=hunter2": "s3://lake/warehouse?X-Amz-Signature=****",
+    "mongodb://db/?authToken=hunter2": "mongodb://db/?authToken=****",
+    "jdbc:sqlite:/lake/catalog.db?cache=shared": "jdbc:sqlite:/lake/catalog.db?cache=shared",
+    "s3://lake/warehouse/design=a@b": "s3://lake/warehouse/design=a@b",
+}
+NAMES = (
+    "s3.secret-access-key",
+    "s3.access-key-id",
+    "token",
+    "credential",
+    "jdbc.password",
+    "adls.auth.shared-key.account.key",
+    "adls.sas-token.account",
+    "basic.auth.user.info",
+    "kafka.sasl.jaas.config",
+    "gcs.oauth2.token",
+)
+
+
+@pytest.mark.parametrize(("url", "shown"), URLS.items())
+def test_secrets_inside_of_a_value_are_masked(url: str, shown: str) -> None:
+    assert masked(url) == shown
+    assert redacted({"uri": url}) == {"uri": shown}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_of_options_with_a_telling_name_are_masked(name: str) -> None:
+    assert redacted({"type": "rest", name: "hunter2"}) == {"type": "rest", name: "****"}
+
+
+def test_messages_about_the_configuration_mask_secrets_inside_of_a_value(tmp_path: Path) -> None:
+    catalog = '"jdbc:postgresql://ada:hunter2@db/lake?password=hunter2"'
+    message = refusal(tmp_path, KAFKA.replace("{type: hadoop, warehouse: ./warehouse}", catalog))
+    assert "got 'jdbc:postgresql://****@db/lake?password=****'" in message
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"type": "rest", "uri": "http://ada:hunter2@{address}?token=hunter2"},
+        {"type": "jdbc", "uri": "jdbc:sqlite:/proc/nowhere/lake.db?password=hunter2", "warehouse": "/nowhere"},
+        {"type": "jdbc", "uri": "jdbc:nosuch://ada:hunter2@{address}/lake?password=hunter2", "warehouse": "/nowhere"},
+    ],
+)
+def test_messages_about_a_catalog_mask_secrets_inside_of_its_uri(
+    spark: SparkSession, properties: dict[str, str]
+) -> None:
+    name = f"c{uuid4().hex[:8]}"
+    (port,) = free_ports(1)
+    spark.conf.set(f"spark.sql.catalog.{name}", "org.apache.iceberg.spark.SparkCatalog")
+    for key, value in properties.items():
+        spark.conf.set(f"spark.sql.catalog.{name}.{key}", value.format(address=f"127.0.0.1:{port}"))
+    with pytest.raises(RowdeltaError) as caught:
+        Catalogs(spark).load(f"{name}.shop.orders")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, "(?i)custom", "custom|other"])
+def test_the_sessions_pattern_extends_the_users(given: str | None) -> None:
+    values = yaml.safe_load(KAFKA) | {"spark": {} if given is None else {"spark.redaction.regex": given}}
+    pattern = session.settings(Config.model_validate(values))["spark.redaction.regex"]
+    assert pattern == spark_pattern(given)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("given", [None, "(?i)custom", "custom|other"])
+def test_spark_redacts_by_it(spark: SparkSession, given: str | None) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    pattern = jvm.java.util.regex.Pattern.compile(spark_pattern(given))
+
+    def is_redacted(name: str, value: str) -> bool:
+        """As Spark's `Utils.redact` does it: by the name, or by the value."""
+        return bool(pattern.matcher(name).find() or pattern.matcher(value).find())
+
+    for url, shown in URLS.items():
+        assert is_redacted("spark.sql.catalog.lake.uri", url) == (url != shown)
+    assert all(is_redacted(f"spark.sql.catalog.lake.{name}", "hunter2") for name in NAMES)
+    assert is_redacted("spark.my.custom", "x") == (given is not None)
+    assert not is_redacted("spark.sql.catalog.lake.type", "rest")
+    assert not is_redacted("spark.master", "local[2]")
