@@ -1,4 +1,5 @@
-"""Arrow record batches of changes in, Iceberg data and delete files out. No Spark, no catalog, no commit.
+"""Arrow record batches of changes in, Iceberg data and delete files out. This package knows no Spark and no catalog,
+and commits nothing.
 
 The parts nest, and all have the same two verbs, `write` and `close() -> list[ContentFile]`:
 
@@ -9,7 +10,8 @@ The parts nest, and all have the same two verbs, `write` and `close() -> list[Co
     ├─ PositionDeletes              rows of this commit that a later change superseded: Parquet (v2), vectors (v3)
     └─ EqualityDeletes              keys that the table may hold from earlier snapshots
 
-A table that only grows has an `AppendWriter` (`append.py`) in place of the first: no key, nothing collapsed or deleted.
+A table that only grows has an `AppendWriter` (`append.py`) instead of the `DeltaWriter`. It needs no key, and collapses
+and deletes nothing.
 
     from deltawriters import DeltaWriter, DeltaOptions, TableSpec, TaskId
 
@@ -18,7 +20,7 @@ A table that only grows has an `AppendWriter` (`append.py`) in place of the firs
         writer.write(batch)
     result = writer.close()         # result.files, ready for a row delta commit
 
-A failed task calls `abort()` instead of `close()`: it deletes what the task wrote.
+A failed task calls `abort()` instead of `close()`. `abort()` deletes the files that the task wrote.
 """
 
 from deltawriters.content import ContentFile, FileContent

@@ -1,7 +1,7 @@
 """The writer of one task for a table that only grows: inserts in, data files out.
 
-Nothing is compared with anything, so there is no key, no order and no delete. That each insert is applied once is up to
-the commit, which stores the source position with the files.
+The writer compares nothing, so it needs no key and no order, and writes no deletes. The commit makes sure that each
+insert is applied once: it stores the source position together with the files.
 """
 
 import pyarrow as pa
@@ -13,12 +13,13 @@ from deltawriters.partitioning import PartitionedWriter, as_table_types
 from deltawriters.table import TableSpec, TaskId
 
 FLUSH_BYTES = 128 * 1024 * 1024
-"""Arrow bytes that are buffered before rows are written: each write is a row group at least."""
+"""The writer buffers this many Arrow bytes before it writes rows, since each write makes at least one row group."""
 
 
 class AppendWriter:
-    """Writes one task's share of a commit. `write` takes record batches of changelog rows that are all +I, without
-    `_rowdelta_bad` rows.
+    """Writes one task's share of a commit.
+
+    `write` takes record batches of changelog rows. All of them must be +I, and none a `_rowdelta_bad` row.
     """
 
     def __init__(self, table: TableSpec, task: TaskId) -> None:
@@ -31,7 +32,7 @@ class AppendWriter:
 
     @property
     def created_paths(self) -> list[str]:
-        """Every path this task has opened, for a clean-up of a failed job."""
+        """Every path that this task has opened. A failed job deletes these files."""
         return self._factory.created
 
     def write(self, changes: pa.RecordBatch) -> None:

@@ -1,7 +1,8 @@
-"""Changes that a later one of the same key makes superfluous, left out before the shuffle: MapReduce's combiner.
+"""Leaves out, before the shuffle, each change that a later change of the same key makes superfluous. MapReduce calls
+this a combiner.
 
-Only where the last change of a key is all that counts: in `mode: upsert`. A stream that repeats its keys, as one that
-catches up does, then sends a fraction of its rows through the shuffle.
+This is right only where the last change of a key is all that counts: in `mode: upsert`. A stream that catches up often
+repeats its keys. It then sends only a fraction of its rows through the shuffle.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,12 +17,15 @@ from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
 
 BUFFER_BYTES = 64 * 1024 * 1024
-"""Arrow bytes among which keys are looked for."""
+"""Repeated keys are found within a buffer of this many Arrow bytes."""
 _WORTHWHILE = 0.8
-"""A buffer of which more than this is left doesn't pay: the rest of the task isn't looked at."""
+"""If more than this share of a buffer's rows stays, combining doesn't pay: all later rows of the task pass as they are.
+"""
 _PROBE_ROWS = 32_768
 _NEARLY_ALL = 0.98
-"""If this many of the first keys are there once only, the rows are a snapshot of the source, or as good as one."""
+"""If more than this share of the first rows has distinct keys, the rows are probably a snapshot of the source: all rows
+pass as they are.
+"""
 _BATCH = 32_768
 
 
@@ -32,11 +36,14 @@ def combined(
     left_out: Callable[[dict[str, int]], None],
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The last change of each key in a buffer of changes, and all bad records.
+    """The last change of each key in each buffer of changes, and all bad records.
 
     :param changes: changelog rows (`changelog.rows`) of one schema.
-    :param columns: the table's, in its order: ties are settled by their content, as the delta writer does it.
-    :param left_out: told how many changes were left out, by `RowKind.short`.
+    :param key: names of the key columns.
+    :param columns: names of the table's columns in the table's order. Their content settles ties, as in the delta
+        writer.
+    :param left_out: is called with the number of changes that were left out, by `RowKind.short`.
+    :param buffer_bytes: Arrow bytes of a buffer.
     """
     batches, rows, size = list[pa.RecordBatch](), 0, 0
     probed = False
@@ -73,7 +80,7 @@ def _last_changes(
     columns: Sequence[str],
     left_out: Callable[[dict[str, int]], None],
 ) -> pa.Table:
-    """Empties `batches`, so that they don't stay in memory beside the result."""
+    """Combine one buffer. This function empties `batches`, so that they don't stay in memory beside the result."""
     rows = pa.Table.from_batches(batches).combine_chunks()
     batches.clear()
     good = rows

@@ -63,8 +63,8 @@ class Partition:
 
 
 def _single_value(dtype: PrimitiveType, value: Any) -> Any:
-    """PyIceberg's `to_json`, with dates and times in ISO 8601 beyond the years that Python knows, as Java reads and
-    writes them.
+    """Like PyIceberg's `to_json`, but dates and times may be outside the years 1 to 9999 that Python knows. They are
+    ISO 8601, as Java reads and writes them.
     """
     if isinstance(dtype, UUIDType):
         value = UUID(bytes=value)
@@ -73,15 +73,16 @@ def _single_value(dtype: PrimitiveType, value: Any) -> Any:
     moment = np.datetime64(value, "D" if isinstance(dtype, DateType) else "us")
     year = int(moment.astype("datetime64[Y]").astype(int)) + 1970
     shown = f"{year:04d}" if 0 <= year <= 9999 else f"{year:+05d}"
-    _, rest = str(moment).lstrip("-").split("-", 1)  # NumPy's year has no sign above 9999, and of 44 BC three digits
+    # NumPy writes years above 9999 without a sign, and 44 BC with three digits: so we write the year ourselves
+    _, rest = str(moment).lstrip("-").split("-", 1)
     return f"{shown}-{rest}{'+00:00' if isinstance(dtype, TimestamptzType) else ''}"
 
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """A partition value as the key index keeps it: its JSON, passed on without being understood.
+    """A partition value as the key index stores it: JSON text, which the sink passes on without parsing the values.
 
-    Specs that lost a source column stay usable so.
+    So a spec whose source column was dropped stays usable.
     """
 
     spec_id: int
@@ -94,7 +95,7 @@ class StoredPartition:
 
 @dataclass(frozen=True)
 class ContentFile:
-    """One written data or delete file: everything a commit needs, nothing that needs the file itself."""
+    """One written data or delete file, with all facts that a commit needs: the commit doesn't open the file."""
 
     content: FileContent
     path: str

@@ -1,13 +1,14 @@
 """The delta writer of one task: changes in, data and delete files out.
 
-Iceberg's rule that shapes it (spec, "Scan Planning"): an equality delete applies to data files with a strictly lower
-sequence number, and all files of a commit share one. So an equality delete can't reach a row written in the same
-commit; only a position delete can. The writer therefore keeps, for every key of the commit and until the commit's end,
-where its row is. This is Flink's `BaseTaskWriter.BaseEqualityDeltaWriter` with its `insertedRowMap`, done a buffer at a
-time.
+One rule of Iceberg shapes the writer (spec, "Scan Planning"): an equality delete applies to data files with a strictly
+lower sequence number, and all files of a commit have the same sequence number. So an equality delete can't remove a row
+of the same commit; only a position delete can. Therefore the writer remembers the row's place for every key of the
+commit, until the commit ends. Flink's `BaseTaskWriter.BaseEqualityDeltaWriter` does the same with its `insertedRowMap`,
+row by row; this writer does it buffer by buffer.
 
-The key map *is* the collapsed prefix of the commit: a flush collapses map entries and buffered changes together, by the
-same comparison. So changes may arrive in any order, and where the flushes fall has no influence on the outcome.
+The key map holds the collapsed changes of the commit so far. A flush collapses map entries and buffered changes
+together, by the same comparison. So changes may arrive in any order, and the outcome doesn't depend on when the writer
+flushes.
 """
 
 from collections.abc import Iterator
@@ -33,10 +34,10 @@ from deltawriters.table import TableSpec, TaskId
 
 
 class CardinalityError(ValueError):
-    """Two changes of one key tie in order and contradict each other, so no order decides which row is right.
+    """Two changes of one key have equal order values and different content, so nothing tells which row is right.
 
-    The counterpart of MERGE's cardinality check (`MergeRowsExec`). Raised in `changelog` mode, where the stream is
-    trusted.
+    MERGE has the same check (`MergeRowsExec`, cardinality check). The writer raises this error in `changelog` mode
+    only, because there it trusts the stream.
     """
 
 
@@ -45,15 +46,15 @@ class DeltaOptions:
     """How changes become files.
 
     :param key: key columns; their field ids become the `equality_ids`.
-    :param mode: `upsert`: every key of the commit may be in the table, so each gets an equality delete. `changelog`:
-        the stream is complete, so a key whose first change is +I gets none.
-    :param table_is_empty: nothing to delete from earlier snapshots; the commit must then refuse concurrent appends.
-    :param global_deletes: the table has data under other specs than the current one; delete under the unpartitioned
-        spec.
-    :param deletes_carry_row: a -D row has the old values of the partition source columns, as a -U row always has.
-    :param content: columns by whose content ties are settled; all, if none is named.
-    :param flush_bytes: Arrow bytes buffered before rows are written.
-    :param position_delete_threshold: positions held before a v2 position delete file is written.
+    :param mode: `upsert`: every key of the commit may be in the table, so the writer writes an equality delete for
+        each key. `changelog`: the stream is complete, so a key whose first change is +I needs no equality delete.
+    :param table_is_empty: earlier snapshots have no rows to delete. The commit must then refuse concurrent appends.
+    :param global_deletes: the table has data under other specs than the current spec, so the writer writes equality
+        deletes under the unpartitioned spec.
+    :param deletes_carry_row: a -D row has the old values of the partition source columns. A -U row always has them.
+    :param content: the columns whose content settles ties. Empty means all columns.
+    :param flush_bytes: the writer buffers this many Arrow bytes before it writes rows.
+    :param position_delete_threshold: the writer holds this many positions before it writes a v2 position delete file.
     """
 
     key: tuple[str, ...]
@@ -68,10 +69,10 @@ class DeltaOptions:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What a task wrote. `rows` counts the changes it was given, by `RowKind.short`.
+    """What a task wrote. `rows` counts the changes that the task received, by `RowKind.short`.
 
-    `index` is there if the table has a key index. Its `old_rows` are then still to be deleted if
-    `TableSpec.unites_deletes`; else `files` has their deletes.
+    `index` is None if the table has no key index. If `TableSpec.unites_deletes` is true, the caller has to delete
+    `index.old_rows`. If it is false, `files` already has their position deletes.
     """
 
     files: list[ContentFile]
@@ -79,7 +80,7 @@ class WriteResult:
     index: IndexResult | None = None
 
     def records(self, content: FileContent) -> int:
-        """Rows in files of `content`."""
+        """Number of rows in all files of kind `content`."""
         return sum(file.record_count for file in self.files if file.content is content)
 
 
@@ -107,7 +108,7 @@ class DeltaWriter:
 
     @property
     def created_paths(self) -> list[str]:
-        """Every path this task has opened, for a clean-up of a failed job."""
+        """Every path that this task has opened. A failed job deletes these files."""
         return self._factory.created
 
     def write(self, changes: pa.RecordBatch) -> None:
@@ -157,7 +158,7 @@ class DeltaWriter:
         all_kinds = np.concatenate([known.last_kinds, kinds])
         outcome = self._collapse(keys, orders, all_kinds, changes)
 
-        # Keys 0..m-1 are the map's: dense ids follow first appearance, and the map comes first.
+        # Keys 0..m-1 are the keys of the map: ids are numbered by first appearance, and the map's rows come first.
         changed = outcome.last >= m
         superseded = np.flatnonzero(changed[:m] & (known.file != NOWHERE))
         self._positions.delete(known.file[superseded], known.pos[superseded])
@@ -167,7 +168,8 @@ class DeltaWriter:
         file[:m], pos[:m] = known.file, known.pos
         file[superseded] = NOWHERE
         sets = np.flatnonzero(changed & sets_row(all_kinds[outcome.last]))
-        sets = sets[np.argsort(outcome.last[sets], kind="stable")]  # ascending rows: `take` reads memory in order
+        # with ascending row numbers, `take` reads memory in order
+        sets = sets[np.argsort(outcome.last[sets], kind="stable")]
         rows = _take(changes.select(self._table.arrow_schema.names), outcome.last[sets] - m)
         located = self._data.write(as_table_types(rows, self._table.arrow_schema), last)
         file[sets], pos[sets] = located.file, located.pos
@@ -182,7 +184,7 @@ class DeltaWriter:
             first = self._first_changes(changes, keys, order_names)
         self._map = _KeyMap(
             keys=_concat(known.keys, new_keys),
-            # after the last flush nothing will be compared any more
+            # after the last flush the writer compares nothing, so it needs neither order nor content
             last_order=None if last else _take(orders, outcome.last),
             last_kinds=all_kinds[outcome.last],
             content=None if last else self._content(changes, outcome.last),
@@ -193,9 +195,11 @@ class DeltaWriter:
         )
 
     def _resolve(self, index: IndexTask) -> IndexResult:
-        """Find the keys' rows of earlier snapshots, and delete them if that isn't done for all tasks at once."""
+        """Find the rows that the keys have in earlier snapshots. Delete them here, unless the driver deletes them for
+        all tasks together (`TableSpec.unites_deletes`).
+        """
         known = self._map
-        if known.keys is None or known.hash is None:  # no changes came; merging runs is still this task's to do
+        if known.keys is None or known.hash is None:  # the task received no changes, but it still has runs to merge
             return IndexResult([], index.merged_runs(), [])
         result = resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
         if not self._table.unites_deletes:
@@ -220,7 +224,10 @@ class DeltaWriter:
         return settled
 
     def _content(self, changes: pa.Table, rows: Ints) -> Ints:
-        """Content hashes of `rows`: numbers in the map's rows, and then in `changes`."""
+        """Content hashes of `rows`.
+
+        :param rows: row numbers. Numbers below `len(self._map)` are rows of the map, higher numbers rows of `changes`.
+        """
         m = len(self._map)
         hashes = np.empty(len(rows), np.int64)
         known = rows < m
@@ -240,12 +247,14 @@ class DeltaWriter:
         ]
         return CardinalityError(
             f"{len(rows)} changes contradict another change of the same key with the same order value, for example "
-            f"{'; '.join(examples)}. In mode changelog the order must decide. Name further order_by columns that tell "
-            "them apart, or use mode: upsert, which settles ties by the rows' content."
+            f"{'; '.join(examples)}. In mode changelog the order must decide. Add columns to order_by that make the "
+            "order unique, or use mode: upsert, which settles ties by the rows' content."
         )
 
     def _first_changes(self, changes: pa.Table, keys: pa.Table, order_names: list[str]) -> pa.Table:
-        """Per key the first change so far: its order, kind and partition source columns, in the map's key order."""
+        """The first change of each key so far: order, kind and partition source columns, one row a key, in the order
+        of the map.
+        """
         columns = [*order_names, KIND, *(n for n in self._sources if n in changes.column_names)]
         candidates = _concat(self._map.first, changes.select(columns))
         kinds = storage(candidates.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
@@ -254,7 +263,7 @@ class DeltaWriter:
         return _take(candidates, outcome.first)
 
     def _equality_deletes(self) -> list[ContentFile]:
-        """Delete from earlier snapshots every key that they may hold."""
+        """Write equality deletes for all keys that earlier snapshots may have."""
         deletes = EqualityDeletes(self._table, self._factory, self._options.key)
         assert self._map.keys is not None
         for start, stop in _portions(self._map.keys, self._map.first):
@@ -271,7 +280,7 @@ class DeltaWriter:
             keys, first = keys.filter(removed), first.filter(removed)
         if self._options.global_deletes:
             deletes.delete_globally(keys)
-        elif self._partitioned_by_key:  # also the unpartitioned table: no source columns at all
+        elif self._partitioned_by_key:  # true for an unpartitioned table too: it has no source columns
             deletes.delete(keys, keys)
         elif first is None:
             deletes.delete_globally(keys)
@@ -282,9 +291,10 @@ class DeltaWriter:
             deletes.delete_globally(keys.filter(pc.invert(known)))
 
     def _old_partition_known(self, first: pa.Table) -> npt.NDArray[np.bool_]:
-        """Whether a first change says from which partition to remove its key.
+        """Whether each first change tells the partition that its key must be deleted from.
 
-        A null source column may be a null or a before-image that lacks the column, so it counts as unknown.
+        A null in a source column is ambiguous: the old value was null, or the before-image lacks the column. So null
+        counts as unknown.
         """
         kinds = storage(first.column(KIND)).to_numpy(zero_copy_only=False)
         known: npt.NDArray[np.bool_] = kinds == RowKind.UPDATE_BEFORE
@@ -297,12 +307,12 @@ class DeltaWriter:
 
 @dataclass(frozen=True)
 class _KeyMap:
-    """Every key of the commit so far. Row i of all parts is key number i.
+    """Every key of the commit so far. Row i of every field describes key number i.
 
     :param keys: key columns.
-    :param last_order: order columns of the key's last change, with kind in `last_kinds` and its row's hash in
-        `content`.
-    :param file: number of the data file with the key's live row, or `NOWHERE`; `pos`: the row's position there.
+    :param last_order: order columns of the key's last change. `last_kinds` has the kind of that change, and `content`
+        the hash of its row.
+    :param file: number of the data file that has the key's live row, or `NOWHERE`. `pos` is the row's position in it.
     :param hash: high half of the keys' hashes, if the table has a key index.
     :param first: order, kind and partition source columns of the key's first change; `changelog` mode only.
     """
@@ -325,7 +335,7 @@ class _KeyMap:
 
 
 def _concat(known: pa.Table | None, more: pa.Table) -> pa.Table:
-    """One chunk of both; of more text than `MOST_TEXT` in Arrow's large types."""
+    """Both tables as one table of one chunk. With more than `MOST_TEXT` bytes it uses Arrow's large types."""
     if known is None:
         return more
     if known.nbytes + more.nbytes > partitioning.MOST_TEXT:
@@ -335,7 +345,9 @@ def _concat(known: pa.Table | None, more: pa.Table) -> pa.Table:
 
 
 def _portions(keys: pa.Table, first: pa.Table | None) -> Iterator[tuple[int, int]]:
-    """Row ranges of the key map that fit Arrow's usual types: all, but for more text than these hold."""
+    """Row ranges [start, stop) of the key map, each small enough for Arrow's usual types (`MOST_TEXT`). Usually this is
+    one range with all rows.
+    """
     waiting = [(0, keys.num_rows)]
     while waiting:
         start, stop = waiting.pop()
@@ -349,6 +361,6 @@ def _portions(keys: pa.Table, first: pa.Table | None) -> Iterator[tuple[int, int
 
 def _take(table: pa.Table, rows: Ints) -> pa.Table:
     if len(rows) == table.num_rows and np.array_equal(rows, np.arange(len(rows))):
-        return table  # nothing was collapsed, as in a snapshot of the source: most of the time would go into copies
+        return table  # nothing was collapsed, as in a snapshot of the source; a copy would take most of the time
     # `take` on a table of many chunks gathers chunk by chunk; on one chunk it is a plain gather
     return table.combine_chunks().take(pa.array(rows))

@@ -1,4 +1,4 @@
-"""Equality deletes: keys whose rows in earlier snapshots must go (spec, "Equality Delete Files")."""
+"""Equality deletes: keys whose rows in earlier snapshots must be deleted (spec, "Equality Delete Files")."""
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -13,8 +13,8 @@ from deltawriters.table import TableSpec
 class EqualityDeletes:
     """Writes equality delete files of the key columns.
 
-    Within a partitioned spec an equality delete reaches only data files of the same partition value under the same
-    spec; under an unpartitioned spec it is global (spec, "Scan Planning").
+    Under a partitioned spec, an equality delete applies only to data files of the same spec and partition value. Under
+    an unpartitioned spec it applies to all data files (spec, "Scan Planning").
     """
 
     def __init__(self, table: TableSpec, factory: FileFactory, key: tuple[str, ...]) -> None:
@@ -27,7 +27,11 @@ class EqualityDeletes:
         self._done: list[ContentFile] = []
 
     def delete(self, keys: pa.Table, partition_sources: pa.Table) -> None:
-        """Delete `keys` from the partitions that `partition_sources` (row by row, same length) fall into."""
+        """Delete `keys` from their partitions.
+
+        :param keys: key columns, n rows.
+        :param partition_sources: the partition source columns, n rows; row i tells the partition of key i.
+        """
         for partition, numbers in split_by_partition(
             self._table.current_spec, self._table.iceberg_schema, partition_sources
         ):
@@ -35,10 +39,15 @@ class EqualityDeletes:
             self._write(keys if everything else keys.take(pa.array(numbers)), partition)
 
     def delete_globally(self, keys: pa.Table) -> None:
-        """Delete `keys` wherever they are."""
+        """Delete `keys` from all partitions.
+
+        :raises ValueError: the table has no unpartitioned spec.
+        """
         spec_id = self._table.unpartitioned_spec_id
         if spec_id is None:
-            raise ValueError(f"table at {self._table.location} has no unpartitioned spec for global equality deletes")
+            raise ValueError(
+                f"the table at {self._table.location} has no unpartitioned spec, which global equality deletes need"
+            )
         self._write(keys, Partition(self._table.specs_by_id[spec_id], ()))
 
     def close(self) -> list[ContentFile]:

@@ -1,4 +1,4 @@
-"""Where files of one task go: the file factory, which remembers what it opened, and the rolling data file writer."""
+"""The files of one task: a factory that names the files and remembers their paths, and the rolling data file writer."""
 
 from dataclasses import dataclass
 from urllib.parse import quote_plus
@@ -15,9 +15,9 @@ from deltawriters.table import TableSpec, TaskId
 
 
 class FileFactory:
-    """Names the files of one task and can delete them all again.
+    """Names the files of one task, and can delete all of them.
 
-    `created` holds every path handed out, also of files that were never finished.
+    `created` has every path that `new_path` returned, also the paths of files that were never finished.
     """
 
     def __init__(self, table: TableSpec, task: TaskId) -> None:
@@ -26,7 +26,7 @@ class FileFactory:
         self.created: list[str] = []
 
     def new_path(self, partition: Partition | StoredPartition, extension: str = "parquet") -> str:
-        """A path no other attempt uses, laid out by the table's location provider."""
+        """A path that no other task attempt uses. The table's location provider decides the folder."""
         name = self._task.file_name(len(self.created) + 1, extension)
         key = _partition_key(self._table, partition) if isinstance(partition, Partition) else None
         path = self._table.locations.new_data_location(name, key)
@@ -34,7 +34,7 @@ class FileFactory:
         return path
 
     def delete_all(self) -> None:
-        """Delete what this task wrote. Files that can't be deleted are left to Iceberg's orphan clean-up."""
+        """Delete the files that this task wrote. Iceberg's orphan clean-up later finds files that can't be deleted."""
         for path in self.created:
             try:
                 self._table.io.delete(path)
@@ -44,7 +44,7 @@ class FileFactory:
 
 @dataclass(frozen=True)
 class Locations:
-    """Where rows were written, row by row: `file` indexes the task's data files, `pos` is the row's position in its
+    """The place of each written row: `file[i]` is a number in the task's `DataFiles`, `pos[i]` the position in that
     file.
     """
 
@@ -53,9 +53,7 @@ class Locations:
 
 
 class DataFiles:
-    """Data files by number: those of one task, which the key map points at, and earlier ones that the key
-    index found.
-    """
+    """Data files by number: the files that one task writes, and files of earlier snapshots that the key index found."""
 
     def __init__(self) -> None:
         self._paths: list[str] = []
@@ -77,9 +75,10 @@ class DataFiles:
 
 
 class RollingFileWriter:
-    """Data files of one partition: a new one starts when the current one has reached the table's target size.
+    """Writes the data files of one partition. It starts a new file when the current file has reached the table's target
+    size.
 
-    :param lasting: as of `ParquetFileWriter`.
+    :param lasting: see `ParquetFileWriter`.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class RollingFileWriter:
         self._done: list[ContentFile] = []
 
     def write(self, rows: pa.Table) -> Locations:
-        """Write `rows` (the table's columns) and say where each went."""
+        """Write `rows` (the table's columns and Arrow types), and return the place of each row."""
         file = np.empty(rows.num_rows, np.int64)
         pos = np.empty(rows.num_rows, np.int64)
         start = 0
@@ -140,7 +139,9 @@ class RollingFileWriter:
         self._current = None
 
     def _row_groups(self, rows: pa.Table) -> list[pa.Table]:
-        """Cut `rows` so that no row group, and so no overshoot of the target, exceeds the smaller of the two sizes."""
+        """Cut `rows` into row groups. A row group is at most as large as the smaller of row group size and target file
+        size, in Arrow bytes. So a file exceeds its target size by at most one row group.
+        """
         limit = min(self._table.row_group_size, self._table.target_file_size)
         per_row = max(1, rows.nbytes // max(1, rows.num_rows))
         length = max(1, limit // per_row)
@@ -157,8 +158,8 @@ def _partition_key(table: TableSpec, partition: Partition) -> PartitionKey | Non
 
 
 class _TransformedKey(PartitionKey):
-    """PyIceberg's key expects at most one field per source column; our values are transformed already, so any number
-    goes.
+    """A partition key from transformed values. PyIceberg's own class transforms the values itself, and so allows only
+    one partition field for each source column. This class allows any number.
     """
 
     @property
@@ -169,8 +170,8 @@ class _TransformedKey(PartitionKey):
         try:
             return super().to_path()
         except (OverflowError, ValueError):
-            # a year that Python's dates have not. Readers go by the metadata, so a path may show the values as they are
-            # stored
+            # The year is outside the range of Python's dates. The path may have the stored number instead, because
+            # readers take partition values from the metadata, not from the path.
             return "/".join(
                 f"{quote_plus(part.field.name)}={quote_plus(str(part.value))}" for part in self.field_values
             )

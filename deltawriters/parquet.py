@@ -1,4 +1,4 @@
-"""One Parquet file: Arrow tables in, a file and its Iceberg column metrics out."""
+"""Writes one Parquet file: Arrow tables in, the file and its Iceberg column metrics out."""
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
@@ -29,21 +29,22 @@ _TIMES = (DateType, TimeType, TimestampType, TimestamptzType)
 _SAMPLE_ROWS = 4096
 _DICTIONARY_PAYS_BELOW = 0.5  # distinct values per row of a row group
 _DICTIONARY_BYTES = 2 * 1024 * 1024
-"""Size at which a column chunk's dictionary is given up; that of Iceberg's Java writer."""
+"""A column chunk gives up its dictionary at this size. Iceberg's Java writer has the same limit."""
 _LASTING_LEVEL, _QUICK_LEVEL = "3", "1"
-"""Of zstd. 3 is what Spark's writer has; on changelog rows the files are up to a fifth smaller than with 1, and take up
-to 1.15x of the time to write.
+"""Levels of zstd. Spark's writer uses level 3. On changelog rows, files of level 3 are up to a fifth smaller than files
+of level 1, and take up to 1.15x of the time to write.
 """
 _MAX_INFERRED_METRICS = "write.metadata.metrics.max-inferred-column-defaults"
 _MAX_INFERRED_METRICS_DEFAULT = 100
 
 
 class ParquetFileWriter:
-    """Writes one file under `path`. Each `write` is one row group, so callers buffer first.
+    """Writes the file `path`. Each `write` makes one row group, so callers buffer rows first.
 
-    :param schema: the Iceberg schema of the file's columns; `arrow_schema` is the same in Arrow, with field ids.
-    :param lasting: the file will probably live for long, so it is packed well. Others are soon merged, and are packed
-        fast.
+    :param schema: the Iceberg schema of the file's columns.
+    :param arrow_schema: the same schema in Arrow, with field ids.
+    :param lasting: the file will probably live for long, so it is packed well. Other files are merged soon, so they are
+        packed fast.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ParquetFileWriter:
                 self._nans[field.field_id] = self._nans.get(field.field_id, 0) + nans
 
     def size(self) -> int:
-        """Bytes written so far; the last column chunk may still be buffered by the file system."""
+        """Bytes written so far. The file system may still buffer the last column chunk."""
         return int(self._stream.tell())
 
     def close(self) -> tuple[int, Metrics]:
@@ -84,12 +85,12 @@ class ParquetFileWriter:
         return size, self._metrics(self._writer.writer.metadata)
 
     def abort(self) -> None:
-        """Release the file; its bytes are for the caller to delete."""
+        """Close the file without finishing it. The caller deletes it."""
         if self._writer is not None:
             try:
                 self._writer.close()
             except (OSError, pa.ArrowException):
-                self._writer.is_open = False  # or its destructor would try again
+                self._writer.is_open = False  # otherwise the writer's destructor would try to close again
         with contextlib.suppress(OSError, pa.ArrowException):
             self._stream.close()
 
@@ -104,7 +105,7 @@ class ParquetFileWriter:
             self._arrow_schema,
             compression="none" if codec == "uncompressed" else codec,
             compression_level=None if level is None else int(level),
-            # no other encodings: Iceberg's vectorized readers know DELTA_BINARY_PACKED only since 1.10
+            # We use no other encodings, because Iceberg's vectorized readers know DELTA_BINARY_PACKED only since 1.10.
             use_dictionary=_columns_with_repeats(first),
             dictionary_pagesize_limit=_DICTIONARY_BYTES,
             store_decimal_as_integer=True,
@@ -120,8 +121,8 @@ class ParquetFileWriter:
         counted = {i: replace(column, mode=MetricsMode(MetricModeTypes.COUNTS)) for i, column in times.items()}
         stats = data_file_statistics_from_parquet_metadata(footer, plan | counted, ids)
         kept = {i for i, column in plan.items() if column.mode.type is not MetricModeTypes.NONE}
-        # Parquet orders UUIDs as unsigned bytes, Iceberg's Java up to 1.11 as signed longs: with bounds of the one and
-        # the comparison of the other, an equality delete is skipped where it applies
+        # Parquet compares UUIDs as unsigned bytes, but Iceberg's Java library up to 1.11 compares them as signed longs.
+        # With Parquet's bounds, a Java reader would skip an equality delete that applies.
         unordered = {f.field_id for f in self._schema.fields if isinstance(f.field_type, UUIDType)}
         bounded = {i: agg for i, agg in stats.column_aggregates.items() if i not in unordered}
         lower = {i: bound for i, agg in bounded.items() if (bound := agg.min_as_bytes()) is not None}
@@ -146,9 +147,12 @@ def _has_bounds(column: StatisticsCollector) -> bool:
 def _raw_bounds(
     footer: pq.FileMetaData, ids: Mapping[str, int], columns: Collection[int]
 ) -> dict[int, tuple[int, int]]:
-    """Least and greatest value of columns that are stored as integers, by field id; none for a column of nulls.
+    """Least and greatest value of columns that are stored as integers, by field id. A column of nulls has no bounds.
 
-    PyIceberg goes by way of Python's dates and times, which know the years 1 to 9999 only.
+    PyIceberg's own bounds go through Python's dates and times, which know only the years 1 to 9999.
+
+    :param ids: field id by Parquet path.
+    :param columns: field ids of the columns to look at.
     """
     bounds: dict[int, tuple[int, int]] = {}
     for position in range(footer.num_columns):
@@ -164,8 +168,8 @@ def _raw_bounds(
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, StatisticsCollector]:
-    """PyIceberg's plan, with Iceberg's own limit: columns past the first 100 keep no metrics unless a mode is set for
-    them.
+    """PyIceberg's plan, with the limit that Iceberg's Java library has: columns after the first 100 get no metrics,
+    unless a property sets a mode for them.
     """
     plan = compute_statistics_plan(schema, dict(properties))
     limit = int(properties.get(_MAX_INFERRED_METRICS, _MAX_INFERRED_METRICS_DEFAULT))
@@ -176,12 +180,14 @@ def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, St
 
 
 def _columns_with_repeats(rows: pa.Table) -> Sequence[str] | bool:
-    """Columns for which a dictionary pays in a row group such as `rows`.
+    """Columns for which a dictionary pays in a row group like `rows`.
 
-    A dictionary of values that hardly repeat costs time and bytes for nothing, and one that is given up half-way too.
-    But a text that repeats every 20,000 rows is stored in a fifth of the bytes with one. A small sample shows that as
-    well: among so many rows there must be as few different values as there would be if the row group had no more of
-    them than pay, all equally frequent.
+    If values hardly repeat, a dictionary costs time and bytes and saves nothing. The same is true of a dictionary that
+    the writer gives up half-way. But a text that repeats every 20,000 rows takes a fifth of the bytes with one.
+
+    A small sample decides. Let d be the largest number of distinct values with which a dictionary pays. If the row
+    group had d values, all equally frequent, the sample would have a certain number of distinct values. A column is
+    chosen if its sample has at most that many.
     """
     count = rows.num_rows
     sampled = min(count, _SAMPLE_ROWS)

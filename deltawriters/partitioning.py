@@ -1,4 +1,4 @@
-"""Rows by partition value: computing the values, and writing each row to its partition's rolling writer."""
+"""Computes the partition value of each row, and writes each row to the rolling writer of its partition."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,10 +20,12 @@ MAX_OPEN_WRITERS = 64
 
 
 MOST_TEXT = 2**31 - 1
-"""Bytes of text in an array of Arrow's usual types, whose offsets have 32 bits."""
+"""An array of Arrow's usual string and binary types holds at most this many bytes, since its offsets have 32 bits."""
 
 LASTING_BYTES = 16 * 1024 * 1024
-"""Of rows in memory that a task writes at once, as in a first load. What is so large isn't merged soon."""
+"""If a task writes at least this many Arrow bytes at once, as in a first load, the files are packed for a long life: no
+compaction merges such large files soon.
+"""
 
 
 def source_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
@@ -33,9 +35,9 @@ def source_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
 
 
 def split_by_partition(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
-    """Each partition that occurs in `rows`, with its row numbers in ascending order.
+    """Each partition that occurs in `rows`, with the numbers of its rows in ascending order.
 
-    :param rows: has at least the spec's source columns, in the table's Arrow types.
+    :param rows: at least the spec's source columns, in the table's Arrow types.
     """
     if spec.is_unpartitioned():
         yield Partition(spec, ()), np.arange(rows.num_rows)
@@ -53,11 +55,11 @@ def split_by_partition(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> I
 class PartitionedWriter:
     """Data files of one task under the table's current spec.
 
-    Fanout while rows keep coming: every partition keeps its file open, up to `MAX_OPEN_WRITERS`, beyond which the least
-    recently used one is finished. The last write of a task arrives grouped by partition, so each file is closed as soon
-    as its rows are written (clustered), and one buffer at a time is held.
+    While rows keep coming, the writer keeps a file open for every partition (fanout). If there are more than
+    `MAX_OPEN_WRITERS`, it finishes the least recently used file. In the last write of a task, it writes one partition
+    after the other and closes each file at once (clustered), so it holds only one file's buffers at a time.
 
-    :param lasting: all files are packed for a long life, not only those of large writes (`LASTING_BYTES`).
+    :param lasting: pack all files for a long life, not only the files of large writes (`LASTING_BYTES`).
     """
 
     def __init__(self, table: TableSpec, factory: FileFactory, files: DataFiles, *, lasting: bool = False) -> None:
@@ -69,7 +71,11 @@ class PartitionedWriter:
         self._done: list[ContentFile] = []
 
     def write(self, rows: pa.Table, last: bool = False) -> Locations:
-        """Write `rows` (the table's columns and Arrow types); `last` promises that no more will come."""
+        """Write `rows`, and return the place of each row.
+
+        :param rows: the table's columns and Arrow types.
+        :param last: no more rows will come.
+        """
         located = Locations(np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64))
         for partition, numbers in split_by_partition(self._table.current_spec, self._table.iceberg_schema, rows):
             writer = self._open.pop(partition, None)
@@ -100,8 +106,8 @@ class PartitionedWriter:
 
 
 def storage(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """`column` as one plain array: chunks combined, extension types (UUID) as their storage. Of more than `MOST_TEXT`
-    it is of Arrow's large type.
+    """`column` as one plain array: chunks are combined, and an extension type (UUID) becomes its storage type. A column
+    of more than `MOST_TEXT` bytes gets Arrow's large type.
     """
     if isinstance(column, pa.ChunkedArray):
         if column.nbytes > MOST_TEXT:
@@ -112,21 +118,23 @@ def storage(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def large_type(dtype: pa.DataType) -> pa.DataType:
-    """The type with 64-bit offsets for the same strings or bytes; others as they are."""
+    """The type with 64-bit offsets for a string or binary type. Other types stay as they are."""
     if pa.types.is_string(dtype):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary(dtype) else dtype
 
 
 def aligned(column: pa.Array) -> pa.Array:
-    """For PyIceberg's transforms: those in Rust panic at decimals that aren't aligned to 16 bytes, and Spark's Arrow
-    streams align to 8.
+    """`column`, with decimals aligned to 16 bytes. PyIceberg's transforms in Rust panic at other decimals, and Spark's
+    Arrow streams align to 8 bytes.
     """
     return column.take(pa.array(np.arange(len(column)))) if pa.types.is_decimal(column.type) else column
 
 
 def as_table_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast to the table's Arrow types and field ids; a no-op copy-wise where Spark's type is the same."""
+    """`rows` in the Arrow types and with the field ids of `schema`. Columns that already have the right type are not
+    copied.
+    """
     columns = [_cast(rows.column(field.name), field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -154,7 +162,7 @@ def _nested(rows: pa.Table, path: Sequence[str]) -> pa.Array:
 
 
 def _internal_value(column: pa.Array, row: int) -> Any:
-    """A partition value in Iceberg's internal representation: dates and times as integers, UUIDs as UUID."""
+    """A partition value in Iceberg's internal representation: dates and times are integers."""
     dtype = column.type
     if pa.types.is_date32(dtype):
         column = column.slice(row, 1).cast(pa.int32())

@@ -1,8 +1,8 @@
 """Position deletes within one commit: rows that a later change of the same key superseded after they were written.
 
 Format v2: Parquet files of (file_path, pos), sorted, with the reserved field ids (spec, "Position Delete Files").
-Format v3: deletion vectors, one per data file, all of a task in one Puffin file (spec, "Deletion Vectors"; Puffin spec,
-`deletion-vector-v1` blob).
+Format v3: deletion vectors, one per data file. A task writes all its vectors into one Puffin file (spec, "Deletion
+Vectors"; Puffin spec, `deletion-vector-v1` blob).
 """
 
 import json
@@ -27,8 +27,8 @@ from deltawriters.table import TableSpec
 FILE_PATH_ID = 2147483546
 POS_ID = 2147483545
 FLUSH_THRESHOLD = 1_000_000
+"""A task holds this many positions (16 bytes each) before it writes a v2 position delete file."""
 _METRICS = "write.metadata.metrics."
-"""Positions held before a v2 position delete file is written (16 bytes each)."""
 
 _SCHEMA = Schema(
     NestedField(FILE_PATH_ID, "file_path", StringType(), required=True),
@@ -43,7 +43,11 @@ _ARROW_SCHEMA = pa.schema(
 
 
 class PositionDeletes:
-    """Collects positions in the task's own data files and writes them in the table's format."""
+    """Collects positions in the data files of `files`, and writes them as delete files of the table's format version.
+
+    :param files: the data files whose numbers `delete` takes.
+    :param flush_threshold: positions held before a v2 delete file is written.
+    """
 
     def __init__(
         self, table: TableSpec, factory: FileFactory, files: DataFiles, flush_threshold: int = FLUSH_THRESHOLD
@@ -62,12 +66,12 @@ class PositionDeletes:
             return
         self._pending.append((file, pos))
         self._pending_count += len(file)
-        # A data file may have only one deletion vector, so v3 waits until every position is known.
+        # A data file may have only one deletion vector, so in v3 the task writes nothing until it knows all positions.
         if self._table.format_version < 3 and self._pending_count >= self._flush_threshold:
             self._flush()
 
     def close(self) -> list[ContentFile]:
-        """Write what is pending and return all delete files."""
+        """Write the positions that are still held, and return all delete files."""
         self._flush()
         return self._done
 
@@ -115,8 +119,8 @@ class PositionDeletes:
             )
 
     def _with_full_metrics(self) -> TableSpec:
-        """Bounds of `file_path` must be untruncated, or a reader would skip deletes that apply
-        (`MetricsConfig.forPositionDelete`).
+        """The table with full metrics. Readers compare the bounds of `file_path`: with truncated bounds they would skip
+        deletes that apply (`MetricsConfig.forPositionDelete`).
         """
         others = [(name, value) for name, value in self._table.properties if not name.startswith(_METRICS)]
         return replace(self._table, properties=(*others, (f"{_METRICS}default", "full")))
@@ -139,16 +143,16 @@ def bitmap(positions: Ints) -> BitMap64:
 
 
 def positions_of(positions: BitMap64) -> Ints:
-    """The members of a set, ascending."""
+    """The members of the set, ascending, as int64."""
     return np.frombuffer(positions.to_array(), np.uint64).astype(np.int64)
 
 
 def write_deletion_vectors(
     table: TableSpec, path: str, vectors: Sequence[tuple[str, Partition | StoredPartition, BitMap64]]
 ) -> list[ContentFile]:
-    """Write one Puffin file at `path`.
+    """Write one Puffin file at `path`, and return a descriptor of each vector.
 
-    :param vectors: (data file, its partition, deleted positions), each data file once.
+    :param vectors: (path of the data file, its partition, deleted positions); each data file occurs once.
     """
     puffin = PuffinWriter(table, path)
     places = [puffin.add_deletion_vector(data_file, positions) for data_file, _, positions in vectors]
@@ -170,10 +174,11 @@ def write_deletion_vectors(
 
 
 def read_deletion_vectors(io: FileIO, path: str, places: Sequence[tuple[int, int]]) -> list[BitMap64]:
-    """The positions of several vectors of one Puffin file, in one read: a commit writes all its vectors side by side.
+    """Read several deletion vectors of one Puffin file in one read. That pays, since a commit writes all its vectors
+    side by side.
 
-    :param places: `content_offset` and `content_size_in_bytes` of each, as manifest entries say.
-    :raises ValueError: there is no intact vector.
+    :param places: (`content_offset`, `content_size_in_bytes`) of each vector, from its manifest entry.
+    :raises ValueError: the file has no intact vector at one of the places.
     """
     start = min(offset for offset, _ in places)
     stop = max(offset + length for offset, length in places)
@@ -185,7 +190,7 @@ def read_deletion_vectors(io: FileIO, path: str, places: Sequence[tuple[int, int
         blob = content[offset - start : offset - start + length]
         vector, checksum = blob[4:-4], blob[-4:]
         if vector[:4] != PuffinWriter.DV_MAGIC or zlib.crc32(vector).to_bytes(4, "big") != checksum:
-            raise ValueError(f"{path} has no intact deletion vector at {offset}")
+            raise ValueError(f"{path} has no intact deletion vector at byte {offset}")
         vectors.append(BitMap64.deserialize(vector[4:]))
     return vectors
 
@@ -205,7 +210,7 @@ class PuffinWriter:
     def add_deletion_vector(self, data_file: str, positions: BitMap64) -> tuple[int, int]:
         """Add the vector of `data_file`. Returns the blob's offset and length."""
         positions.run_optimize()
-        vector = self.DV_MAGIC + positions.serialize()  # the portable 64-bit Roaring format, as Iceberg's
+        vector = self.DV_MAGIC + positions.serialize()  # the portable 64-bit Roaring format, which Iceberg uses
         blob = len(vector).to_bytes(4, "big") + vector + zlib.crc32(vector).to_bytes(4, "big")
         offset = len(self._content)
         self._content += blob
@@ -213,7 +218,7 @@ class PuffinWriter:
             {
                 "type": "deletion-vector-v1",
                 "fields": [POS_ID],
-                "snapshot-id": -1,  # inherited from the commit
+                "snapshot-id": -1,  # both numbers are inherited from the commit
                 "sequence-number": -1,
                 "offset": offset,
                 "length": len(blob),

@@ -1,5 +1,5 @@
-"""Which rows of earlier snapshots a commit's keys have, by the key index, and what the index has to learn from the
-commit.
+"""Finds the rows that a commit's keys have in earlier snapshots, by the key index, and writes the commit's own entries
+into the index.
 """
 
 import json
@@ -35,10 +35,11 @@ NOWHERE = -1
 
 @dataclass(frozen=True)
 class IndexTask:
-    """One task's part of the key index: it owns the keys whose high hash, unsigned, is in [first, last).
+    """One task's part of the key index. The task owns the keys whose high hash (unsigned) is in [first, last).
 
-    :param sequence: age of the run that the task writes; newer than all in `slice`.
-    :param run_name: of that run's file, unique to the task attempt.
+    :param slice: the version of the index that the task reads.
+    :param sequence: age of the run that the task writes. It is higher than the sequence of every run in `slice`.
+    :param run_name: file name of the run that the task writes. It is unique to the task attempt.
     """
 
     slice: IndexSlice
@@ -62,13 +63,17 @@ class OldRows:
 
 @dataclass(frozen=True)
 class IndexResult:
-    """What the key index knew of a task's keys, and the runs that it gains.
+    """What the key index knew about a task's keys, and the runs that the task adds to the index.
 
-    :param inserted: keys that were not in the table.
-    :param updated: keys that were and have a new row.
-    :param deleted: keys that were and are gone.
-    :param absent: keys deleted that weren't there.
-    :param duplicates: rows beyond the first of a key, of a table that was not ours; all are deleted.
+    :param runs: the new run with the task's own entries.
+    :param merged: new runs that replace the runs of `IndexSlice.merge`.
+    :param old_rows: rows of earlier snapshots that must be deleted.
+    :param inserted: number of keys that were not in the table and now have a row.
+    :param updated: number of keys that were in the table and have a new row.
+    :param deleted: number of keys that were in the table and have no row now.
+    :param absent: number of keys that were deleted, but were not in the table.
+    :param duplicates: number of old rows beyond the first row of each key. Only another writer can have written them;
+        the commit deletes them too.
     """
 
     runs: list[RunInfo]
@@ -82,9 +87,9 @@ class IndexResult:
 
 
 def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:
-    """The key columns in the table's types, as plain arrays: what the low hash is computed over.
+    """The key columns in the table's types, as plain arrays. The low hash is computed over them.
 
-    Text may be of Arrow's large types, of which the hash is the same: it may be too much for the usual ones.
+    Text that is too long for Arrow's usual types has Arrow's large types. Its hash is the same.
     """
     columns = []
     for name in keys.column_names:
@@ -104,12 +109,14 @@ def resolve(
     pos: Ints,
     files: DataFiles,
 ) -> IndexResult:
-    """Look up every key of the commit, and write the run that says where they are now.
+    """Look up every key of the commit, and write the run that says where the rows of these keys are now.
 
     :param keys: key columns, n rows, distinct.
-    :param high: their high hashes.
-    :param file: number in `files` of the data file with the key's row, or `NOWHERE`; `pos`: its position there.
-    :raises CorruptIndexError: a run is not as it was written.
+    :param high: high hashes of the n keys.
+    :param file: number in `files` of the data file that has the key's row, or `NOWHERE`.
+    :param pos: position of the key's row in that file.
+    :param files: the data files that the task wrote.
+    :raises CorruptIndexError: a run of the index is damaged or missing.
     """
     low = low_hash(key_columns(table, keys), index.slice.base)
     located = index.slice.probe(high, low, index.first, index.last)
@@ -125,7 +132,8 @@ def resolve(
     entries = Entries(
         high=high,
         low=low,
-        # also of keys that weren't there: the run then names every key of the commit (`rows_appended_meanwhile`)
+        # A key that wasn't in the table gets a tombstone too: so the run has every key of the commit, and
+        # `rows_appended_meanwhile` finds them there.
         file=np.where(live, file.astype(np.uint32) | SUPERSEDES, TOMBSTONE),
         pos=np.where(live, pos, 0).astype(np.uint32),
         files=tuple(own),
@@ -144,10 +152,10 @@ def resolve(
 
 
 def rows_appended_meanwhile(own: IndexSlice, appended: IndexSlice) -> list[OldRows]:
-    """Rows that others appended after a commit's keys were looked up, and that the commit has to delete too.
+    """Rows of the commit's keys that other writers appended after the look-up. The commit has to delete them too.
 
     :param own: the runs that the commit's tasks wrote.
-    :param appended: runs of the rows that others appended.
+    :param appended: runs with the rows that other writers appended.
     """
     runs = [open_run(own.io, own.location, info) for info in own.runs]
     if not runs:
@@ -158,7 +166,7 @@ def rows_appended_meanwhile(own: IndexSlice, appended: IndexSlice) -> list[OldRo
 
 
 def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows]) -> list[ContentFile]:
-    """Position delete files (v2) for rows of earlier snapshots, outside a delta writer."""
+    """Write position delete files (v2) for rows of earlier snapshots, without a delta writer."""
     files = DataFiles()
     deletes = PositionDeletes(table, FileFactory(table, task), files)
     for old in rows:
@@ -167,7 +175,7 @@ def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows]) -> list
 
 
 def register(rows: OldRows, files: DataFiles) -> int:
-    """Number the data file of an earlier snapshot among the task's."""
+    """Add the data file of an earlier snapshot to `files`, and return its number."""
     return files.add(rows.file.path, StoredPartition(rows.file.spec_id, json.dumps(rows.file.partition)))
 
 

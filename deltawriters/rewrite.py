@@ -1,7 +1,7 @@
-"""Small data files into large ones, without the rows that are deleted: the writing half of a minor compaction.
+"""Merges small data files into large ones and leaves deleted rows out. A task of a minor compaction does this.
 
-Which rows live is asked of the key index, so no delete is read. The rows go through the writers that a micro-batch's
-rows go through, and the index learns where they are now: nothing has to be read again.
+The key index knows which rows are live. The same writers write the rows as in a micro-batch. The task writes the new
+places of the rows into the index, so the index doesn't have to read the new files.
 """
 
 import json
@@ -41,22 +41,25 @@ _LINEAGE_FIELDS = (
 )
 _FLUSH_BYTES = 128 * 1024 * 1024
 _RUN_ENTRIES = 4_000_000
-"""Index entries held before a run is written (24 bytes each)."""
+"""A task holds this many index entries (24 bytes each) before it writes a run."""
 
 HashKeys = Callable[[pa.RecordBatch], npt.NDArray[np.uint64]]
-"""High hashes of keys, given in the types that Spark has for them."""
+"""A function from key columns, in the types that Spark has for them, to the high hashes of the keys."""
 
 
 class OtherColumnsError(ValueError):
-    """A data file was written before the table's columns changed, and committed after."""
+    """A data file has other columns than the table: it was written before the table's columns changed, and committed
+    after that.
+    """
 
 
 @dataclass(frozen=True)
 class SmallFile:
-    """A file that the sink wrote under the table's current schema and spec: data, or (v2) position deletes.
+    """A data file or (v2) position delete file that the sink wrote under the table's current schema and spec.
 
-    :param first_row_id: of the rows that have no `_row_id` of their own; None before format version 3, and of deletes.
-    :param live_rows: how many there are by the table's metadata; None in v2, where the delete files tell.
+    :param first_row_id: row id of the first row, for rows that have no stored `_row_id`. None in format version 2 and
+        for delete files.
+    :param live_rows: number of live rows, from the table's metadata. None in v2, where only the delete files tell.
     """
 
     path: str
@@ -68,11 +71,13 @@ class SmallFile:
 
 @dataclass(frozen=True)
 class RewriteGroup:
-    """Files of one partition that are to become one: data files, or position delete files (v2).
+    """Files of one partition that a task merges: data files, or position delete files (v2).
 
-    :param partition: as in `ContentFile.to_json`.
-    :param gone: data files that are merged too, so that none of their rows has to be deleted.
-    :param applying: in v2 all position delete files that may delete rows of `files`.
+    :param partition: JSON text of the partition value, as in `ContentFile.to_json`.
+    :param files: data files to merge.
+    :param deletes: position delete files to merge (v2).
+    :param gone: paths of data files that this compaction merges too. Merged delete files need no positions in them.
+    :param applying: all position delete files that may delete rows of `files` (v2).
     """
 
     spec_id: int
@@ -89,7 +94,9 @@ class RewriteGroup:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What a task wrote instead of its groups' files: new ones, and runs that say where the rows are now."""
+    """What a task wrote: the new files, and the index runs that say where the rows are now. `paths` has the paths of
+    both.
+    """
 
     files: list[ContentFile]
     runs: list[RunInfo]
@@ -99,8 +106,10 @@ class Rewritten:
 class Rewriter:
     """Rewrites groups of small files.
 
-    :param index: the table's key index as of the snapshot that has the files.
-    :param sequence: of the runs to write.
+    :param key: names of the key columns.
+    :param index: the table's key index of the snapshot that has the files.
+    :param sequence: sequence of the runs that the rewriter writes.
+    :param hash_keys: computes the high hashes of keys.
     """
 
     def __init__(
@@ -118,9 +127,10 @@ class Rewriter:
         self._runs: list[RunInfo] = []
 
     def rewrite(self, groups: Iterable[RewriteGroup]) -> Rewritten:
-        """:raises CorruptIndexError: a run is not as it was written.
-        :raises OtherColumnsError: a file isn't of the table's schema. Whatever is raised, no file that was written is
-            left.
+        """Write the new files and index runs of all groups. After any exception, all files written here are deleted.
+
+        :raises CorruptIndexError: a run is damaged or missing, or the index and the table differ in a file's live rows.
+        :raises OtherColumnsError: a file has other columns than the table.
         """
         data = PartitionedWriter(self._written_table, self._factory, self._files, lasting=True)
         deletes = PositionDeletes(self._table, self._factory, self._files)
@@ -146,24 +156,23 @@ class Rewriter:
 
     @cached_property
     def _written_table(self) -> TableSpec:
-        """The table, with the columns that keep rows' identities (spec, "Row Lineage"): a row that is only moved keeps
-        its own.
-        """
+        """In v3 the table with the columns of the row lineage (spec, "Row Lineage"): a moved row keeps its row id."""
         if self._table.format_version < 3:
             return self._table
         schema = json.loads(self._table.schema)
         schema["fields"] += _LINEAGE_FIELDS
-        # no bounds: what is null there is inherited, and says nothing
+        # These columns get no bounds: a null in them means that the value is inherited, so bounds would mislead.
         no_metrics = tuple((f"write.metadata.metrics.column.{name}", "none") for name in (ROW_ID, LAST_UPDATED))
         return replace(self._table, schema=json.dumps(schema), properties=(*self._table.properties, *no_metrics))
 
     def _live_rows(
         self, files: Sequence[SmallFile], deleted: Mapping[str, Ints]
     ) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]]:
-        """Rows to keep, the two halves of their keys' hashes, and whether no other row of the key lives; about a row
-        group at a time.
+        """The rows to keep, about a row group at a time.
 
-        :param deleted: positions that delete files delete, by data file (v2).
+        :param deleted: positions that delete files delete, by path of the data file (v2).
+        :return: tuples of n rows, the n high and n low hashes of their keys, and n flags. A flag is true if the key has
+            no other live row.
         """
         waiting, size = list[tuple[pa.Table, Ints, Ints, npt.NDArray[np.bool_]]](), 0
         for small in files:
@@ -186,9 +195,13 @@ class Rewriter:
             yield _joined(waiting)
 
     def _check_live(self, small: SmallFile, live: Ints, rows: int, deleted: Mapping[str, Ints]) -> None:
-        """That the index knows the rows which the table has: what it misses would be lost.
+        """Check that the index knows the same live rows as the table. The rewrite would lose a row that the index
+        doesn't know.
 
-        :raises CorruptIndexError: it doesn't.
+        :param live: positions of the live rows by the index, ascending.
+        :param rows: number of rows in the file.
+        :param deleted: positions that delete files delete, by path of the data file (v2).
+        :raises CorruptIndexError: the index knows other rows.
         """
         if small.live_rows is not None:
             is_right, expected = len(live) == small.live_rows, small.live_rows
@@ -198,10 +211,13 @@ class Rewriter:
                 kept[deleted[small.path]] = False
             is_right, expected = np.array_equal(live, np.flatnonzero(kept)), int(np.count_nonzero(kept))
         if not is_right:
-            raise CorruptIndexError(f"it knows {len(live):,} rows of {small.path}, which has {expected:,}, or others")
+            raise CorruptIndexError(
+                f"the index and the table have different live rows for {small.path}: "
+                f"the index knows {len(live):,}, the table has {expected:,}"
+            )
 
     def _deleted(self, group: RewriteGroup) -> dict[str, Ints]:
-        """Positions that delete files delete from the group's data files."""
+        """The positions that delete files delete in the group's data files, by path of the data file (v2)."""
         found: dict[str, list[Ints]] = {small.path: [] for small in group.files}
         for small in group.applying:
             names, file, pos = self._read_deletes(small)
@@ -210,7 +226,10 @@ class Rewriter:
         return {path: np.concatenate(parts) for path, parts in found.items() if parts}
 
     def _read_deletes(self, small: SmallFile) -> tuple[list[str], Ints, Ints]:
-        """Of a position delete file: data files, and of each row the data file's number and the position."""
+        """Read a position delete file of n rows.
+
+        :return: paths of the data files, and for each of the n rows the data file's number among them and the position.
+        """
         with self._table.io.new_input(small.path).open() as stream:
             rows = pq.read_table(stream, columns=["file_path", "pos"], read_dictionary=["file_path"])
         paths = rows.column("file_path").unify_dictionaries().combine_chunks()
@@ -238,8 +257,10 @@ class Rewriter:
         return as_table_types(rows, self._written_table.arrow_schema)
 
     def _check_columns(self, small: SmallFile, found: pa.Schema) -> None:
-        """The columns are found by name. So they have to be the table's, by their field ids, which its schema at the
-        commit doesn't say.
+        """Check that the file's columns have the names and field ids of the table's columns. The rewriter finds columns
+        by name, and the schema id of the file's commit doesn't tell which schema the file was written with.
+
+        :raises OtherColumnsError: names or field ids differ.
         """
         stored = {field.name: _field_id(field) for field in found if field.name not in (ROW_ID, LAST_UPDATED)}
         wanted = {field.name: _field_id(field) for field in self._table.arrow_schema}
@@ -247,7 +268,7 @@ class Rewriter:
             raise OtherColumnsError(f"{small.path} has other columns than the table")
 
     def _delete_again(self, group: RewriteGroup, deletes: PositionDeletes) -> None:
-        """What the group's delete files delete from other data files."""
+        """Add to `deletes` all positions of the group's delete files, except those in the data files `group.gone`."""
         numbers: dict[str, int] = {}
         for small in group.deletes:
             names, codes, pos = self._read_deletes(small)
@@ -284,7 +305,7 @@ def _joined(
 
 
 def _as_spark_types(keys: pa.Table) -> pa.RecordBatch:
-    """Spark's binary where Iceberg has uuids."""
+    """The key columns in Spark's types: binary for Iceberg's uuid, other types as they are."""
     columns = []
     for column in keys.columns:
         values = storage(column)
@@ -293,5 +314,5 @@ def _as_spark_types(keys: pa.Table) -> pa.RecordBatch:
 
 
 def _field_id(field: pa.Field) -> bytes | None:
-    """The Parquet field id, which is the column's in the table's schema."""
+    """The Parquet field id. It is the id of the column in the table's schema."""
     return (field.metadata or {}).get(b"PARQUET:field_id")

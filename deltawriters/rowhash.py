@@ -1,5 +1,5 @@
-"""Hash of a row's content, of any column types: decides between changes that nothing else tells apart, the same way in
-every replay.
+"""Hash of a row's content, for all column types. It decides between changes that have equal key, order and kind, and
+decides the same way in every replay.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,21 @@ from deltawriters.keyindex import low_hash
 Hashes = npt.NDArray[np.uint64]
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 divided by the golden ratio, odd: its powers tell the places of columns and list elements apart."""
+"""2^64 divided by the golden ratio, as an odd number. Different columns and list elements are multiplied by different
+powers of it, so their order counts.
+"""
 
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)], np.uint64)
 _3, _7, _64 = np.uint64(3), np.uint64(7), np.uint64(64)
 _BLOCK = 16_384
-"""Rows hashed at a time: their intermediate columns stay in the processor's cache."""
+"""So many rows are hashed at a time, so that their intermediate columns stay in the processor's cache."""
 
 
 def row_hash(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
-    """Hash n rows, vectorised. Stored nowhere, so it may change from release to release.
+    """Hash n rows, vectorised. The hash is stored nowhere, so a release may change it.
 
-    :param columns: at least one, of equal length n; nulls and nested types are fine.
+    :param columns: at least one column, equal length n; nulls and nested types are allowed.
+    :return: n hashes.
     """
     return _rows(columns).view(np.int64)
 
@@ -38,7 +41,7 @@ def _rows(columns: Sequence[pa.Array]) -> Hashes:
 
 
 def _column(column: pa.Array) -> Hashes:
-    """0 for null, and else the hash of the value."""
+    """The hash of each value; 0 for null."""
     column = column.storage if isinstance(column, pa.ExtensionArray) else column
     if not column.null_count:
         return _mixed(_values(column) + _FACTOR)
@@ -79,7 +82,9 @@ def _values(column: pa.Array) -> Hashes:
 
 
 def _bytes(column: pa.Array) -> Hashes:
-    """Eight bytes at a time, over the rows that have as many: longest rows first, so they are a prefix."""
+    """Hash strings or binaries, eight bytes at a time. The longest values come first, so the values that have a next
+    word are always the first ones.
+    """
     offsets = np.frombuffer(column.buffers()[1], "<i4")[column.offset : column.offset + len(column) + 1]
     begin, end = int(offsets[0]), int(offsets[-1])
     lengths = np.diff(offsets)
@@ -90,8 +95,8 @@ def _bytes(column: pa.Array) -> Hashes:
     starts = (offsets[:-1] - begin)[order].astype(np.int64)
     padded = np.zeros(8 * ((end - begin) // 8 + 2), np.uint8)
     padded[: end - begin] = np.frombuffer(column.buffers()[2] or b"", np.uint8)[begin:end]
-    # a value may begin anywhere in a word, and numpy is slow at words that begin anywhere: each of the value's is made
-    # of two that don't
+    # A value may begin anywhere in a word, and numpy reads unaligned words slowly. So each word of a value is put
+    # together from two aligned words.
     aligned = padded.view("<u8")
     at_word, low_bits = starts >> 3, (starts.astype(np.uint64) & _7) << _3
     high_bits = _64 - low_bits
@@ -100,7 +105,7 @@ def _bytes(column: pa.Array) -> Hashes:
     for number, at in enumerate(range(0, int(ordered[0]), 8), start=1):
         rows = len(ordered) - int(np.searchsorted(ordered[::-1], at, side="right"))
         following = aligned[at_word[:rows] + number]
-        # numpy shifts by 64 to 0, as C doesn't
+        # a shift by 64 bits gives 0 in numpy (in C it is undefined)
         word = (current[:rows] >> low_bits[:rows]) | (following << high_bits[:rows])
         current = following
         whole = len(ordered) - int(np.searchsorted(ordered[::-1], at + 8))

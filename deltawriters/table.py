@@ -1,4 +1,4 @@
-"""What a writer needs to know of its table: schema, partition specs, properties, where and how to store files."""
+"""What a writer must know about its table: schema, partition specs, properties, location and storage access."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,10 +20,10 @@ ROW_GROUP_SIZE_DEFAULT = 128 * 1024 * 1024
 
 @dataclass(frozen=True)
 class TaskId:
-    """Names the files of one task attempt, as Iceberg's `OutputFileFactory` does.
+    """Names the files of one task attempt, in the way of Iceberg's `OutputFileFactory`.
 
-    `operation` is unique to one attempt at one micro-batch, `attempt` to one task attempt within the application, so
-    two attempts never write the same path and a superseded attempt's files can be told apart.
+    `operation` is unique to one attempt at a micro-batch. `attempt` is unique to one task attempt within the
+    application. So two attempts never write the same path, and the files of a superseded attempt can be recognised.
     """
 
     partition: int
@@ -37,11 +37,12 @@ class TaskId:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """An Iceberg table, as its writers see it. Plain strings, so that it pickles small and parses once per worker.
+    """What the writers know about an Iceberg table. The fields are plain strings, so that the object pickles small, and
+    each worker parses them once.
 
-    `schema` and `specs` are the JSON of the Iceberg spec's Appendix C (`SchemaParser.toJson`,
-    `PartitionSpecParser.toJson`). `io_properties` are the catalog's FileIO properties (`s3.endpoint`, …); they may hold
-    credentials and are never shown.
+    `schema` and `specs` are JSON as in Appendix C of the Iceberg spec (`SchemaParser.toJson`,
+    `PartitionSpecParser.toJson`). `io_properties` are the catalog's FileIO properties (`s3.endpoint`, …). They may hold
+    credentials, so `repr` doesn't show them.
     """
 
     location: str
@@ -53,7 +54,7 @@ class TableSpec:
     io_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is cached: it would double the size."""
+        """The fields without the cached properties, which would double the size."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @cached_property
@@ -62,7 +63,7 @@ class TableSpec:
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """The table's schema in Arrow, with Parquet field ids, as the data files store it."""
+        """The table's schema in Arrow, with Parquet field ids. Data files have this schema."""
         return _small_types(schema_to_pyarrow(self.iceberg_schema))
 
     @cached_property
@@ -76,16 +77,18 @@ class TableSpec:
 
     @cached_property
     def unpartitioned_spec_id(self) -> int | None:
-        """The spec whose equality deletes are global (spec, "Scan Planning"), if the table has one."""
+        """Id of the unpartitioned spec, or None if the table has none. Equality deletes under this spec are global
+        (spec, "Scan Planning").
+        """
         return next((i for i, spec in self.specs_by_id.items() if spec.is_unpartitioned()), None)
 
     @property
     def unites_deletes(self) -> bool:
-        """Whether a commit's deletes of earlier rows are written once, not by each task: a data file has but one
-        deletion vector (v3), and in an unpartitioned table each position delete file is one more for every data file
-        that is scanned.
+        """Whether the deletes of earlier snapshots' rows are written once a commit, instead of by each task.
 
-        In a partitioned one there may be many such files, and tasks write them side by side.
+        This is true in v3, since a data file has only one deletion vector. It is also true in an unpartitioned table,
+        where a scan reads each position delete file with every data file. In a partitioned v2 table there may be many
+        delete files, so the tasks write them side by side.
         """
         return self.format_version >= 3 or self.current_spec.is_unpartitioned()
 
@@ -116,7 +119,9 @@ def _parse_schema(json: str) -> Schema:
 
 
 def _small_types(schema: pa.Schema) -> pa.Schema:
-    """PyIceberg maps to 64-bit offsets; Spark sends 32-bit ones. Keep the latter, so that the cast copies nothing."""
+    """`schema` with 32-bit offsets. PyIceberg's schemas have 64-bit offsets, but Spark sends 32-bit offsets. So the
+    cast to the table's types copies nothing.
+    """
     return pa.schema([field.with_type(_small_type(field.type)) for field in schema], metadata=schema.metadata)
 
 

@@ -1,34 +1,38 @@
-"""Where the row of each key is: a persistent map key -> (data file, position) that grows with the table. No Spark.
+"""Where the row of each key is: a persistent map key -> (data file, position) that grows with the table. This package
+knows no Spark.
 
-It is a log-structured index over the space of key hashes, so that a micro-batch costs what it changes, not what the
-table holds.
+The map is a log-structured index over the space of key hashes. So the cost of a micro-batch depends on the size of its
+changes, not on the size of the table.
 
-Key     128 bits, `high` and `low`. `high` is Spark's xxhash64 of the key columns, which the shuffle needs anyway; `low`
-        is an independent polynomial hash (`low_hash`). Two keys share xxhash64 by 2^-64 and the polynomial by at most
-        n/2^61 (n 32-bit words a key), so 10^8 keys and 10^9 probes confuse two keys with a chance of about 10^-20. If
-        the table has buckets, 10 bits of `high` are the bucket's number and 54 xxhash64's: below 10^-17. The keys
-        aren't stored.
-Run     an immutable file of entries (high, low, file, pos), 24 bytes each, sorted by key. Mapped into memory, never
-        loaded. It names its data files itself, so there is no global registry to rewrite.
-Age     runs have a `sequence`, higher is newer. Runs that share one were written by the tasks of one micro-batch, each
-        for its own range of `high`, and hold different keys. Ranges may be cut differently in each micro-batch.
-Entry   an own change *supersedes*: no older entry of its key is live. A tombstone supersedes and has no row. What was
-        read from files that others wrote is *additive*: older rows of the key stay, a table that isn't ours may hold
-        duplicates.
-Dead    a removed data file isn't looked for in the runs: it is listed with a sequence, and entries that point to it
-        from older runs count as no row. They still hide what they superseded. A file that is read anew (someone deleted
-        from it) is listed with the sequence of the run that holds the new reading.
-Probe   newest run first; a key leaves once an entry supersedes, so most keys never reach the old runs.
-Merge   runs adjacent in age become one, of the newest one's sequence: per key the live entries up to the first that
-        supersedes. Tombstones stay while older runs exist. `plan_merge` is size-tiered: an entry is rewritten about
-        log4(n) times.
+Key     128 bits, `high` and `low`. `high` is Spark's xxhash64 of the key columns, which the shuffle needs anyway. `low`
+        is an independent polynomial hash (`low_hash`). Two keys have the same xxhash64 with a chance of 2^-64, and the
+        same polynomial with a chance of at most n/2^61 (n 32-bit words a key). So 10^8 keys and 10^9 probes confuse two
+        keys with a chance of about 10^-20. If the table has buckets, `high` is 10 bits of the bucket's number and 54
+        bits of xxhash64: then the chance is below 10^-17. The index doesn't store the keys.
+Run     an immutable file of entries (high, low, file, pos), 24 bytes each, sorted by key. It is mapped into memory,
+        never loaded. Each run names its data files itself, so there is no global registry to rewrite.
+Age     each run has a `sequence`; a higher sequence is newer. The tasks of one micro-batch write runs of the same
+        sequence, each task for its own range of `high`, so these runs hold different keys. Each micro-batch may cut the
+        ranges in another way.
+Entry   an entry that the sink writes for a change *supersedes*: no older entry of its key is live. A tombstone
+        supersedes too, and has no row. An entry that was read from another writer's file is *additive*: older rows of
+        the key stay live, since other writers may write a key twice.
+Dead    the runs keep their entries of a data file that was removed. Instead, the index lists the file with a sequence,
+        and entries of older runs that point to the file have no row any more. They still hide the entries that they
+        superseded. A file that is read again (someone deleted rows from it) is listed with the sequence of the run that
+        holds the new reading.
+Probe   a look-up reads the newest run first. When an entry supersedes, the look-up of its key ends, so most keys never
+        reach the old runs.
+Merge   a merge makes one run of runs that are adjacent in age, with the sequence of the newest. For each key it keeps
+        the live entries up to the first that supersedes. Tombstones stay while older runs exist. `plan_merge` is
+        size-tiered: an entry is rewritten about log4(n) times.
 
     slice = IndexSlice(location, io_properties, runs, dead, merge, drop_tombstones)   # per micro-batch, for the tasks
     located = slice.probe(high, low, first, last)                                     # what the task's keys replace
     written = [write_run(io, location, "4f1c-0", sequence, entries), *slice.write_merged("4f1c-0-m", first, last)]
 
-Which runs and dead files belong to which table snapshot is for the committer to record. A broken file raises
-`CorruptIndexError`: then the index can be built again from the table.
+The committer records which runs and dead files belong to which table snapshot. A damaged file raises
+`CorruptIndexError`; then the caller builds the index again from the table.
 """
 
 from deltawriters.keyindex.hashing import BASE, low_hash, random_base

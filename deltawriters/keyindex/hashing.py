@@ -1,15 +1,16 @@
 """The second half of the 128-bit key hash. It is stored, so it must never change: a change needs a new encoding id.
 
-A key tuple is encoded as a sequence of 32-bit words, different for different keys of the same column types: a
-fixed-width column as its bytes, little-endian, a string or binary as its length in bytes, then its bytes padded with
-zeros. The hash is the polynomial 1, word, word, ... at a base modulo the Mersenne prime p = 2^61 - 1. Two keys of at
-most n words are two polynomials of degree at most n, whose difference has at most n roots: a random base collides with
-a chance of at most n/2^61 (Schwartz-Zippel). With xxhash64's 2^-64 that is n * 2^-125 a pair of keys, and 10^8 keys and
-10^9 probes make 10^17 pairs: about 10^-20 for keys of a few words.
+A key tuple is encoded as a sequence of 32-bit words. Different keys of the same column types have different words. A
+fixed-width column is encoded as its bytes, little-endian. A string or binary is encoded as its length in bytes, then
+its bytes, padded with zeros. The hash is the polynomial with the coefficients 1, word, word, ..., evaluated at a base
+modulo the Mersenne prime p = 2^61 - 1. Two keys of at most n words are two polynomials of degree at most n. Their
+difference has at most n roots, so they collide at a random base with a chance of at most n/2^61 (Schwartz-Zippel).
+Together with xxhash64's 2^-64 the chance is n * 2^-125 for a pair of keys. 10^8 keys and 10^9 probes make 10^17 pairs,
+so the chance is about 10^-20 for keys of a few words.
 
-Each index draws a base of its own, so nobody can make keys that collide in it: of keys made to collide in xxhash64, a
-pair still has a chance of n/2^61 only. Indexes of earlier releases have the published `BASE`, for which keys can be
-made to collide.
+Each index draws its own random base, so nobody can make keys that collide in it. Even if somebody makes keys that
+collide in xxhash64, a pair of them collides here with a chance of only n/2^61. Indexes of earlier releases have the
+published `BASE`; for this base somebody can make keys that collide.
 """
 
 import secrets
@@ -25,8 +26,8 @@ Hashes = npt.NDArray[np.uint64]
 
 PRIME = 2**61 - 1
 BASE = 0x043F6A8885A308D3
-"""The first 64 fractional bits of pi modulo 2^61: random, and visibly not chosen to collide. Happens to be a primitive
-root.
+"""The first 64 fractional bits of pi modulo 2^61. These bits are as good as random, and anybody can see that nobody
+chose them to collide. The number happens to be a primitive root.
 """
 
 _PRIME, _LOW_32, _LOW_29 = np.uint64(PRIME), np.uint64(2**32 - 1), np.uint64(2**29 - 1)
@@ -34,7 +35,7 @@ _29, _32, _61 = np.uint64(29), np.uint64(32), np.uint64(61)
 _LAST_WORD_MASK = np.array([0xFFFFFFFF, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 """By length modulo 4: the bytes of the last word that belong to the value."""
 _BLOCK = 16_384
-"""Rows hashed at a time: their intermediate columns stay in the processor's cache."""
+"""So many rows are hashed at a time, so that their intermediate columns stay in the processor's cache."""
 
 
 class _Base(NamedTuple):
@@ -50,18 +51,19 @@ class _Base(NamedTuple):
 
 
 def random_base() -> int:
-    """For a new index."""
+    """A base for a new index."""
     return secrets.randbelow(PRIME)
 
 
 def low_hash(columns: Sequence[pa.Array], base: int = BASE) -> Hashes:
     """Hash each row of the key `columns`: booleans, integers, dates, times, timestamps, decimals, strings, binaries.
 
-    A single column of up to 64 bits is its own hash, as a sign-extended integer: such keys are told apart exactly. The
-    same values in other types (int32 and int64, microseconds and nanoseconds) hash differently.
+    A single column of up to 64 bits is its own hash, as a sign-extended integer, so two such keys never collide. The
+    same value has different hashes in different types (microseconds and nanoseconds, or in a key of several columns
+    int32 and int64).
 
-    :param columns: equal length n, no nulls. UUIDs as their storage, fixed binary(16).
-    :param base: of the polynomial, below `PRIME`.
+    :param columns: equal length n, no nulls. UUIDs are given as their storage, fixed binary(16).
+    :param base: base of the polynomial, below `PRIME`.
     :return: n hashes.
     :raises ValueError: a column has nulls.
     :raises TypeError: a column's type isn't allowed in a key.
@@ -106,7 +108,7 @@ def _is_fixed(column: pa.Array) -> bool:
 
 
 def _fixed_words(column: pa.Array) -> npt.NDArray[np.uint32]:
-    """The bytes of each value as words, shape (n, words a value)."""
+    """The bytes of each value as 32-bit words, shape (n, words a value)."""
     words = column.type.bit_width // 32
     values = np.frombuffer(column.buffers()[1], "<u4")
     return values[column.offset * words : (column.offset + len(column)) * words].reshape(-1, words)
@@ -119,8 +121,8 @@ def _add_fixed(state: Hashes, column: pa.Array, base: _Base) -> Hashes:
 
 
 def _add_variable(state: Hashes, column: pa.Array, base: _Base) -> Hashes:
-    """Add length and bytes of each value. Word by word over the rows that have one: longest rows first, so they are a
-    prefix.
+    """Add length and bytes of each value, word by word. The longest values come first, so the values that have a next
+    word are always the first ones.
     """
     offsets = value_offsets(column)
     lengths = np.diff(offsets)
@@ -148,8 +150,8 @@ def _add_variable(state: Hashes, column: pa.Array, base: _Base) -> Hashes:
 
 
 def value_offsets(column: pa.Array) -> npt.NDArray[np.integer]:
-    """Where each of the n values of a string or binary column begins in its data buffer, and the end of the last: n + 1
-    offsets, of 64 bits in Arrow's large types.
+    """The n + 1 offsets of a string or binary column: where each of the n values begins in the data buffer, and where
+    the last value ends. They are int64 for Arrow's large types, else int32.
     """
     is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     offsets = np.frombuffer(column.buffers()[1], "<i8" if is_large else "<i4")
@@ -157,9 +159,10 @@ def value_offsets(column: pa.Array) -> npt.NDArray[np.integer]:
 
 
 def _add(state: Hashes, word: npt.NDArray[np.integer], base: _Base) -> Hashes:
-    """state * base + word modulo 2^61 - 1, for words below 2^32 and states up to 2^61 + 2; so is the result.
+    """state * base + word modulo 2^61 - 1, for words below 2^32 and states up to 2^61 + 2. The result is also up to
+    2^61 + 2.
 
-    The factors are split at bit 32, so that no product exceeds 64 bits; 2^61 = 1 and 2^64 = 8 modulo the prime.
+    Both factors are split at bit 32, so that no product exceeds 64 bits. Modulo the prime, 2^61 = 1 and 2^64 = 8.
     """
     high, low = state >> _32, state & _LOW_32
     middle = high * base.low + low * base.high

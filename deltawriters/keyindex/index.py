@@ -1,4 +1,4 @@
-"""Probe and merge the runs of an index, each task for the range of key hashes that it owns."""
+"""Probes and merges the runs of an index. Each task does this for the range of key hashes that it owns."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,15 +30,15 @@ Flags = npt.NDArray[np.bool_]
 _TIER = 4
 _MAX_GROUPS = 16
 _NUMBER = ~SUPERSEDES
-"""The bits of `file` that are a file number."""
+"""Mask of the bits of `file` that hold the file number."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """Live rows of probed keys: row `pos[i]` of `files[file[i]]` has key number `query[i]`.
+    """Live rows of probed keys: row `pos[i]` of the data file `files[file[i]]` has key number `query[i]`.
 
-    In no particular order. A key may have several rows, in a table that others wrote, or none. A data file occurs in
-    `files` once.
+    The rows are in no particular order. A key may have no row. It may have several rows, if other writers write to the
+    table. Each data file occurs in `files` once.
     """
 
     query: Ints
@@ -49,13 +49,13 @@ class Located:
 
 @dataclass(frozen=True)
 class IndexSlice:
-    """One version of an index, as the tasks of a micro-batch need it. Pickles small.
+    """One version of an index, as the tasks of a micro-batch need it. The object pickles small.
 
-    `dead` maps the path of a data file to a sequence: entries that point to the file from runs of a lower sequence
-    aren't live. It must be higher than that of every run written before the file was removed or read anew. `merge`
-    names the runs to merge in this micro-batch: all runs of some sequences that are adjacent in age (`plan_merge`).
-    `drop_tombstones` says that the oldest run is among them, so that there is nothing left to hide. `base` is what the
-    low hashes are computed with.
+    `dead` maps the path of a data file to a sequence: entries of runs of a lower sequence that point to the file aren't
+    live. This sequence must be higher than the sequence of every run that was written before the file was removed or
+    read again. `merge` names the runs to merge in this micro-batch: all runs of some sequences that are adjacent in age
+    (`plan_merge`). `drop_tombstones` is true if the oldest run is among the runs to merge: then a tombstone has nothing
+    left to hide. `base` is the base of the low hashes.
     """
 
     location: str
@@ -78,11 +78,12 @@ class IndexSlice:
     def probe(self, high: Hashes, low: Hashes, first: int, last: int) -> Located:
         """Find the live rows of the keys (high[i], low[i]).
 
-        :param high: first hash of n keys in any order, all in first <= high < last, the range that the task owns.
-            `last` may be 2**64.
-        :param low: second hash.
-        :raises ValueError: a key is outside the range: another task owns it, and their runs would overlap.
-        :raises CorruptIndexError: a run can't be trusted.
+        :param high: high hashes of n keys, in any order.
+        :param low: low hashes of the n keys.
+        :param first: the task owns the keys with first <= high < last.
+        :param last: end of that range; it may be 2**64.
+        :raises ValueError: a key is outside the range. Another task owns it, and the runs of both tasks would overlap.
+        :raises CorruptIndexError: a run is damaged or missing.
         """
         if len(high) and not first <= int(high.min()) <= int(high.max()) < last:
             raise ValueError(f"key hashes {high.min()}..{high.max()} are outside the task's range {first}..{last - 1}")
@@ -116,14 +117,14 @@ class IndexSlice:
         return Located(query, number, pos, files)
 
     def write_merged(self, name: str, first: int, last: int, max_entries: int = 4_000_000) -> list[RunInfo]:
-        """Merge the entries of the runs `merge` in first <= high < last into new runs `{name}-{i}`, none for no
-        entries.
+        """Merge the entries of the runs `merge` with first <= high < last into new runs `{name}-{i}`. If no entry is
+        left, no run is written.
 
-        The new runs are of the highest merged sequence. Entries of dead files go, as that sequence would bring them
-        back to life.
+        The new runs get the highest sequence of the merged runs. With that sequence, entries of dead files could become
+        live again, so the merge leaves them out.
 
-        :param max_entries: entries read at a time, about, and so the size of a run.
-        :raises CorruptIndexError: a run can't be trusted.
+        :param max_entries: about this many entries are read at a time; it is also the largest size of a new run.
+        :raises CorruptIndexError: a run is damaged or missing.
         """
         infos = sorted((run for run in self.runs if run.name in self.merge), key=lambda run: -run.sequence)
         runs = [open_run(self.io, self.location, run) for run in infos if run.first < last and run.last >= first]
@@ -154,18 +155,18 @@ class IndexSlice:
         )
 
     def _dead_files(self, run: Run) -> Flags:
-        """Of each of the run's files, whether entries of this run that point to it are dead."""
+        """For each file of the run: whether this run's entries that point to the file are dead."""
         return np.array([self.dead.get(file.path, -1) > run.info.sequence for file in run.files], np.bool_)
 
 
 def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
-    """Names of the runs to merge now, none if that doesn't pay yet.
+    """Names of the runs to merge now; empty if a merge doesn't pay yet.
 
-    Size-tiered: the runs of one sequence are one group, the outcome of a micro-batch or of a merge. Four or more
-    groups, adjacent in age, that differ by less than a factor of 4 become one that is about four times as large. So an
-    entry is written again once a tier, log4(all entries / entries of a micro-batch) times, and about 3 groups a tier
-    are left to probe. Where sizes vary too much for that, the four adjacent groups that are the cheapest to merge keep
-    the number of groups at 16.
+    The merge is size-tiered. The runs of one sequence form a group: a micro-batch or a merge wrote them. If four or
+    more groups are adjacent in age and their sizes differ by less than a factor of 4, they become one group that is
+    about four times as large. So an entry is written again once a tier, log4(all entries / entries of a micro-batch)
+    times, and a probe looks into about 3 groups a tier. If the sizes vary too much for that and there are more than 16
+    groups, the four adjacent groups with the fewest entries are merged.
     """
     by_age = sorted(runs, key=lambda run: -run.sequence)
     groups = [list(group) for _, group in groupby(by_age, key=lambda run: run.sequence)]
@@ -183,10 +184,9 @@ def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
 
 
 def _edges(runs: Sequence[Run], first: int, last: int, max_entries: int) -> list[int]:
-    """Cut [first, last) so that the runs have at most about `max_entries` in each part, as far as the largest run
-    tells.
+    """Cut [first, last) into parts with at most about `max_entries` entries each. The largest run tells where to cut.
 
-    The hashes need not be uniform: those of a table with buckets begin with the bucket's number.
+    The hashes need not be uniform: if the table has buckets, its hashes begin with the bucket's number.
     """
     parts = [run.high[_between(run, first, last)] for run in runs]
     total = sum(len(part) for part in parts)
@@ -203,8 +203,8 @@ def _names(groups: list[list[RunInfo]]) -> tuple[str, ...]:
 
 
 def _matches(run: Run, high: Hashes, low: Hashes, queries: Ints) -> tuple[Ints, Ints]:
-    """Pairs (query, index of an entry of the same key), ascending in both. `queries` are indexes into the sorted `high`
-    and `low`.
+    """Pairs (query, index of an entry of the same key), ascending in both. `queries` are indexes into `high` and `low`,
+    which are sorted.
     """
     start = np.searchsorted(run.high, high[queries])
     hit = run.high[np.minimum(start, len(run.high) - 1)] == high[queries]
@@ -224,9 +224,11 @@ def _changes(values: npt.NDArray[np.generic]) -> Flags:
 
 
 def _until_superseded(new_key: Flags, supersedes: Flags) -> Flags:
-    """Of entries newest first by key: those up to and including the key's first that supersedes."""
+    """Flags the entries of each key up to and including the first entry that supersedes. In the input, entries of one
+    key are adjacent, and newer entries come first.
+    """
     newer: Ints = np.cumsum(supersedes) - supersedes
-    # `newer` never falls, so the largest at a key's start so far is the one of the current key
+    # `newer` never falls, so the maximum over the key starts so far is the value at the start of the current key
     visible: Flags = newer == np.maximum.accumulate(np.where(new_key, newer, 0))
     return visible
 
@@ -238,8 +240,11 @@ def _between(run: Run, first: int, last: int) -> slice:
 
 
 def _renumber(run: Run, part: slice, numbers: Words, dead: Flags) -> tuple[Hashes, Hashes, Words, Words]:
-    """A part of a run without its dead entries, with other file numbers. A dead entry that supersedes becomes a
+    """A part of a run without its dead entries and with new file numbers. A dead entry that supersedes becomes a
     tombstone.
+
+    :param numbers: new number of each of the run's files.
+    :param dead: for each of the run's files, whether entries that point to it are dead.
     """
     file = run.file[part].copy()
     is_row = file != TOMBSTONE
@@ -264,7 +269,7 @@ def _only_used_files(entries: Entries) -> Entries:
 
 
 def _number(file: IndexedFile, numbers: dict[str, int], files: list[IndexedFile]) -> int:
-    """The number of `file` in `files`, to which it is added if it is new. `numbers` is by path."""
+    """The number of `file` in `files`. A new file is added to `files`. `numbers` maps each path to its number."""
     number = numbers.setdefault(file.path, len(files))
     if number == len(files):
         files.append(file)

@@ -1,7 +1,7 @@
 """Runs: immutable sorted files of index entries, written once and mapped into memory.
 
-A run is an Arrow IPC file of one uncompressed record batch, so its columns are numpy views into the file. The list of
-data files that its entries point into is JSON in the schema's metadata.
+A run is an Arrow IPC file of one uncompressed record batch, so its columns are numpy views into the file. The schema's
+metadata has, as JSON, the list of data files that the entries point into.
 """
 
 import hashlib
@@ -31,26 +31,28 @@ Words = npt.NDArray[np.uint32]
 SUPERSEDES = np.uint32(1 << 31)
 """Flag in `file`: older entries of the same key are no longer live."""
 TOMBSTONE = np.uint32(0xFFFFFFFF)
-"""In `file`: `SUPERSEDES` and no row, the key was deleted. File number 2^31 - 1 is reserved for it."""
+"""Value of `file` for a deleted key: it has the flag `SUPERSEDES` and no row. It uses up the file number 2^31 - 1."""
 
 _FILES = b"files"
 _CHUNK = 1 << 20
 _OPEN_RUNS = 256
-"""Runs a process keeps mapped. A mapped run that was deleted holds its disk space until it is replaced here."""
+"""A process keeps this many runs mapped. A deleted run still takes disk space while a process has it mapped."""
 _CACHE_SECONDS = 3600
-"""A cached copy of a remote run that nobody opened for this long is deleted, and a mark."""
+"""A cached copy of a remote run, or a mark, is deleted if no process opened it for this long."""
 _MARKED_BYTES = 16 << 20
-"""A run of this size is verified once by the machine, a smaller one by each process: that takes less than 10 ms."""
+"""A run of at least this size is verified once on each machine. Each process verifies a smaller run itself, which takes
+less than 10 ms.
+"""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class CorruptIndexError(Exception):
-    """A run is missing, or isn't what was written. The index has to be built again from the table."""
+    """A run is missing or differs from what was written. The caller has to build the index again from the table."""
 
 
 @dataclass(frozen=True)
 class IndexedFile:
-    """A data file that entries point into. `partition`: partition field id -> JSON single value, as in
+    """A data file that entries point into. `partition` maps partition field id to JSON single value, as in
     `ContentFile.to_json`.
     """
 
@@ -61,10 +63,10 @@ class IndexedFile:
 
 @dataclass(frozen=True)
 class Entries:
-    """Index entries as columns of equal length. Entries of one key stand newest first, other order is free until
-    `sorted`.
+    """Index entries as columns of equal length. Among the entries of one key, newer entries come first. Otherwise
+    entries may be in any order; `sorted` sorts them.
 
-    `file[i]` is an index into `files`, possibly with `SUPERSEDES`, or `TOMBSTONE`.
+    `file[i]` is `TOMBSTONE`, or an index into `files`, possibly with the flag `SUPERSEDES`.
     """
 
     high: Hashes
@@ -74,12 +76,12 @@ class Entries:
     files: tuple[IndexedFile, ...]
 
     def sorted(self) -> "Entries":
-        """By (high, low), entries of one key in the order they had. Linear for a concatenation of a few sorted parts
-        (timsort).
+        """The entries sorted by (high, low). Entries of one key keep their order. The sort takes linear time if the
+        entries are a concatenation of a few sorted parts (timsort).
         """
         order = np.argsort(self.high, kind="stable")
         high, low = self.high[order], self.low[order]
-        # only then could two keys be interleaved; with 64-bit hashes this is rare
+        # Two keys have the same `high`, so their entries may be interleaved. With 64-bit hashes this is rare.
         if np.any((high[1:] == high[:-1]) & (low[1:] != low[:-1])):
             order = np.lexsort((self.low, self.high))
             high, low = self.high[order], self.low[order]
@@ -88,10 +90,10 @@ class Entries:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What must be known of a run without opening it.
+    """What is known about a run without opening it.
 
-    `sequence` is its age, higher is newer. `first` and `last` are its lowest and highest `high`. `crc32` is of the
-    whole file.
+    `sequence` is the age of the run; a higher sequence is newer. `first` and `last` are the lowest and highest `high`
+    of its entries. `crc32` is the checksum of the whole file.
     """
 
     name: str
@@ -123,8 +125,11 @@ class Run:
 
 
 def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entries) -> RunInfo:
-    """Sort `entries`, at least one, and write them to `{location}/{name}`. The name must be new: others may have the
-    file mapped.
+    """Sort `entries` and write them to `{location}/{name}`.
+
+    :param name: a new name; other processes may have an existing file mapped.
+    :param entries: at least one entry.
+    :raises ValueError: there is no entry.
     """
     if not len(entries.high):
         raise ValueError("a run has at least one entry")
@@ -149,11 +154,11 @@ _opened: OrderedDict[tuple[str, RunInfo], Run] = OrderedDict()
 
 
 def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
-    """Map the run `{location}/{info.name}`. Verified, if large once by the machine; a remote run is copied to local
-    disk first.
+    """Verify the run `{location}/{info.name}` and map it into memory. Each machine verifies a large run only once. A
+    remote run is first copied to local disk.
 
-    :raises CorruptIndexError: the file is missing or isn't the one that `info` describes. Other failures to read are
-        the storage's errors, and may pass.
+    :raises CorruptIndexError: the file is missing or isn't the file that `info` describes. The storage raises errors of
+        its own if it can't be read; those errors may be temporary.
     """
     key = (location, info)
     run = _opened.pop(key, None) or _open(io, location, info)
@@ -164,10 +169,10 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
 
 
 def run_files(io: FileIO, location: str, info: RunInfo) -> list[str]:
-    """Paths of the data files that entries of the run `{location}/{info.name}` point into. Reads no entries, and
-    verifies nothing.
+    """Paths of the data files that entries of the run `{location}/{info.name}` point into. This function reads no
+    entries and verifies no checksum.
 
-    :raises CorruptIndexError: the file is missing, or not a run.
+    :raises CorruptIndexError: the file is missing or isn't a run.
     """
     path = f"{location}/{info.name}"
     try:
@@ -200,24 +205,25 @@ def _open(io: FileIO, location: str, info: RunInfo) -> Run:
 def _verify(path: str, info: RunInfo) -> None:
     with open(path, "rb") as stream:
         mark = None
-        with suppress(OSError):  # there is none, or no folder for it
+        with suppress(OSError):  # there is no mark yet, or the folder for marks can't be made
             mark = _mark(os.fstat(stream.fileno()), info)
             if mark is not None:
                 os.utime(mark)
                 return
         _copy(stream, None, path, info)
-    with suppress(OSError):  # the next process verifies it too
+    with suppress(OSError):  # without the mark, the next process verifies the run again
         if mark is not None:
             _remove_unused()
             mark.touch()
 
 
 def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
-    """An empty file that says that `file` was verified, and not written to since then; None for small files.
+    """The path of a mark. A mark is an empty file; if it exists, `file` was verified and hasn't changed since then.
+    None for small files, which have no mark.
 
-    Spark ends workers that were idle for a minute, and to read all of the index again in each new one would cost more
-    than all else in a micro-batch. After a power failure a file may have lost content without a trace, so the mark is
-    that of the boot.
+    Spark ends workers that were idle for a minute. If each new worker read the whole index again, that would cost more
+    than everything else in a micro-batch. After a power failure a file may have lost content without a trace, so a mark
+    is valid only for the current boot of the machine.
     """
     if info.size_in_bytes < _MARKED_BYTES or not _BOOT_ID.exists():
         return None
@@ -226,11 +232,12 @@ def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
 
 
 def _cached(io: FileIO, path: str, info: RunInfo) -> str:
-    """The path of a verified local copy of remote file `path`. Processes share the copies."""
+    """The path of a verified local copy of the remote file `path`. All processes of the user share the copies."""
     folder = _local_folder()
     copy = folder / f"{_digest(path)}-{info.crc32:08x}"
     with suppress(FileNotFoundError, CorruptIndexError):
-        os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))  # first, so that it isn't removed as unused
+        # touch the copy first, so that no other process removes it as unused
+        os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
         _verify(str(copy), info)
         return str(copy)
     _remove_unused()
@@ -246,10 +253,10 @@ def _cached(io: FileIO, path: str, info: RunInfo) -> str:
 
 
 def _local_folder() -> Path:
-    """The folder of copies and marks, which only this user can have written to.
+    """The folder of copies and marks. Only this user can write to it, since its content is trusted.
 
-    Anybody can make a folder of its usual name in the temporary folder before us, and what is found in it is believed.
-    Then another one is used, which all processes of this user find by looking at its owner.
+    Another user may already have made a folder of the usual name in the temporary folder. Then the processes of this
+    user share another folder, and recognise it by its owner.
     """
     temporary = Path(tempfile.gettempdir())
     usual = temporary / f"rowdelta-index-{os.getuid()}"
@@ -262,7 +269,9 @@ def _local_folder() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether it is a folder of this user's that nobody else may enter. A link to one is not: it can be turned."""
+    """Whether `folder` is a folder that this user owns and nobody else may enter. A link to such a folder is not
+    private: somebody could point it elsewhere.
+    """
     try:
         status = folder.lstat()
     except FileNotFoundError:
@@ -275,10 +284,12 @@ def _digest(name: str) -> str:
 
 
 def _remove_unused() -> None:
-    """Merged runs are never asked for again. A mapped copy stays readable after its removal."""
+    """Delete copies and marks that no process opened for `_CACHE_SECONDS`, such as copies of runs that were merged. A
+    mapped copy stays readable after its removal.
+    """
     horizon = time.time() - _CACHE_SECONDS
     for file in _local_folder().iterdir():
-        with suppress(FileNotFoundError):  # another process removes too
+        with suppress(FileNotFoundError):  # another process may have removed it at the same time
             status = file.stat()
             if max(status.st_atime, status.st_mtime) < horizon:
                 file.unlink()
@@ -294,11 +305,11 @@ def _copy(source: Any, target: BinaryIO | None, path: str, info: RunInfo) -> Non
             target.write(chunk)
     if (size, crc32) != (info.size_in_bytes, info.crc32):
         expected = f"{info.size_in_bytes} bytes, CRC {info.crc32:08x}"
-        raise CorruptIndexError(f"{path} has {size} bytes, CRC {crc32:08x}; it was written with {expected}")
+        raise CorruptIndexError(f"{path} has {size} bytes, CRC {crc32:08x}, but it was written with {expected}")
 
 
 class _ChecksumWriter:
-    """A file object for Arrow that passes on what is written, and sums it up."""
+    """A file object for Arrow that writes to another stream, and computes size and checksum of what it wrote."""
 
     closed = False
 
@@ -313,4 +324,4 @@ class _ChecksumWriter:
         return self._stream.write(data)
 
     def flush(self) -> None:
-        """Arrow asks for it; the stream is flushed when it is closed."""
+        """Arrow needs this method. It does nothing, since closing the stream flushes it."""

@@ -1,9 +1,10 @@
-"""The first half of the 128-bit key hash: Spark's function `xxhash64`, for tasks whose rows were never Spark's.
+"""The first half of the 128-bit key hash: Spark's function `xxhash64`, for tasks that don't get their rows from Spark.
 
-Bit for bit what `XxHash64` (Spark's expression, seed 42) computes over columns of the Spark types that Arrow's stand
-for: each column's hash is the next one's seed. An integer of up to 32 bits, a boolean or a date is hashed as four
-bytes, a bigint, timestamp or decimal of up to 18 digits as eight, longer decimals as the bytes of their `BigInteger`,
-text and binary as their bytes. What is stored was computed by either.
+The result equals, bit for bit, that of Spark's expression `XxHash64` (seed 42) over columns of the corresponding Spark
+types. The hash of a column is the seed of the next column. An integer of up to 32 bits, a boolean or a date is hashed
+as four bytes. A bigint, a timestamp or a decimal of up to 18 digits is hashed as eight bytes. A longer decimal is
+hashed as the bytes of its `BigInteger`, and text and binary as their bytes. The hashes in an index come from Spark or
+from this module.
 """
 
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ _MOST_LONG_DIGITS = 18
 def xxhash64(columns: Sequence[pa.Array]) -> Hashes:
     """Hash each row of the key `columns`.
 
-    :param columns: equal length n, no nulls, in the types that Spark gives: UUIDs as binary.
-    :return: n hashes; Spark's bigint is the same 64 bits.
+    :param columns: equal length n, no nulls, in the types that Spark gives: UUIDs are binary.
+    :return: n hashes. Spark's bigint has the same 64 bits, signed.
     :raises ValueError: a column has nulls.
     :raises TypeError: a column's type isn't allowed in a key.
     """
@@ -77,7 +78,10 @@ def _long(values: Hashes, seed: Hashes) -> Hashes:
 
 
 def _decimal(big_endian: Bytes, seed: Hashes) -> Hashes:
-    """As `BigInteger.toByteArray`: two's complement without needless leading bytes."""
+    """Hash decimals as the bytes of `BigInteger.toByteArray`: two's complement without needless leading bytes.
+
+    :param big_endian: 16 bytes a value, shape (n, 16).
+    """
     fill = np.where(big_endian[:, :1] >= 128, 255, 0).astype(np.uint8)
     significant = big_endian != fill
     first = np.where(significant.any(axis=1), significant.argmax(axis=1), 15)
@@ -91,7 +95,12 @@ def _decimal(big_endian: Bytes, seed: Hashes) -> Hashes:
 def _of_lengths(
     data: pa.Buffer | Bytes, starts: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer], seed: Hashes
 ) -> Hashes:
-    """Byte strings, all of one length at a time: then each step is one on whole columns."""
+    """Hash n byte strings. All strings of one length are hashed together, so that each step works on whole columns.
+
+    :param data: the bytes of all strings.
+    :param starts: where each string begins in `data`.
+    :param lengths: number of bytes of each string.
+    """
     result = np.empty(len(starts), np.uint64)
     content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     for length in np.unique(lengths).tolist():
