@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sink.errors import ConfigError
 
@@ -145,7 +145,7 @@ def to_arrow(rows: "DataFrame") -> "pa.Table":
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    if installed().minor != "3.5":
-        return rows.toArrow()
-    batches: list[pa.RecordBatch] = rows._collect_as_arrow()  # type: ignore[operator]
-    return pa.Table.from_batches(batches, to_arrow_schema(rows.schema))
+    frame: Any = rows
+    if installed().minor == "3.5":
+        return pa.Table.from_batches(frame._collect_as_arrow(), to_arrow_schema(rows.schema))
+    return frame.toArrow()

@@ -18,6 +18,7 @@ from sink.errors import ConfigError, TableError
 from sink.history import History, shown_position, shown_time
 from sink.iceberg import Catalogs, IcebergTable
 from sink.sources.source import Position
+from sink.spark_versions import to_arrow
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
     rows = _matching(frame, _key_values(key, table), table).limit(limit)
     cells = [_text(field).alias(field.name) for field in frame.schema]
     as_json = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
-    read = rows.select(as_json.alias("json"), F.array(*cells).alias("cells")).toArrow().to_pydict()
+    read = to_arrow(rows.select(as_json.alias("json"), F.array(*cells).alias("cells"))).to_pydict()
     return Shown(heading, frame.columns, read["json"], read["cells"])
 
 

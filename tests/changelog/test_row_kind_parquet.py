@@ -22,6 +22,7 @@ from changelog.row_kind_columns import SOURCE, columns_decoder, columns_to_read
 from changelog.row_kind_parquet import NotPlainError, PlainRows
 from changelog.rows import BAD, KIND, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
+from sink.spark_versions import to_arrow
 from tests.changelog.messages import spec
 
 SEQ = (("seq", T.LongType()),)
@@ -128,7 +129,7 @@ def test_the_same_rows_as_by_spark(
         .parquet(str(tmp_path))
         .withColumn(SOURCE, F.when(F.rand() >= 0, "1.parquet"))
     )
-    by_spark = columns_decoder(TABLE)(frame).toArrow()
+    by_spark = to_arrow(columns_decoder(TABLE)(frame))
     ours = rows(content, replace(TABLE, trust_before=True))
     in_upsert = rows(content)
     removed = [kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE) for kind in ours.column(KIND).to_pylist()]

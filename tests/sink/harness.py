@@ -45,6 +45,7 @@ from sink.commit import IcebergCommitter, Retries, RewriteCommit, RowDeltaCommit
 from sink.config import Config, PartitionField
 from sink.keyindex import IndexVersion
 from sink.pipeline import Pipeline
+from sink.spark_versions import to_arrow
 
 Row = Mapping[str, Any]
 Change = tuple[str, Row]
@@ -226,7 +227,7 @@ class Job:
 
     def rows(self, table: str | None = None) -> list[dict[str, Any]]:
         """The table's rows in the order of their keys, read by Iceberg."""
-        rows: list[dict[str, Any]] = self.spark.table(table or self.target).toArrow().to_pylist()
+        rows: list[dict[str, Any]] = to_arrow(self.spark.table(table or self.target)).to_pylist()
         return sorted(rows, key=lambda row: [row[name] for name in self.key])
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -325,7 +326,7 @@ class Job:
         manifest = self.index_folder / "versions" / f"{stored['index']['version']}.json"
         entries = live_entries(self.index_version(manifest), self.index_folder / "runs")
         key = ", ".join(f"`{name}`" for name in self.key)
-        rows = self.spark.sql(f"SELECT {key}, _file, _pos FROM {self.target}").toArrow().to_pylist()
+        rows = to_arrow(self.spark.sql(f"SELECT {key}, _file, _pos FROM {self.target}")).to_pylist()
         places = [(row["_file"], row["_pos"]) for row in rows]
         assert sorted(place for place, _ in entries) == sorted(places), "index entries and live rows differ"
         hashes = dict(entries)

@@ -17,6 +17,7 @@ from sink.errors import ConfigError, DataError, TemporaryError
 from sink.patterns import resolve_tables
 from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
+from sink.spark_versions import to_arrow
 from sink.tables import plan_table
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
 
@@ -70,7 +71,7 @@ def failing(job: Job) -> Job:
 
 
 def dead_letters(job: Job) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = job.spark.table(job.dead_letters).toArrow().to_pylist()
+    rows: list[dict[str, Any]] = to_arrow(job.spark.table(job.dead_letters)).to_pylist()
     return rows
 
 

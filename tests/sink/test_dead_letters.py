@@ -23,6 +23,7 @@ from sink.dead_letters import Selection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.pipeline import Pipeline
 from sink.replay import Replayed, replay
+from sink.spark_versions import to_arrow
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
 from tests.sink.harness import CrashError, Job, crashing
@@ -80,7 +81,7 @@ def content(job: KafkaJob) -> dict[int, tuple[str, str | None]]:
 
 def letters(job: KafkaJob | Job) -> list[Letter]:
     table = job.dead_letters if isinstance(job, Job) else f"lake.{job.name}.dead_letters"
-    rows: list[Letter] = job.spark.table(table).toArrow().to_pylist()
+    rows: list[Letter] = to_arrow(job.spark.table(table)).to_pylist()
     return sorted(rows, key=lambda row: (row["source"], row["partition"] or 0, row["offset"] or 0, row["value"]))
 
 

@@ -23,6 +23,7 @@ from sink import inspection
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.pipeline import Pipeline
+from sink.spark_versions import to_arrow
 from tests.changelog.messages import sample
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import free_ports, wait_until
@@ -112,7 +113,7 @@ class KafkaJob:
         assert producer.flush(60) == 0
 
     def rows(self, table: str = "orders") -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.spark.table(self.target(table)).toArrow().to_pylist()
+        rows: list[dict[str, Any]] = to_arrow(self.spark.table(self.target(table))).to_pylist()
         return sorted(rows, key=repr)
 
     def snapshots(self, table: str = "orders") -> int:
@@ -382,7 +383,7 @@ def test_dead_letters(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None
     job.run()
 
     def dead_letters() -> list[dict[str, Any]]:
-        found = spark.table(f"lake.{job.name}.dead_letters").select(*DEAD_COLUMNS).toArrow().to_pylist()
+        found = to_arrow(spark.table(f"lake.{job.name}.dead_letters").select(*DEAD_COLUMNS)).to_pylist()
         return sorted(found, key=lambda row: (row["partition"], row["offset"]))
 
     place = {"table": job.target(), "source": job.topic()}

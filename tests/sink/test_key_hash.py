@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from changelog.rows import HASH
 from deltawriters.keyindex import xxhash64
 from sink.routing import RANGES, Bucket, KeyHash
+from sink.spark_versions import to_arrow
 
 COUNT = 2000
 
@@ -88,7 +89,7 @@ def in_spark(spark: SparkSession, types: list[str], columns: list[list[Any]]) ->
     """Spark's hashes, and the columns as a task gets them."""
     schema = T.StructType([T.StructField(f"c{i}", T.DataType.fromDDL(name)) for i, name in enumerate(types)])
     rows = spark.createDataFrame(list(zip(*columns, strict=True)), schema)
-    hashed = rows.withColumn(HASH, F.xxhash64(*schema.names)).toArrow()
+    hashed = to_arrow(rows.withColumn(HASH, F.xxhash64(*schema.names)))
     arrays = [hashed.column(f.name).combine_chunks().cast(to_arrow_type(f.dataType)) for f in schema.fields]
     return hashed.column(HASH).to_pylist(), arrays
 
@@ -133,7 +134,7 @@ def test_hashes_that_begin_with_a_bucket_are_the_same(
     rows = spark.createDataFrame([(value,) for value in column(name, 5)], schema)
     top = F.expr(f"lake.system.bucket({count}, c0)") % RANGES * max(1, RANGES // count)
     expected = F.shiftleft(top.cast("bigint"), 54).bitwiseOR(F.shiftrightunsigned(F.xxhash64("c0"), 10))
-    hashed = rows.withColumn(HASH, expected).toArrow()
+    hashed = to_arrow(rows.withColumn(HASH, expected))
     keys = hashed.column("c0").combine_chunks().cast(to_arrow_type(schema.fields[0].dataType))
     assert hash_keys(pa.record_batch({"c0": keys})).view("i8").tolist() == hashed.column(HASH).to_pylist()
 

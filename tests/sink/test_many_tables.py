@@ -30,6 +30,7 @@ from sink.joint import JointWriter
 from sink.microbatch import TableShare, TableSink
 from sink.pipeline import Pipeline
 from sink.sources.source import TableBatch
+from sink.spark_versions import to_arrow
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
 from tests.sink.harness import merging_soon
@@ -145,7 +146,7 @@ class Shop:
     def rows(self, table: str) -> list[Row]:
         if not self.spark.catalog.tableExists(self.target(table)):
             return []
-        rows: list[Row] = self.spark.table(self.target(table)).select("id", "name").toArrow().to_pylist()
+        rows: list[Row] = to_arrow(self.spark.table(self.target(table)).select("id", "name")).to_pylist()
         return sorted(rows, key=repr)
 
     def expected(self, table: str) -> list[Row]:

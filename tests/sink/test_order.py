@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.pipeline import Pipeline
+from sink.spark_versions import to_arrow
 from tests.services.kafka import Kafka, running_kafka
 from tests.sink.harness import Job
 from tests.sink.test_kafka import KafkaJob
@@ -98,7 +99,7 @@ def test_a_change_without_an_order_value_is_a_dead_letter(job: KafkaJob, missing
     job.produce([(key, value_without)])
     job.run()
     assert customers(job) == {1: "good"}
-    letters = job.spark.table(f"lake.{job.name}.dead_letters").toArrow().to_pylist()
+    letters = to_arrow(job.spark.table(f"lake.{job.name}.dead_letters")).to_pylist()
     assert sorted(letter["offset"] for letter in letters) == [1, 2, 3]
     name = "source.lsn" if missing == "lsn" else "ts_ms"
     assert {letter["error_class"] for letter in letters} == {"missing_order"}

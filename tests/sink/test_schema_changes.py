@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from sink import inspection, microbatch
 from sink.errors import ConfigError, DataError, TableError, TemporaryError
 from sink.microbatch import TableSink
+from sink.spark_versions import to_arrow
 from tests.sink.harness import CrashError, Job, before_commit, tiny_thresholds
 
 pytestmark = pytest.mark.spark
@@ -49,7 +50,7 @@ def types(job: Job) -> dict[str, str]:
 def letters(job: Job) -> list[dict[str, Any]]:
     if not job.spark.catalog.tableExists(job.dead_letters):
         return []
-    rows: list[dict[str, Any]] = job.spark.table(job.dead_letters).toArrow().to_pylist()
+    rows: list[dict[str, Any]] = to_arrow(job.spark.table(job.dead_letters)).to_pylist()
     return rows
 
 
