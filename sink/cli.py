@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"rowdelta {_version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of rowdelta, Spark and Iceberg")
     commands = parser.add_subparsers(metavar="command", required=True)
 
     def add(name: str, function: object, help_text: str, description: str) -> argparse.ArgumentParser:
@@ -201,6 +201,23 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
         help="the newest snapshot that is not past this source position, such as '{\"0\": 42}': no message of "
         "partition 0 from offset 42 on has been applied. Partitions that aren't named may be anywhere",
     )  # fmt: skip
+
+
+class _Version(argparse.Action):
+    """Shows versions. Only when asked, since it looks at files."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from sink import spark_versions
+
+        print(f"rowdelta {_version()}")
+        try:
+            spark = spark_versions.installed()
+            print(f"Spark {spark.full}, for Scala {spark.scala}")
+            print(f"Iceberg {spark.known.iceberg}  {spark.iceberg_runtime}")
+            print(f"Kafka connector  {spark.kafka_connector}")
+        except ConfigError as error:
+            parser.exit(ConfigError.exit_code, f"rowdelta: {error}\n")
+        parser.exit()
 
 
 def _version() -> str:

@@ -102,8 +102,9 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
 
     :param short: its JVM will live for seconds to minutes, as for `rowdelta check` and in tests.
     :param training: where its JVM writes its classes when it ends (`sink.archive`).
-    :raises ConfigError: a session exists and lacks the packages.
+    :raises ConfigError: a session exists and lacks the packages, or the sink can't work on this Spark.
     """
+    spark_versions.check(config.spark)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = settings(config)
     if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:

@@ -5,8 +5,9 @@ The version is read from the names of the installation's jars. This takes no JVM
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ class SparkVersion:
         if self.minor not in KNOWN:
             raise ConfigError(
                 f"Spark {self.full}: rowdelta does not know this version. It is known to work on Spark "
-                f"{' and '.join(', '.join(KNOWN).rsplit(', ', 1))}. Install one of them: "
+                f"{known_versions()}. Install one of them: "
                 f"pip install 'pyspark=={list(KNOWN.values())[-1].tested}', and if SPARK_HOME is set, point it there."
             )
         return KNOWN[self.minor]
@@ -110,10 +111,57 @@ def installed() -> SparkVersion:
     for jar in sorted((folder / "jars").glob("spark-core_*.jar")):
         if found := re.fullmatch(r"spark-core_([\d.]+)-(\d+\.\d+.*)\.jar", jar.name):
             return SparkVersion(found[2], found[1])
-    raise ConfigError(
-        f"no Spark found: there is no spark-core jar in {folder / 'jars'}. Install one: pip install 'pyspark>=3.5,<4.2'"
-        + (", or correct SPARK_HOME." if "SPARK_HOME" in os.environ else ".")
-    )
+    if "SPARK_HOME" in os.environ and not _is_submitted():
+        raise ConfigError(f"SPARK_HOME: no Spark found, there is no spark-core jar in {folder / 'jars'}. Correct it.")
+    # the driver runs in a container of a cluster, which has its jars elsewhere
+    full = import_module("pyspark").__version__
+    return SparkVersion(full, "2.12" if full.startswith("3.") else "2.13")
+
+
+def check(settings: Mapping[str, str]) -> None:
+    """Refuse what no session of this process can work with, before it is started.
+
+    :param settings: Spark's, of the configuration.
+    :raises ConfigError: a session of Spark Connect, another version of PySpark than of Spark, an unknown version.
+    """
+    version = installed()
+    _ = version.known
+    if reason := _connect(settings):
+        raise ConfigError(
+            f"{reason} makes a session of Spark Connect, and rowdelta needs one with Spark's JVM in reach: it commits "
+            "to Iceberg there. Remove it, and set spark.master instead, or start rowdelta with spark-submit."
+        )
+    pyspark = str(import_module("pyspark").__version__)
+    if pyspark.split(".")[:2] != version.full.split(".")[:2]:
+        raise ConfigError(
+            f"SPARK_HOME: {home()} is Spark {version.full}, but PySpark is {pyspark}. Install the same version "
+            f"(pip install 'pyspark=={version.minor}.*'), or unset SPARK_HOME."
+        )
+
+
+def _connect(settings: Mapping[str, str]) -> str | None:
+    """What asks for Spark Connect, as PySpark decides it."""
+    if "spark.remote" in settings:
+        return "spark: spark.remote"
+    if settings.get("spark.api.mode", "").lower() == "connect":
+        return "spark: spark.api.mode: connect"
+    if "spark.api.mode" not in settings and os.environ.get("SPARK_API_MODE", "").lower() == "connect":
+        return "SPARK_API_MODE=connect"
+    # the last is what PySpark sets where such a session is active, as in a notebook
+    for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+        if name in os.environ:
+            return name
+    return None
+
+
+def _is_submitted() -> bool:
+    """By `spark-submit`, whose JVM is there already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def known_versions() -> str:
+    """Such as `3.5, 4.0 and 4.1`."""
+    return " and ".join(", ".join(KNOWN).rsplit(", ", 1))
 
 
 def home() -> Path:

@@ -1,5 +1,7 @@
 """Which Spark is installed, and what follows from that, found without a JVM."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pyspark
@@ -39,8 +41,7 @@ def test_packages_are_those_of_the_installed_spark(
     jar: str, iceberg: str, connector: str, spark_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (spark_home / jar).touch()
-    (tmp_path / "sink.yaml").write_text(CONFIG)
-    assert cli.main(["packages", str(tmp_path / "sink.yaml")]) == 0
+    assert cli.main(["packages", str(written(tmp_path, ""))]) == 0
     assert capsys.readouterr().out.strip().split(",") == [
         f"org.apache.iceberg:iceberg-spark-runtime-{iceberg}",
         f"org.apache.spark:spark-sql-kafka-0-10{connector}",
@@ -60,5 +61,68 @@ def test_on_another_version_the_message_says_which_are_known(version: str, spark
 
 
 def test_a_spark_home_without_spark_is_named(spark_home: Path) -> None:
-    with pytest.raises(ConfigError, match=f"no spark-core jar in {spark_home}.* correct SPARK_HOME"):
+    with pytest.raises(ConfigError, match=f"SPARK_HOME: .*no spark-core jar in {spark_home}"):
         spark_versions.installed()
+
+
+def test_a_driver_in_a_cluster_may_have_its_jars_elsewhere(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert spark_versions.installed().full == pyspark.__version__
+
+
+@pytest.mark.parametrize("command", ["run", "check", "status"])
+def test_commands_refuse_an_unknown_version(
+    command: str, spark_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (spark_home / "spark-core_2.13-4.2.0.jar").touch()
+    assert cli.main([command, str(written(tmp_path, ""))]) == ConfigError.exit_code
+    assert "known to work on Spark 3.5, 4.0 and 4.1." in capsys.readouterr().err
+
+
+def test_spark_home_and_pyspark_must_be_one_version(
+    spark_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "3.5.7" if pyspark.__version__.startswith("4") else "4.0.2"
+    (spark_home / f"spark-core_2.13-{other}.jar").touch()
+    assert cli.main(["run", str(written(tmp_path, ""))]) == ConfigError.exit_code
+    error = capsys.readouterr().err
+    assert f"SPARK_HOME: {spark_home.parent} is Spark {other}, but PySpark is {pyspark.__version__}" in error
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "named"),
+    [
+        ("'spark.remote': 'sc://nowhere'", {}, "spark: spark.remote"),
+        ("spark.api.mode: connect", {}, "spark: spark.api.mode"),
+        ("", {"SPARK_REMOTE": "sc://nowhere"}, "SPARK_REMOTE"),
+        ("", {"SPARK_API_MODE": "connect"}, "SPARK_API_MODE"),
+        ("", {"SPARK_CONNECT_MODE_ENABLED": "1"}, "SPARK_CONNECT_MODE_ENABLED"),  # in a notebook with such a session
+    ],
+)
+def test_spark_connect_is_refused(
+    settings: str,
+    variables: dict[str, str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["run", str(written(tmp_path, settings))]) == ConfigError.exit_code
+    error = capsys.readouterr().err
+    assert f"rowdelta: {named}" in error
+    assert "makes a session of Spark Connect" in error
+
+
+def test_versions_are_shown_without_importing_spark() -> None:
+    code = "import sys; from sink import cli\ntry: cli.main(['--version'])\nfinally: print('pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def written(folder: Path, settings: str) -> Path:
+    """The configuration as a file, with a setting of Spark's."""
+    path = folder / "sink.yaml"
+    path.write_text(f"{CONFIG}spark: {{{settings}}}\n")
+    return path

@@ -252,6 +252,7 @@ def test_a_second_ctrl_c_interrupts(spark: SparkSession, tmp_path: Path, submitt
     assert commits(spark, tmp_path) in (3, 4)
 
 
+@pytest.mark.spark_versions
 def test_killed_at_once_and_started_again(spark: SparkSession, tmp_path: Path) -> None:
     """SIGKILL asks nobody; the table is as its last commit left it, and the next run does the rest, once."""
     expected = write_changes(tmp_path, 10)
@@ -424,7 +425,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
     assert ended.value.code == 0
-    assert re.fullmatch(r"rowdelta (\d+\.\d+\.\d+|of unknown version)\n", capsys.readouterr().out)
+    spark = re.escape(pyspark.__version__)
+    minor = re.escape(".".join(pyspark.__version__.split(".")[:2]))
+    assert re.fullmatch(
+        r"rowdelta (\d+\.\d+\.\d+|of unknown version)\n"
+        rf"Spark {spark}, for Scala 2\.\d\d\n"
+        rf"Iceberg (\d+\.\d+\.\d+)  org\.apache\.iceberg:iceberg-spark-runtime-{minor}_2\.\d\d:\2\n"
+        rf"Kafka connector  org\.apache\.spark:spark-sql-kafka-0-10_2\.\d\d:{minor}\.\d\n",
+        capsys.readouterr().out,
+    )
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
