@@ -252,7 +252,6 @@ def test_a_second_ctrl_c_interrupts(spark: SparkSession, tmp_path: Path, submitt
     assert commits(spark, tmp_path) in (3, 4)
 
 
-@pytest.mark.spark_versions
 def test_killed_at_once_and_started_again(spark: SparkSession, tmp_path: Path) -> None:
     """SIGKILL asks nobody; the table is as its last commit left it, and the next run does the rest, once."""
     expected = write_changes(tmp_path, 10)
