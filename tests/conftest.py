@@ -1,5 +1,6 @@
 """One Spark session for all tests of a process: a JVM takes seconds to start, and a process can have only one."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,10 @@ from pyspark.sql import SparkSession
 from sink import session
 from sink.config import Config
 from tests.services.jars import ivy_to_itself
+
+# Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
+# code only a few times: what the second compiler and more collector threads cost is more than they save.
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")

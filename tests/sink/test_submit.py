@@ -97,7 +97,8 @@ def commits(spark: SparkSession, folder: Path) -> int:
 def environment() -> dict[str, str]:
     # what the session of this process set must not leak into the next
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
-    return inherited | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
+    return inherited | own | {"SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"]}  # of the tests' `conftest.py`
 
 
 def command(*arguments: object) -> list[str]:
