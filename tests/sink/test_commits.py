@@ -325,8 +325,8 @@ def test_an_empty_table_in_changelog_mode_with_a_foreign_append(job: Job) -> Non
 
 
 def test_a_busy_foreign_writer_does_not_starve_the_sink(job: Job) -> None:
-    # with a key index each append costs a look-up, so that more attempts may be needed
-    job.properties = {**job.properties, "commit.retry.num-retries": "30", "commit.retry.max-wait-ms": "100"}
+    # with a key index each append costs a look-up, which takes longer than the second on a busy machine
+    job.properties = {**job.properties, "commit.retry.num-retries": "100", "commit.retry.max-wait-ms": "100"}
     job.write(insert(1))
     job.run()
     stop = threading.Event()
