@@ -228,7 +228,7 @@ def _message(row: Mapping[str, Any], has_schema: bool) -> Recognized | Unrecogni
         return Recognized("debezium-json", has_schema=has_schema)
     if row.get("op") == "m" and "message" in row:
         return Unrecognized("logical decoding messages of Debezium", internal=True)
-    if "isDdl" in row and kind in _CANAL:
+    if "isDdl" in row and isinstance(kind, str) and kind in _CANAL:
         return Recognized("canal-json", key=_names(row.get("pkNames"))) if row.get("data") else _IGNORED
     if "database" in row and isinstance(kind, str) and ("ts" in row or "data" in row):
         return Recognized("maxwell-json", key=_names(row.get("primary_key_columns"))) if row.get("data") else _IGNORED

@@ -56,7 +56,7 @@ def _at(*path: str | int) -> Iterator[None]:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, hide_input_in_errors=True)
 
 
 class PartitionField(_Section):
@@ -692,7 +692,9 @@ def load(path: str | Path) -> Config:
         # the error's own text quotes the line, which may hold a secret
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         hint = _yaml_hint(text.splitlines()[line - 1 : line], error)
-        raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}{hint}") from None
+        # an unquoted secret may begin as an alias, an anchor or a tag does
+        problem = re.sub(r"(alias|anchor|tag|tag handle) '.*'", r"\1", str(error.problem), flags=re.DOTALL)
+        raise ConfigError(f"{path}:{line}: not valid YAML: {problem}{hint}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict):
@@ -712,6 +714,8 @@ def _yaml_hint(line: list[str], error: yaml.MarkedYAMLError) -> str:
     """What is probably meant; the line itself is not shown."""
     if "'\\t'" in str(error.problem):
         return ". This is a tab; YAML is indented with spaces"
+    if re.search(r"\b(alias|anchor|tag)\b", str(error.problem)):
+        return ". Quote a value that begins with *, & or !"
     if "got '{'" in str(error.problem) and line and "${" in line[0]:
         return '. Between { and } or [ and ], quote what has ${…} in it: "${NAME}/x"'
     return ""

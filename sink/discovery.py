@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from changelog.changes import RAW_SCHEMA, UnavailableError
+from changelog.changes import RAW_SCHEMA, BadOptionError, UnavailableError
 from changelog.recognition import Recognized, json_rows, kind_options, recognize
 from changelog.schema_registry import Registry, RegistryError
 from sink.config import RESERVED, Config, SourceSection
 from sink.errors import ConfigError, TemporaryError
 from sink.inference import infer_fields, message_keys
+from sink.redaction import masked
 from sink.sources.kafka_client import Broker, Message
 
 SAMPLE = 100
@@ -130,7 +131,10 @@ def topics(
             f"Kafka at {broker.servers} has no topic but its own. Start what writes the changes, for example a "
             "Debezium connector, and run this again."
         )
-    registry = Registry(registry_options) if registry_options else None
+    try:
+        registry = Registry(registry_options) if registry_options else None
+    except (BadOptionError, ValueError) as error:
+        raise ConfigError(f"the schema registry's client refuses its options: {masked(str(error))}.") from None
     result: list[Found | LeftOut] = [
         LeftOut(name, reason, internal=True) for name in chosen if (reason := own_topic(name)) is not None
     ]
@@ -326,6 +330,8 @@ def _keyed(
     if what.format != "avro" and not set(key) <= columns.keys():
         # of Avro the key's columns may be in the message's key alone
         return LeftOut(name, f"its key {', '.join(key)} is no column of its rows: {', '.join(columns)}")
+    if any("${" in text for text in (name, *key, *excluded, *columns, *columns.values())):
+        return LeftOut(name, "a name has ${ in it, which means an environment variable in a configuration")
     shown = {} if what.has_schema else columns
     return Found(name, what, key, len(rows), key_is_guess=is_guess, columns=shown, remarks=remarks, excluded=excluded)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from changelog.schema_registry import OPTIONS as REGISTRY_OPTIONS
 from changelog.schema_registry import PREFIX as REGISTRY_PREFIX
 from sink import config, discovery, proposal
 from sink.discovery import Found, LeftOut
@@ -124,6 +125,8 @@ def _pairs(options: Sequence[str]) -> dict[str, str]:
         if not equals or not name.strip():
             raise ConfigError("--option needs NAME=VALUE, such as security.protocol=SASL_SSL.")
         name = name.strip()
+        if name.startswith(REGISTRY_PREFIX) and name not in REGISTRY_OPTIONS:
+            raise ConfigError(f"--option {name}: the registry's client has no such option.")
         own = name.startswith((kafka_client.PREFIX, REGISTRY_PREFIX))
         found[name if own else f"{kafka_client.PREFIX}{name}"] = value
     return found

@@ -49,7 +49,7 @@ def are_ours(options: Mapping[str, str]) -> bool:
 
     :param options: all Spark settings of the job.
     """
-    own = [name for name in options if name.startswith("spark.jars") and name not in _DECIDING]
+    own = [name for name in options if name.startswith("spark.jars") and name not in DECIDING]
     if own or not _LOCAL_MASTER.fullmatch(options.get("spark.master", "")) or "PYSPARK_SUBMIT_ARGS" in os.environ:
         return False
     if _MOVING.search(",".join(_versions(options))):
@@ -89,7 +89,7 @@ def record(options: Mapping[str, str], resolved: str) -> None:
         cache.write(path, json.dumps([vars(jar) for jar in found]))
 
 
-_DECIDING = ("spark.jars.packages", "spark.jars.excludes", "spark.jars.ivy", "spark.jars.repositories")
+DECIDING = ("spark.jars.packages", "spark.jars.excludes", "spark.jars.ivy", "spark.jars.repositories")
 
 
 def _versions(options: Mapping[str, str]) -> Iterator[str]:
@@ -103,5 +103,5 @@ def _record(options: Mapping[str, str]) -> Path | None:
         return None
     decides = [spark_versions.installed().full, str(spark_versions.home()), str(Path.home())]
     decides += [os.environ.get("DEFAULT_ARTIFACT_REPOSITORY", "")]
-    decides += [f"{name}={options.get(name)}" for name in _DECIDING]
+    decides += [f"{name}={options.get(name)}" for name in DECIDING]
     return folder / f"{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]}.json"

@@ -2,18 +2,22 @@
 was left out.
 """
 
-import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from changelog.recognition import FLATTENED
 from sink.discovery import Found, LeftOut
 from sink.errors import ConfigError
+from sink.redaction import is_secret, masked
 
-_SECRET = re.compile(r"secret|password|passwd|token|credential|jaas|private|user\.info", re.IGNORECASE)
-_REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*(?::-[^}]*)?\}")
+_REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*\}")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""Line breaks, and what YAML doesn't read unless it is escaped."""
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:()-]*")
 _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 _DECIMALS = """\
@@ -46,9 +50,11 @@ class Place:
 
 
 def hidden(name: str, value: str, variable: str) -> str:
-    """An option's value as it may stand in a file: secrets become `${variable}`, unless they are such references."""
-    with_password = re.search(r"//[^/@]*@", value) is not None
-    if _REFERENCE.search(value) or not (_SECRET.search(name) or with_password):
+    """An option's value as it may stand in a file: secrets become `${variable}`, unless they are such references.
+
+    Beside a reference there may be a secret in clear, so nothing else may stand there.
+    """
+    if _REFERENCE.fullmatch(value) or not (is_secret(name) or masked(value) != value):
         return value
     return f"${{{variable}}}"
 
@@ -80,7 +86,12 @@ def write(place: Place, results: Sequence[Found | LeftOut]) -> str:
         raise ConfigError(f"{place.what} has nothing that can be a table.{hint}\n{reasons}".rstrip())
     chosen, others = main_spelling(found)
     targets = _targets(chosen, place)
-    return "\n".join(_lines(place, chosen, others, left, targets)) + "\n"
+    return "".join(f"{_one_line(line)}\n" for line in _lines(place, chosen, others, left, targets))
+
+
+def _one_line(text: str) -> str:
+    """A comment with names from messages or folders must not go on as configuration in the next line."""
+    return text if text in (_DECIMALS, _TYPES) else _UNPRINTABLE.sub(" ", text)
 
 
 def told(results: Sequence[Found | LeftOut]) -> Iterator[str]:
@@ -330,9 +341,12 @@ def _flow(values: Sequence[str]) -> str:
 
 
 def _scalar(text: str) -> str:
-    """YAML for a text: plain where it is one, else as JSON, which YAML has in it."""
+    """YAML for a text: plain where it is one, else in double quotes."""
     plain = _PLAIN.fullmatch(text) and not text.endswith(":") and text.lower() not in _WORDS
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    if plain:
+        return text
+    quoted: str = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=sys.maxsize)
+    return quoted.rstrip("\n")
 
 
 def _quoted(text: str) -> str:

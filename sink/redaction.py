@@ -6,17 +6,17 @@ from collections.abc import Mapping
 MASK = "****"
 _WORDS = (
     "secret|password|passwd|passphrase|pwd|token|credential|access.?key|account.?key|shared.?key|api.?key|user.?info"
-    "|jaas|signature|private"
+    "|jaas|signature|private|authorization|cookie|keystore.key|key.pem|sse.key|(?:en|de)cryption.?key\\b"
 )
 _SECRET = re.compile(rf"{_WORDS}|\bsas\b|\bsig\b", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@|(?<=:thin:)[^/?#\s]*/[^?#\s]*@", re.IGNORECASE)
 """`user:password@` of a URL, and `user/password@` of Oracle's JDBC URLs."""
-_PARAMETER = re.compile(rf"(?i)([?&;,][\w.-]*?(?:{_WORDS}|\bsas\b|\bsig\b)[\w.-]*=)[^&;,\s'\"]*")
+_PARAMETER = re.compile(rf"(?i)((?:^|[?&;,])[\w.-]*?(?:{_WORDS}|\bsas\b|\bsig\b)[\w.-]*=)[^&;,\s'\"]*")
 """A query parameter, or a property of a JDBC URL, with a telling name; what comes before its value is group 1."""
 _SPARKS_OWN = "(?i)secret|password|token|access[.]?key"
 """The default of `spark.redaction.regex`."""
 # Spark looks for it in the names of settings and in their values
-_IN_SETTINGS = rf"{_WORDS}|\bsas\b|://[^/?#\s]*@|:thin:[^/?#\s]*/|[?&;,][\w.-]*\bsig="
+_IN_SETTINGS = rf"{_WORDS}|\bsas\b|://[^/?#\s]*@|:thin:[^/?#\s]*/|[?&;,][\w.-]*\bsig=|PRIVATE KEY-----"
 
 
 def is_secret(name: str) -> bool:
@@ -26,6 +26,8 @@ def is_secret(name: str) -> bool:
 
 def masked(text: str) -> str:
     """`text` without the user information of URLs and the values of parameters with a telling name."""
+    if "PRIVATE KEY-----" in text:
+        return MASK
     return _PARAMETER.sub(rf"\1{MASK}", _USER_INFO.sub(f"{MASK}@", text))
 
 

@@ -22,7 +22,7 @@ from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.iceberg import java_class, java_message
 from sink.jars import Jar
-from sink.redaction import spark_pattern
+from sink.redaction import is_secret, masked, spark_pattern
 
 _TOLD_TWICE = (
     "org.apache.spark.executor.Executor",
@@ -185,9 +185,15 @@ def _created(options: Mapping[str, str]) -> SparkSession:
         builder = builder.config(name, value)
     if SparkSession.getActiveSession() is not None:
         return builder.getOrCreate()
+
+    def create() -> SparkSession:
+        # PySpark would put all settings on the JVM's command line, which every user of the machine can read
+        SparkContext._ensure_initialized(conf=_for_command_line(options))
+        return builder.getOrCreate()
+
     with interrupts.jvms.noted(), ThreadPoolExecutor(1, "rowdelta-start") as pool:
         try:
-            spark = pool.submit(builder.getOrCreate).result()
+            spark = pool.submit(create).result()
         except KeyboardInterrupt:
             interrupts.jvms.terminate()
             raise
@@ -202,6 +208,21 @@ def _created(options: Mapping[str, str]) -> SparkSession:
             raise refusal from None
     activate(spark)
     return spark
+
+
+def _for_command_line(options: Mapping[str, str]) -> SparkConf:
+    """What Spark's launcher is told: all but secrets, which the session gets when the JVM runs.
+
+    The launcher itself needs those of the driver's JVM, and those by which it fetches packages and other files.
+    """
+    needed = ["spark.driver.", "spark.jars", "spark.submit."]
+    if any(name.startswith(("spark.jars", "spark.files", "spark.archives")) for name in options.keys() - jars.DECIDING):
+        needed.append("spark.hadoop.")
+    conf = SparkConf(loadDefaults=False)
+    for name, value in options.items():
+        if name.startswith(tuple(needed)) or not (is_secret(name) or masked(value) != value):
+            conf.set(name, value)
+    return conf
 
 
 def _refused(error: Exception) -> ConfigError | TemporaryError:
