@@ -1,7 +1,7 @@
-"""What a format makes of raw records, before values are converted to the table's types.
+"""What a format makes of raw records, before `changelog.decoding` converts the values to the table's types.
 
-A format groups the records of a batch by how they are spelled (one schema, one set of JSON types) and gives `Changes`
-for each group: images of rows as Arrow arrays, each with its `WireType`. `changelog.decoding` does what all formats
+A format groups the records of a batch by their spelling (one schema, one set of JSON types). For each group it gives
+`Changes`: images of rows as Arrow arrays, each with its `WireType`. `changelog.decoding` does the work that all formats
 share.
 """
 
@@ -23,23 +23,26 @@ RAW_SCHEMA = pa.schema(
         ("value", pa.binary()),
     ]
 )
-"""A record as its source gave it. For files `source` is the file's path, and only `value` is not null besides."""
+"""A record as its source gave it. For files, `source` is the file's path, and of the other columns only `value` has a
+value.
+"""
 
 NUMERAL = pa.large_string()
-"""Arrow type of numbers that no machine type holds exactly, as the text of the JSON number (`1.50`,
+"""Arrow type for numbers that no machine type holds exactly. A value is the text of the JSON number (`1.50`,
 `12345678901234567890.12`).
 """
 
 
 @dataclass(frozen=True)
 class WireType:
-    """What a message's schema says of a field, in Kafka Connect's terms.
+    """What a message's schema says about a field, in Kafka Connect's terms.
 
-    :param kind: int8, int16, int32, int64, float, double, boolean, string, bytes, array, map or struct; "" if nobody
-        says.
+    :param kind: int8, int16, int32, int64, float, double, boolean, string, bytes, array, map or struct. Empty if the
+        message has no schema.
     :param name: the logical type: `org.apache.kafka.connect.data.Decimal`, `io.debezium.time.MicroTimestamp`, …
-    :param parameters: of the logical type, such as `scale`.
-    :param children: `element` of an array, `key` and `value` of a map, the fields of a struct.
+    :param parameters: parameters of the logical type, such as `scale`.
+    :param children: `element` of an array, `key` and `value` of a map, or the fields of a struct.
+    :param optional: the value may be null.
     """
 
     kind: str = ""
@@ -51,7 +54,9 @@ class WireType:
 
 @dataclass(frozen=True)
 class Wire:
-    """A field of n images: the values as the parser gave them (null: null or missing), and what they mean."""
+    """A field of n images: the values as the parser gave them, and what they mean. A value is null if the message has
+    null or lacks the field.
+    """
 
     values: pa.Array
     type: WireType = WireType()
@@ -61,17 +66,17 @@ class Wire:
 class Changes:
     """n changes of one spelling, from a batch of raw records.
 
-    :param record: int64; the row of the raw batch that each came from.
+    :param record: int64; for each change, the row number of its record in the raw batch.
     :param kind: int8; a `RowKind`.
-    :param fields: name -> values. May have fields that are no columns, and lack some that are.
-    :param order: values of the spec's `order_by`, in its order.
-    :param after: 0 for the first change that its record stands for (a -U), 1 for a later one, and so on: int64, or one
-        number for all.
-    :param snapshot: bool; the change comes from a snapshot read of the source. None: no format that knows.
+    :param fields: name -> values. The mapping may have fields that are no columns, and may lack columns.
+    :param order: values of the spec's `order_by` columns, in the order of the spec.
+    :param after: place of the change among the changes of its record: 0 for a -U, 1 for the change after it, and so on.
+        An int64 array, or one number for all changes.
+    :param snapshot: bool; the change comes from a snapshot read of the source. None if the format can't tell.
     :param unknown: fields that the messages' rows have and the spec doesn't name, if the format noticed any.
     :param metadata: further columns that a user may ask for: `_op` (string), `_ts` (timestamp[us, UTC]).
-    :param missing: fields that the spec names and the messages' schema hasn't, where records come with a schema. Of
-        JSON the text says it.
+    :param missing: fields that the spec names and the messages' schema lacks. Formats without schemas leave it empty:
+        the decoder looks into the JSON text instead.
     """
 
     record: pa.Array
@@ -87,8 +92,11 @@ class Changes:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Records that can't be understood: row numbers in the raw batch, a class of `BadRecord`, and a sentence each (or
-    one for all).
+    """Records that can't be understood.
+
+    :param record: int64; row numbers in the raw batch.
+    :param error_class: one of `BadRecord`.
+    :param reason: a sentence for each record (string), or one sentence for all.
     """
 
     record: pa.Array
@@ -98,11 +106,11 @@ class Rejected:
 
 @dataclass(frozen=True)
 class MessageKey:
-    """Which fields are the table's key, as records of the batch say. A format that can tell gives one for each key that
-    occurs, whatever the table's key is.
+    """A key of the source's table, as records of the batch state it. A format whose messages state the key gives one
+    `MessageKey` for each key that occurs, whatever key the target table has.
 
-    :param fields: their names in messages; empty: the source's table has no key.
-    :param record: the first row of the raw batch that says so.
+    :param fields: names of the key's fields in the messages. Empty if the source's table has no key.
+    :param record: row number, in the raw batch, of the first record that states this key.
     """
 
     fields: tuple[str, ...]
@@ -110,36 +118,37 @@ class MessageKey:
 
 
 class UnavailableError(Exception):
-    """A service that a format needs doesn't answer. No record is at fault: the job stops, and may run again."""
+    """A service that a format needs doesn't answer. The records are right: the job stops, and may be started again."""
 
 
 class FormatError(Exception):
-    """The format's code fails whatever a record says: a module or a name is missing. No record is at fault."""
+    """The format's code fails for every record: for example, a module or a name is missing. The records are right."""
 
 
 class BadOptionError(ValueError):
-    """An option of the format has a value that it can't take. No record is at fault."""
+    """An option of the format has an invalid value. The records are right."""
 
 
 class Format(Protocol):
     """A wire format, made for one table: `changelog.formats` finds its class by name.
 
-    It lives in a Spark task: what it learned of one batch may speed up the next.
+    A Spark task keeps the object for all its batches, so the object may use what it learned from earlier batches.
     """
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
-        """The changes in raw records (`RAW_SCHEMA`). Records of which nothing is said are ignored, such as
-        tombstones.
+        """The changes in raw records (`RAW_SCHEMA`). A record that occurs in no `Changes` and no `Rejected` is ignored,
+        such as a tombstone.
         """
 
 
 class FormatType(Protocol):
-    """What a format's module or entry point names: a class with these.
+    """The class of a format. It has these attributes:
 
-    `OPTIONS`: name -> allowed values, the first being the default; an empty tuple allows any.
-    `REQUIRED`: names of options without which nothing can be decoded.
-    `DELETES_CARRY_ROW`: a delete has the old row's values, also of columns that aren't in the key.
-    `STATES_KEY`: `changes` gives `MessageKey`s. A class without this attribute doesn't: its tables need a `key`.
+    `OPTIONS`: name -> allowed values. The first value is the default; an empty tuple allows any value.
+    `REQUIRED`: names of the options that a user must set.
+    `DELETES_CARRY_ROW`: a delete has the old row's values, also those of columns that aren't in the key.
+    `STATES_KEY`: `changes` gives `MessageKey`s. If a class lacks this attribute, it gives no `MessageKey`, and its
+    tables need a configured `key`.
     """
 
     OPTIONS: Mapping[str, tuple[str, ...]]

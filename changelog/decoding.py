@@ -1,10 +1,10 @@
-"""What all wire formats share: raw records in, changelog rows out, and nothing lost on the way.
+"""The work that all wire formats share: raw records in, changelog rows out. No record is lost.
 
-A `changelog.changes.Format` makes changes of records; here their values become the table's types, keys and order are
-checked, and whatever can't be applied is packed into `_rowdelta_bad`. A record is applied whole or not at all: if one
-of the changes that it stands for is bad, so is the record.
+A `changelog.changes.Format` makes changes of records. This module converts the values to the table's types, checks keys
+and order, and packs records that can't be applied into `_rowdelta_bad`. A record is applied as a whole or not at all:
+if one of its changes is bad, the record is bad.
 
-Runs in Spark tasks (`mapInArrow`), on Arrow record batches, and needs no JVM.
+The code runs in Spark tasks (`mapInArrow`) on Arrow record batches, and needs no JVM.
 """
 
 import json
@@ -39,7 +39,7 @@ from changelog.values import convert, spark_type
 from changelog.values.nested import has_more, is_nested
 
 CHANGES_PER_RECORD = 1 << 16
-"""The order of a change is its record's offset times this, plus its place in the record."""
+"""The order value of a change is its record's offset times this number, plus the place of the change in the record."""
 
 METADATA: Mapping[str, pa.DataType] = {
     "_op": pa.string(),
@@ -49,8 +49,9 @@ METADATA: Mapping[str, pa.DataType] = {
     "_offset": pa.int64(),
     "_timestamp": pa.timestamp("us", "UTC"),
 }
-"""Columns about a change that a table may have: the operation as the format spells it, when it was committed at the
-source; and of its record the topic or file, partition, offset and Kafka timestamp."""
+"""Metadata columns that a table may have: the operation as the format spells it, the time of its commit at the source,
+and the record's topic or file, partition, offset and Kafka timestamp.
+"""
 
 _OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 _MAX_SHOWN = 80
@@ -58,19 +59,22 @@ _OF_THE_CODE = (ImportError, NameError, SyntaxError, NotImplementedError)
 
 Mask = npt.NDArray[np.bool_]
 Observed = Mapping[str, str]
-"""What messages have and the table can't take: name of a field or column -> the Spark SQL type that it needs; empty: it
-must be optional. With `schema_changes: fail` also `MISSING`: they have no such field."""
+"""What messages have and the table can't store: name of a field or column -> the Spark SQL type that it needs. An empty
+type means that the column must become optional. With `schema_changes: fail` the type `MISSING` means that the messages
+lack the field.
+"""
 
 MISSING = "missing"
 
 StatedKeys = Mapping[tuple[str, ...], tuple[int, int]]
-"""What messages say of the table's key: names of fields, as `MessageKey` has them -> partition and offset of the first
-record that says so. Records of files have neither, and count as -1."""
+"""Keys that messages state: names of the key's fields (`MessageKey.fields`) -> (partition, offset) of the first record
+that states this key. For records of files both numbers are -1.
+"""
 
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
-    """Arrow schema of decoded rows: kind, order, snapshot (`tells_snapshots` only), bad, the table's columns, metadata
-    columns.
+    """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, then the
+    table's columns and the metadata columns.
     """
     order = [to_arrow_type(dtype) for _, dtype in spec.order_by]
     if spec.source_order:
@@ -85,12 +89,12 @@ def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
 
 
 def _target(column: ColumnSpec) -> pa.DataType:
-    # Spark calls Iceberg's uuid a string, but these are the bytes
+    # Spark's type for Iceberg's uuid is string, but decoded rows have the 16 bytes
     return pa.binary() if column.is_uuid else to_arrow_type(column.type)
 
 
 def spark_schema(spec: ChangelogSpec) -> T.StructType:
-    """The same for Spark's `mapInArrow`."""
+    """`decoded_schema` as Spark's type, for `mapInArrow`."""
     return from_arrow_schema(decoded_schema(spec))
 
 
@@ -100,11 +104,13 @@ _BAD = pa.struct([(name, _ARROW[dtype]) for name, dtype in BAD_FIELDS.items()])
 
 @dataclass(frozen=True)
 class ChangelogDecoder:
-    """Raw records (`RAW_SCHEMA`) to changelog rows (`decoded_schema`), for Spark tasks. Pickles small.
+    """Decodes raw records (`RAW_SCHEMA`) into changelog rows (`decoded_schema`), for Spark tasks. The object pickles
+    small.
 
-    :param observe: told about fields that are no columns, and columns too narrow for a value (name -> type), once a
-        task.
-    :param observe_keys: likewise, what the messages say of the table's key.
+    :param format: name of the format.
+    :param observe: is called at most once a task, with fields that are no columns and columns that are too narrow for a
+        value (name -> type).
+    :param observe_keys: is called at most once a task, with the keys that the messages state.
     """
 
     format: str
@@ -125,7 +131,7 @@ class ChangelogDecoder:
 
 @dataclass
 class _Bad:
-    """Bad records of a batch, by row; the first reason counts."""
+    """Bad records of a batch: row number in the batch -> (error class, reason). The first reason of a record counts."""
 
     errors: dict[int, tuple[str, str]] = field(default_factory=dict)
 
@@ -148,20 +154,21 @@ class _TaskDecoder:
     def decode(self, raw: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The changes of a batch, and its bad records.
 
-        A record on which the format itself fails is a bad record too, found by halving the batch: it would stop the job
-        for ever. Whether it fails on all of them is for the job to see, which knows other batches.
+        If the format raises an exception for a record, the record is a bad record: otherwise it would stop the job for
+        ever. The decoder finds such a record by halving the batch. The job checks whether the format fails for all
+        records, since it knows the other batches.
 
-        :raises FormatError: what failed has nothing to do with the records.
+        :raises FormatError: the format's code fails, whatever the records contain.
         """
         try:
             decoded = self._decoded(raw)
         except (BadOptionError, UnavailableError, MemoryError, OSError):
-            raise  # not the record's fault
+            raise  # the records are right
         except Exception as error:
             if self._is_of_the_code(error):
                 what = f"{type(error).__name__}: {_shown(str(error))}"
                 raise FormatError(f"format {self._format_name} fails in its own code: {what}") from error
-            # what it had learned may be half done
+            # The old object may have learned only half of something, so make a new one.
             self._format = formats.find(self._format_name)(self._spec)
             if raw.num_rows == 1:
                 bad = _Bad()
@@ -176,7 +183,7 @@ class _TaskDecoder:
             yield from decoded.to_batches() or [_empty(self._schema)]
 
     def _is_of_the_code(self, error: Exception) -> bool:
-        """Whether an exception tells of the code that raised it, and not of what it was given."""
+        """Whether the cause of an exception is the format's code, not the content of a record."""
         if isinstance(error, AttributeError):
             return isinstance(error.obj, ModuleType | type) or error.obj is self._format
         return isinstance(error, _OF_THE_CODE) and not isinstance(error, pa.ArrowException)
@@ -233,7 +240,9 @@ class _TaskDecoder:
         return columns
 
     def _check_places(self, changes: Changes, bad: _Bad) -> None:
-        """A place beyond the record's own would be the next record's."""
+        """Reject records with too many changes. The order value of a place beyond `CHANGES_PER_RECORD` would belong to
+        the next record.
+        """
         if isinstance(changes.after, int):
             return
         beyond = pc.greater_equal(changes.after, CHANGES_PER_RECORD)
@@ -249,7 +258,7 @@ class _TaskDecoder:
             bad.add(changes.record.filter(others), BadRecord.NOT_AN_INSERT, reasons)
 
     def _column(self, column: ColumnSpec, changes: Changes, applies: Mask | None, bad: _Bad) -> pa.Array:
-        """The column's values; those where `applies` is false are null, whatever the message has."""
+        """The column's values in the table's type. Where `applies` is false, the value becomes null."""
         target = self._targets[column.name]
         wire = changes.fields.get(column.field)
         is_key = column.name in self._spec.key
@@ -258,7 +267,7 @@ class _TaskDecoder:
         else:
             array, misfit = convert(wire, target, column.is_uuid)
             if self._evolves and is_nested(target):
-                # new fields inside a column aren't followed, and must not be lost
+                # the table gets no new fields inside a column, and their values must not be lost: the record is bad
                 more = pa.array(has_more(wire.values, target))
                 misfit = more if misfit is None else pc.or_(misfit, more)
         if applies is not None:
@@ -276,7 +285,7 @@ class _TaskDecoder:
                 f"key column {column.name} is null or missing",
             )
         elif column.required and array.null_count:
-            # a removal needs none: of a partition's source column, null says that the old partition is unknown
+            # -U and -D need no value: a null in a partition source column means that the old partition is unknown
             missing = pc.and_(array.is_null(), pa.array(_sets(changes.kind)))
             if misfit is None and self._evolves and pc.any(missing).as_py():
                 self.observed = merged_types({column.name: ""}, self.observed)
@@ -295,8 +304,8 @@ class _TaskDecoder:
         self.observed = merged_types(self.observed, new)
 
     def _observe_missing(self, raw: pa.RecordBatch, changes: Changes) -> None:
-        """Columns that rows don't have: by the messages' schema, or since their name is nowhere in a JSON message with
-        a null.
+        """Observe columns that the messages lack. Either the messages' schema lacks the field, or a JSON message where
+        the value is null doesn't contain the field's name.
         """
         sets = _sets(changes.kind)
         if not sets.any():
@@ -307,19 +316,19 @@ class _TaskDecoder:
             for column in self._spec.columns:
                 wire = changes.fields.get(column.field)
                 nulls = pa.repeat(True, len(texts)) if wire is None else wire.values.filter(pa.array(sets)).is_null()
-                # a name that is spelled otherwise in JSON can't be looked for
+                # a name with escapes can be spelled in several ways in JSON, so we can't search for it
                 plain = json.dumps(column.field) == f'"{column.field}"'
                 if not plain or not pc.any(nulls).as_py():
                     continue
                 named = pc.match_substring(texts.filter(nulls), f'"{column.field}"')
                 if not pc.all(named).as_py():
                     gone.add(column.field)
-        # a record without its key is bad, whatever else it is
+        # key columns are left out: a record that lacks its key is a bad record anyway
         names = {column.field: column.name for column in self._spec.columns if column.name not in self._spec.key}
         self.observed = merged_types(self.observed, {names[name]: MISSING for name in gone if name in names})
 
     def _observe_width(self, column: ColumnSpec, wire: Wire, misfit: pa.Array) -> None:
-        """Which wider type would hold the values that don't fit, if any would."""
+        """Observe the wider type that would hold some of the values that don't fit, if there is such a type."""
         if not self._evolves or column.is_uuid or column.name in self._spec.key:
             return  # keys may not change
         wider = _wider(column.type, wire.type)
@@ -345,7 +354,7 @@ class _TaskDecoder:
         return array
 
     def _bad_rows(self, raw: pa.RecordBatch, bad: _Bad) -> pa.Table:
-        """One row for each bad record. A reason says what is wrong, and the record comes with it, whole."""
+        """One row for each bad record, with the reason and the whole record."""
         rows = pa.array(list(bad.errors), pa.int64())
         parts: dict[str, pa.Array] = {name: raw.column(name).take(rows) for name in RAW_SCHEMA.names}
         parts["error_class"] = pa.array([error_class for error_class, _ in bad.errors.values()], pa.string())
@@ -358,15 +367,15 @@ class _TaskDecoder:
 
 
 def _sets(kind: pa.Array) -> Mask:
-    """Where a row is set: +I and +U."""
+    """Flags the changes that set a row: +I and +U."""
     kinds = kind.to_numpy(zero_copy_only=False)
     result: Mask = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
     return result
 
 
 def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
-    """The widest type that Iceberg can promote a column to (spec, Schema Evolution); what the message's schema says,
-    where it does.
+    """The type that Iceberg can promote a column to (spec, Schema Evolution), or None. A decimal gets the precision
+    that the message's schema states, or 38.
     """
     if isinstance(dtype, T.ByteType | T.ShortType | T.IntegerType):
         return T.LongType()
@@ -390,7 +399,7 @@ def is_wider(dtype: T.DataType, other: T.DataType) -> bool:
 
 
 def merged_types(first: Observed, second: Observed) -> dict[str, str]:
-    """Types that hold the values of both: where they differ, the wider number, else text."""
+    """For each name a type that holds the values of both. If two types differ, it is the wider number, or else text."""
     result = dict(first)
     for name, dtype in second.items():
         known = result.get(name, dtype)
@@ -399,7 +408,7 @@ def merged_types(first: Observed, second: Observed) -> dict[str, str]:
 
 
 def merged_keys(first: StatedKeys, second: StatedKeys) -> StatedKeys:
-    """All keys of both, each with its first place."""
+    """All keys of both, each with the place where it occurs first."""
     return {
         fields: min(place for place in (first.get(fields), second.get(fields)) if place is not None)
         for fields in {**first, **second}
@@ -412,7 +421,7 @@ def _place(raw: pa.RecordBatch, row: int) -> tuple[int, int]:
 
 
 def _common_type(first: str, second: str) -> str:
-    for some in ("", MISSING):  # which no type contradicts
+    for some in ("", MISSING):  # neither contradicts a type, so the type wins
         if some in (first, second):
             return second if first == some else first
     if {first, second} <= _INTEGERS.keys():
@@ -427,7 +436,9 @@ def _common_type(first: str, second: str) -> str:
 
 
 def _decimal(name: str) -> tuple[int, int] | None:
-    """Precision and scale of the narrowest decimal that holds every value of a type."""
+    """Precision and scale of the narrowest decimal that holds every value of the type. None if the type is neither an
+    integer nor a decimal.
+    """
     if name in _INTEGERS:
         return _INTEGERS[name], 0
     found = _DECIMAL.fullmatch(name)
@@ -436,7 +447,7 @@ def _decimal(name: str) -> tuple[int, int] | None:
 
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
-"""Digits of their values."""
+"""The most decimal digits of a value of each integer type."""
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
-"""Wire formats by name: ours, and those of other packages.
+"""Wire formats by name: our own formats, and formats of other packages.
 
-A package adds one by an entry point of the group `rowdelta.formats` that names a class like
-`changelog.changes.FormatType`:
+A package adds a format by an entry point of the group `rowdelta.formats`. The entry point names a class that has the
+attributes of `changelog.changes.FormatType`:
 
     [project.entry-points."rowdelta.formats"]
     my-format = "my_package.my_format:MyFormat"
@@ -27,7 +27,7 @@ OURS = {
 
 
 def names() -> list[str]:
-    """All formats that are installed."""
+    """Names of all installed formats, sorted."""
     return sorted({*OURS, *(entry.name for entry in entry_points(group=GROUP))})
 
 
@@ -42,7 +42,7 @@ def states_key(name: str) -> bool:
 def find(name: str) -> FormatType:
     """The format's class.
 
-    :raises KeyError: there is none.
+    :raises KeyError: there is no such format.
     """
     if name in OURS:
         module, _, attribute = OURS[name].partition(":")

@@ -1,11 +1,12 @@
-"""JSON records to Arrow arrays: whole batches at once where they are alike, one by one where they aren't.
+"""Reads JSON records into Arrow arrays: many records at once if their types are alike, odd records one by one.
 
-Arrow's JSON reader wants one type for each field and gives up at the first record that has another. So a batch is read
-with the likeliest types; where the reader stops, the records before are read, the odd one is taken apart in Python, and
-reading goes on behind it. A batch without odd records costs one pass: about 2 us for 700 bytes.
+Arrow's JSON reader needs one type for each field, and stops at the first record that has another type. So this module
+reads a batch with the likeliest types. If the reader stops at an odd record, this module reads the records before it,
+parses the odd record in Python, and goes on with the records after it. A batch without odd records costs one pass:
+about 2 us for 700 bytes.
 
-Which record and which field it is about, Arrow says in English only. If the text has another form, the batch is halved
-until few records are left, and these are taken apart in Python: slower, with the same result.
+Arrow names the record and the field only in the English text of its error. If the text has an unknown form, this module
+halves the batch until few records are left, and parses these in Python. That is slower, but the result is the same.
 """
 
 import json
@@ -27,9 +28,9 @@ from changelog.rows import BadRecord
 
 @dataclass(frozen=True)
 class Leaf:
-    """A field that isn't looked into.
+    """A field that is read as one value.
 
-    :param candidates: Arrow types that its JSON may be read as, the likeliest first: `values.json_candidates`.
+    :param candidates: Arrow types that the field may have, the likeliest first (`values.json_candidates`).
     """
 
     candidates: tuple[pa.DataType, ...]
@@ -37,9 +38,10 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Object:
-    """An object of which the named fields are wanted.
+    """An object whose named fields are read.
 
-    :param watched: other fields of it are reported.
+    :param fields: the fields to read, by name.
+    :param watched: report the other fields of the object.
     """
 
     fields: Mapping[str, "Leaf | Object | ListOf"]
@@ -61,11 +63,11 @@ Rows = npt.NDArray[np.int64]
 class Parsed:
     """Records that were read with one Arrow type for each field.
 
-    :param record: int64; rows of the input.
-    :param values: the wanted fields, a struct array as long as `record`. Missing fields are null. A leaf has one of its
-        candidates' types, or, from records that none of them fits: string, int64, bool, `NUMERAL` (a number's text),
-        string with JSON text for an object or array, or null if no record has it.
-    :param unknown: fields of watched objects that aren't in the shape and have a value, with a guess at their type.
+    :param record: int64; row numbers in the input.
+    :param values: the fields of the shape, a struct array as long as `record`. Missing fields are null. A leaf has the
+        type of one of its candidates. If no candidate fits the records, it is string, int64, bool, `NUMERAL` (a
+        number's text), string with JSON text for an object or array, or null if no record has a value.
+    :param unknown: fields of watched objects that aren't in the shape and have a value, with a guess of their type.
     """
 
     record: pa.Array
@@ -78,26 +80,28 @@ NOT_AN_OBJECT = "the value is not a JSON object"
 _CHANGED = re.compile(r"Column\(/?(.*?)\) changed from \w+ to \w+ in row (\d+)")
 _ROW = re.compile(r"in row (\d+)")
 _PROBE = 16
-"""Records looked at to tell a field that is spelled otherwise from now on from a single odd record."""
+"""The reader looks at this many records to decide whether a field has a new type from now on, or one record is odd."""
 _FEW = 16
-"""Of so few records the odd ones aren't looked for: all are taken apart."""
+"""The reader doesn't search so few records for the odd ones: it parses all of them in Python."""
 _SLICE = 1024
-"""Records read at a time once a batch turned out to have odd ones: each odd one costs another look at those behind it.
+"""If a batch has odd records, the reader reads so many records at a time: after each odd record it must read the
+records behind it again.
 """
 _MOST_ODD = 64
-"""With more odd records than this a slice is taken apart."""
+"""If a slice has more odd records than this, the reader parses the whole slice in Python."""
 _MOST_EXTRA = 2000
-"""Fields beyond the shape, all objects together; more are names made of data."""
+"""The most fields beyond the shape, over all objects. If there are more, the field names probably contain data."""
 _DEEP = 100
-"""Brackets of a record from which on its depth is looked at: Arrow's inference recurses without a limit."""
+"""If a record has this many brackets, its depth is checked, since Arrow's type inference recurses without a limit."""
 _PARSER_DEPTH = 500
 _SAMPLE = 100
 
 
 class JsonReader:
-    """Reads records of one shape. Remembers how fields were spelled last.
+    """Reads records of one shape. The reader remembers the last type of each field.
 
-    :param around: texts to put before and after each record: what is missing of an object.
+    :param shape: what to read of each record.
+    :param around: texts to put before and after each record, so that each record is a whole JSON object.
     """
 
     def __init__(self, shape: Object, around: tuple[str, str] = ("", "")) -> None:
@@ -105,18 +109,18 @@ class JsonReader:
         self._around = around
         self._watches = _watches(shape)
         self._chosen: dict[str, int] = {}  # path of a leaf -> which candidate; 0 if absent
-        self._extra = pa.struct([])  # fields beyond the shape, so that the reader can tell new ones
-        self._samples = False  # too many of those: new ones are looked for in some records only
+        self._extra = pa.struct([])  # known fields beyond the shape, so that the reader notices new fields
+        self._samples = False  # there are too many such fields, so only some records are searched for new fields
 
     def read(self, values: pa.Array) -> Iterator[Parsed | Rejected]:
-        """The records in `values` (binary or string, no nulls). Whatever isn't a JSON object is rejected."""
+        """Read the records in `values` (binary or string, no nulls). A record that isn't a JSON object is rejected."""
         rows = np.arange(len(values))
         try:
             texts = values.cast(pa.string())
         except pa.ArrowInvalid:
             rows = np.flatnonzero([_is_utf8(value) for value in values.to_pylist()])
             texts = values.take(pa.array(rows)).cast(pa.string())
-        # so no record can be the rest of the one before
+        # each text must begin and end like an object, so that no record can complete the record before it
         whole = _is_braced(texts, *self._around)
         if not pc.all(whole).as_py():
             whole = _is_braced(pc.ascii_trim_whitespace(texts), *self._around)
@@ -129,10 +133,11 @@ class JsonReader:
             yield from self._one_by_one(values, alone)
 
     def _segment(self, texts: pa.Array, rows: Rows, alone: list[int], *, alike: bool = False) -> Iterator[Parsed]:
-        """Read what can be read at once. The other rows are appended to `alone`.
+        """Read the rows that can be read together. The numbers of all other rows are appended to `alone`.
 
-        :param alike: an error's text said that these rows can be read at once. If they can't, its row number means
-            something else (another release of Arrow, a record of several documents), and isn't believed again.
+        :param alike: the text of an error said that these rows can be read together. If that fails, the row number in
+            the text has another meaning (another release of Arrow, a record of several documents), and the reader
+            doesn't use it again.
         """
         learned = False
         respelled: set[tuple[int, str]] = set()
@@ -146,7 +151,7 @@ class JsonReader:
                 yield self._parsed(rows, struct, texts)
                 return
             if self._watches and not learned:
-                # perhaps only a field that the reader hasn't seen before, or saw as null
+                # the cause may only be a field that is new, or that was always null before
                 learned = True
                 if self._learn(texts):
                     continue
@@ -176,7 +181,9 @@ class JsonReader:
         alone += rows.tolist()
 
     def _respell(self, message: str, texts: pa.Array) -> bool:
-        """Read a field by its next candidate from here on, if that helps the next few records."""
+        """Read the field of the error by its next candidate from now on, if the next few records can then be read.
+        Returns whether this is so.
+        """
         changed = _CHANGED.search(message)
         leaf = None if changed is None else _leaf(self._shape, changed.group(1))
         if changed is None or leaf is None or len(leaf.candidates) == 1:
@@ -197,16 +204,16 @@ class JsonReader:
         return False
 
     def _parse(self, texts: pa.Array) -> pa.StructArray:
-        """:raises pa.ArrowInvalid: some record doesn't fit the types, or has a new field and such are watched."""
+        """:raises pa.ArrowInvalid: a record doesn't fit the types, or has a new field in a watched object."""
         schema = pa.schema(list(_with_extra(self._type(self._shape, ""), self._extra)))
         table = self._table(texts, schema, "error" if self._watches and not self._samples else "ignore")
         if table.num_rows != len(texts):
-            raise pa.ArrowInvalid("some record has several documents")
+            raise pa.ArrowInvalid("a record has several documents")
         if not table.num_rows:
             return pa.array([], pa.struct(schema))
         try:
             return table.to_struct_array().combine_chunks()
-        except IndexError as error:  # Arrow's reader makes [null, null] a list with an element too few
+        except IndexError as error:  # Arrow's reader reads [null, null] as a list that lacks an element
             raise pa.ArrowInvalid(str(error)) from None
 
     def _table(self, texts: pa.Array, schema: pa.Schema, unexpected: str) -> pa.Table:
@@ -222,7 +229,7 @@ class JsonReader:
         )
 
     def _learn(self, texts: pa.Array) -> bool:
-        """Take note of fields beyond the shape. Whether there is something new to try."""
+        """Learn the fields beyond the shape. Returns whether there is a new field, so that reading again may work."""
         if self._samples:
             return False
         known = self._extra
@@ -296,21 +303,21 @@ class Numeral(str):
 
 
 def parse(text: str | bytes) -> Any:
-    """A JSON document as Python values; numbers other than 64-bit integers as `Numeral`.
+    """A JSON document as Python values. A number that isn't a 64-bit integer becomes a `Numeral`.
 
-    :raises ValueError: it is none, or it isn't valid Unicode.
-    :raises RecursionError: it is nested too deeply.
+    :raises ValueError: the text isn't JSON, or isn't valid Unicode.
+    :raises RecursionError: the document is nested too deeply.
     """
     if isinstance(text, bytes):
         text = text.decode()
     document = json.loads(text, parse_float=Numeral, parse_int=_integer, parse_constant=Numeral)
     if "\\u" in text:
-        compact(document).encode()  # the escape of a lone surrogate is no text
+        compact(document).encode()  # raises UnicodeEncodeError, a ValueError, for the escape of a lone surrogate
     return document
 
 
 def compact(value: Any) -> str:
-    """What `parse` gave, as JSON without spaces; numbers are spelled as they were."""
+    """A result of `parse` as JSON without spaces. Numbers keep their spelling."""
     if isinstance(value, Numeral):
         return value
     if isinstance(value, dict):
@@ -335,7 +342,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _is_shallow(texts: pa.Array) -> pa.Array:
-    """Which texts are nested no deeper than Python's parser goes, about a thousand levels."""
+    """Flags the texts that Python's parser can parse: it goes about a thousand levels deep."""
     brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
     shallow = pc.less(brackets, _DEEP).to_numpy(zero_copy_only=False).copy()
     for row in np.flatnonzero(~shallow):
@@ -345,13 +352,13 @@ def _is_shallow(texts: pa.Array) -> pa.Array:
         except RecursionError:
             pass
         except ValueError:
-            # cut out of an event: what is missing around it doesn't matter, its depth does
+            # the text may be a part cut out of an event, so a syntax error is no problem; only the depth counts
             shallow[row] = brackets[int(row)].as_py() < _PARSER_DEPTH
     return pa.array(shallow)
 
 
 def _size(dtype: pa.DataType) -> int:
-    """Leaves of a type."""
+    """Number of leaves of a type."""
     if pa.types.is_struct(dtype):
         return sum(_size(part.type) for part in dtype)
     return _size(dtype.value_type) if pa.types.is_list(dtype) else 1
@@ -384,7 +391,7 @@ def _leaf(shape: Shape, path: str) -> Leaf | None:
 
 
 def _with_extra(wanted: pa.DataType, extra: pa.DataType) -> pa.DataType:
-    """`wanted`, and the fields that only `extra` has."""
+    """`wanted`, with the fields added that only `extra` has."""
     if pa.types.is_list(wanted) and pa.types.is_list(extra):
         return pa.list_(_with_extra(wanted.value_type, extra.value_type))
     if not (pa.types.is_struct(wanted) and pa.types.is_struct(extra)):
@@ -395,7 +402,7 @@ def _with_extra(wanted: pa.DataType, extra: pa.DataType) -> pa.DataType:
 
 
 def _merged(old: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """All fields of both. Where the types differ the new one holds, unless it knows of nulls only."""
+    """All fields of both types. If the types of a field differ, the new type counts, unless it is null."""
     if pa.types.is_null(new):
         return old
     if pa.types.is_list(old) and pa.types.is_list(new):
@@ -408,7 +415,9 @@ def _merged(old: pa.DataType, new: pa.DataType) -> pa.DataType:
 
 
 def _without_timestamps(dtype: pa.DataType) -> pa.DataType:
-    """Arrow guesses timestamps in texts; the next text may be none."""
+    """The type with strings instead of timestamps. Arrow reads some texts as timestamps, but the next text of the same
+    field may be no timestamp.
+    """
     if pa.types.is_struct(dtype):
         return pa.struct([(f.name, _without_timestamps(f.type)) for f in dtype])
     if pa.types.is_list(dtype):
@@ -421,7 +430,7 @@ def _has(struct: pa.DataType, name: str) -> bool:
 
 
 def _only(shape: Shape, array: pa.Array) -> pa.Array:
-    """Without the fields beyond the shape."""
+    """The array without the fields beyond the shape."""
     if isinstance(shape, Leaf):
         return array
     if isinstance(shape, ListOf):
@@ -431,7 +440,7 @@ def _only(shape: Shape, array: pa.Array) -> pa.Array:
 
 
 def _struct(parts: Mapping[str, pa.Array], nulls: pa.Array) -> pa.StructArray:
-    if not parts:  # of which Arrow makes an array of length 0
+    if not parts:  # without parts, `from_arrays` would make an array of length 0
         return pa.array([None if null else {} for null in nulls.to_pylist()], pa.struct([]))
     fields = [pa.field(name, part.type) for name, part in parts.items()]
     return pa.StructArray.from_arrays(list(parts.values()), fields=fields, mask=nulls)
@@ -474,7 +483,7 @@ def _unknown_of(shape: Shape, document: Any) -> dict[str, WireType]:
 
 
 def _both(first: dict[str, WireType], second: dict[str, WireType]) -> dict[str, WireType]:
-    """The fields of both; what has several types is a number if all are, else text."""
+    """The fields of both. A field with two types becomes a number if both are numbers, or else text."""
     result = dict(first)
     for name, guess in second.items():
         known = result.setdefault(name, guess)
@@ -485,7 +494,9 @@ def _both(first: dict[str, WireType], second: dict[str, WireType]) -> dict[str, 
 
 
 def _text_if_large(values: pa.Array) -> WireType | None:
-    """Arrow reads integers of more than 64 bits as floats, and rounds them. As text they stay what they are."""
+    """A string type if the values may be integers of more than 64 bits, or else None. Arrow reads such integers as
+    rounded floats; text keeps them exactly.
+    """
     if not pa.types.is_float64(values.type) or not pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py():
         return None
     return WireType("string")
@@ -496,17 +507,17 @@ def _guess(dtype: pa.DataType) -> WireType:
     return WireType(kinds.get(dtype, ""))
 
 
-# Records one by one: picked values, then their types, then arrays of the records that have the same types.
+# The rest reads records one by one: it picks values, finds their types, and makes arrays of records with equal types.
 
 
 class _MisplacedError(Exception):
-    """Something else stands where an object or an array of objects is wanted."""
+    """The shape has an object or an array of objects where the document has another value."""
 
 
 def _pick(shape: Shape, value: Any, complaint: str) -> Any:
-    """The wanted part of a document; objects and arrays at leaves as JSON text.
+    """The part of a document that the shape names. Objects and arrays at leaves become JSON text.
 
-    :raises _MisplacedError: with `complaint`.
+    :raises _MisplacedError: the document doesn't have the shape; the message is `complaint`.
     """
     if isinstance(shape, Leaf):
         return _Json(compact(value)) if isinstance(value, dict | list) else value
@@ -548,7 +559,7 @@ def _arrow_type(tag: str) -> pa.DataType:
 
 
 def _signature(shape: Shape, value: Any) -> tuple[Any, ...]:
-    """The types of a picked value's leaves. Of a list, those that hold all its elements."""
+    """The types of a picked value's leaves. The type of a leaf in a list is one that holds all elements of the list."""
     if isinstance(shape, Leaf):
         return (_tag(value),)
     if isinstance(shape, ListOf):
@@ -567,7 +578,7 @@ def _common(tags: tuple[str, ...]) -> str:
 
 
 def _array(shape: Shape, values: list[Any]) -> pa.Array:
-    """Picked values of one signature."""
+    """An array of picked values that have one signature."""
     if isinstance(shape, Leaf):
         tag = _common(tuple(map(_tag, values)))
         if tag in ("string", "numeral"):

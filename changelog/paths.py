@@ -1,4 +1,4 @@
-"""Dotted paths into messages (`source.lsn`): what `order_by` and metadata columns name."""
+"""Dotted paths into messages (`source.lsn`). `order_by` and metadata columns name fields by such paths."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from changelog.json_records import Leaf, ListOf, Object
 
 
 def with_path(fields: Mapping[str, Leaf | Object | ListOf], path: str, leaf: Leaf) -> dict[str, Leaf | Object | ListOf]:
-    """`fields` of an object, and a leaf at `path`. What is there already stays."""
+    """The `fields` of an object, with a leaf added at `path`. A field that is already at `path` stays as it is."""
     name, _, rest = path.partition(".")
     result = dict(fields)
     if not rest:
@@ -22,7 +22,7 @@ def with_path(fields: Mapping[str, Leaf | Object | ListOf], path: str, leaf: Lea
 
 
 def at_path(struct: pa.StructArray, path: str) -> pa.Array | None:
-    """The values at `path`, null where an object on the way is; None if the struct has no such field."""
+    """The values at `path`. A value is null if an object on the path is null. None if the struct has no such field."""
     dtype = struct.type
     names = path.split(".")
     for name in names:

@@ -1,5 +1,5 @@
-"""Rows that carry their kind: JSON objects with a field `row_kind`. For typed columns of Parquet files:
-`changelog.row_kind_parquet`.
+"""Rows that carry their kind, as JSON objects with a field `row_kind`. `changelog.row_kind_parquet` decodes such rows
+from the typed columns of Parquet files.
 
     {"row_kind": "+U", "seq": 7, "id": 1, "customer": "Ada", "amount": 12.50, "created_at": "2026-01-02T03:04:05Z"}
 
@@ -10,8 +10,8 @@
 | +U   | `+U`, `UPDATE_AFTER`, 2 (Spark's row operation UPDATE, here an upsert) |
 | -D   | `-D`, `DELETE`, 1                                                      |
 
-Or `format_options` name the field and all its values: `{column: op, insert: [I, c], update: [U], update_before: [],
-delete: [D]}`. A -U and a -D carry the old row, whole.
+`format_options` may name another field and all its values: `{column: op, insert: [I, c], update: [U],
+update_before: [], delete: [D]}`. A -U and a -D carry the whole old row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "update_before": (),
     "delete": (),
 }
-"""`column_type` is for Parquet files, which are read as what they must be."""
+"""`column_type` is for Parquet files: Spark reads the column as this type."""
 
 _ROW_OPERATIONS = {"1": RowKind.DELETE, "2": RowKind.UPDATE_AFTER, "3": RowKind.INSERT}
 _MAPPED = {
@@ -51,7 +51,12 @@ _MAPPED = {
 
 @dataclass(frozen=True)
 class Kinds:
-    """The field with a row's kind, what its values mean, and which to name to people."""
+    """How rows carry their kind.
+
+    :param column: name of the field that has the kind.
+    :param meanings: value of that field -> kind.
+    :param expected: the values to name in messages for people.
+    """
 
     column: str
     meanings: Mapping[str, RowKind]
@@ -59,7 +64,7 @@ class Kinds:
 
     @classmethod
     def of(cls, options: Mapping[str, str | tuple[str, ...]]) -> "Kinds":
-        """By `format_options`; ours if they map nothing."""
+        """The kinds that `format_options` define; the usual spellings if the options map no value."""
         column = str(options.get("column", "row_kind"))
         mapped: dict[str, RowKind] = {}
         for name, kind in _MAPPED.items():
@@ -71,7 +76,7 @@ class Kinds:
         return cls(column, ours | _ROW_OPERATIONS, "+I, -U, +U, -D")
 
     def meant(self, op: pa.Array) -> pa.Array:
-        """The `RowKind` that each text means (int8), null where it means none."""
+        """The `RowKind` that each text means (int8). It is null where the text has no meaning."""
         places = pc.index_in(op, value_set=pa.array(list(self.meanings), pa.string()))
         return pa.array([int(kind) for kind in self.meanings.values()], pa.int8()).take(places)
 

@@ -1,8 +1,8 @@
-"""Parquet files of rows that carry their kind, decoded by Arrow: the common case of `changelog.row_kind_columns`, at a
-fraction of its cost.
+"""Arrow decodes Parquet files of rows that carry their kind. This module handles the common case of
+`changelog.row_kind_columns`, at a fraction of its cost.
 
-Only files about which there is no doubt: of just the types that the table has, and all of whose rows can be applied.
-Everything else is `NotPlainError`, and for Spark: other types, missing columns, dates of an old calendar, bad records.
+It decodes only plain files: all columns have exactly the table's types, and all rows can be applied. For other files
+(other types, missing columns, dates of an old calendar, bad records) it raises `NotPlainError`, and Spark reads them.
 """
 
 from collections.abc import Iterator
@@ -19,21 +19,21 @@ from changelog.rows import BAD, KIND, SNAPSHOT, RowKind, order_column
 from changelog.spec import ChangelogSpec
 
 MOST_BYTES = 32 * 1024 * 1024
-"""Of a file: it is held in memory whole, by the JVM too."""
+"""The largest file that is decoded here. Python and the JVM each hold the whole file in memory."""
 
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _WRITTEN_BY_SPARK = b"org.apache.spark.version"
 
 
 class NotPlainError(Exception):
-    """The file needs Spark's reader and its checks. Nothing is wrong with it as yet."""
+    """The file needs Spark's reader and its checks. The file may still be right."""
 
 
 @dataclass(frozen=True)
 class PlainRows:
-    """Decodes such files, for Spark tasks. Pickles small.
+    """Decodes plain files, for Spark tasks. The object pickles small.
 
-    :param batch_rows: at most, of the batches that it makes.
+    :param batch_rows: the most rows of a decoded batch.
     """
 
     spec: ChangelogSpec
@@ -41,8 +41,8 @@ class PlainRows:
 
     @classmethod
     def of(cls, spec: ChangelogSpec, batch_rows: int) -> "PlainRows | None":
-        """None if no file of the table's is plain: UUIDs are text in files, and who wants `_source` wants the path as
-        Spark spells it.
+        """A decoder for the table, or None if no file of the table is plain. That is so if the table has a UUID column,
+        since files have UUIDs as text, or metadata columns, since `_source` is the path as Spark spells it.
         """
         has_plain = not spec.metadata and not any(column.is_uuid for column in spec.columns)
         return cls(spec, batch_rows) if has_plain else None
@@ -50,7 +50,8 @@ class PlainRows:
     def __call__(self, content: bytes) -> Iterator[pa.RecordBatch]:
         """The file's rows as changelog rows: `decoded_schema`, without the column for snapshots.
 
-        :raises NotPlainError: also after some rows.
+        :param content: the bytes of the whole file.
+        :raises NotPlainError: the file isn't plain. The error may come after the first batches.
         """
         kinds = Kinds.of(self.spec.options)
         by_number = self.spec.options.get("column_type") == "integer"
@@ -76,14 +77,14 @@ class PlainRows:
         if kind.null_count:
             raise NotPlainError(f"{kinds.column} has an unknown value")
         if spec.inserts_only and not pc.all(pc.equal(kind, int(RowKind.INSERT))).as_py():
-            raise NotPlainError("a row is no insert")
+            raise NotPlainError("a row is not an insert")
         sets = pc.or_(pc.equal(kind, int(RowKind.INSERT)), pc.equal(kind, int(RowKind.UPDATE_AFTER)))
         schema = pa.schema([field for field in decoded_schema(spec) if field.name != SNAPSHOT])
         columns = {KIND: kind, BAD: pa.nulls(len(kind), schema.field(BAD).type)}
         for i, (name, _) in enumerate(spec.order_by):
             columns[order_column(i)] = rows[name]
-        # in mode upsert few such rows come as far as the shuffle: an update's -U doesn't, and it takes longer to bare
-        # them all
+        # In mode upsert few -U and -D rows reach the shuffle, since the -U of an update is left out before it. Setting
+        # the columns of all of them to null would take longer than it saves.
         is_bared = spec.trust_before and not pc.all(sets).as_py()
         for column in spec.columns:
             values = rows[column.field]
@@ -100,15 +101,18 @@ class PlainRows:
 
 
 def _check_calendar(metadata: dict[bytes, bytes]) -> None:
-    """Spark before 3.1 may have written days of the Julian calendar; its reader knows which."""
+    """:raises NotPlainError: Spark before 3.1 may have written dates of the Julian calendar. Spark's reader knows which
+    dates to convert.
+    """
     version = metadata.get(_WRITTEN_BY_SPARK, b"4").split(b".")
     if any(name in metadata for name in _OLD_CALENDAR) or [int(part) for part in version[:2]] < [3, 1]:
-        raise NotPlainError("dates and times may be of the Julian calendar")
+        raise NotPlainError("dates and times may be in the Julian calendar")
 
 
 def _instants(schema: pq.ParquetSchema, types: dict[str, pa.DataType]) -> set[str]:
-    """Columns of times in 96 bits, which Arrow takes for local times. Checks that each column is there, once however
-    Spark spells it.
+    """Names of the INT96 columns. They are instants, but Arrow reads them as local times.
+
+    :raises NotPlainError: a column is missing or nested, or two columns differ only in case, which Spark ignores.
     """
     paths = [schema.column(i).path for i in range(len(schema))]
     folded = [path.lower() for path in paths]
@@ -124,7 +128,11 @@ def _instants(schema: pq.ParquetSchema, types: dict[str, pa.DataType]) -> set[st
 
 
 def _exactly(values: pa.Array, dtype: pa.DataType, is_instant: bool) -> pa.Array:
-    """Values of the type, or of one that differs in layout only."""
+    """The values as `dtype`. Their type must be `dtype`, or differ from it only in layout or in a time unit that can be
+    converted exactly.
+
+    :raises NotPlainError: they have another type.
+    """
     if is_instant:
         return pc.assume_timezone(values, "UTC")
     have = values.type

@@ -8,7 +8,7 @@ A *changelog row* is one change of one key. In Arrow (and, column by column, in 
 | `_rowdelta_order_<i>`  | any sortable type   | i-th order column; compared as a tuple, nulls first                  |
 | `_rowdelta_hash`       | int64, optional     | first half of the key's hash; present if the table has a key index   |
 | `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
-| `_rowdelta_bad`        | struct, null if good| why the record can't be applied, and the record itself (`BAD_FIELDS`)|
+| `_rowdelta_bad`        | struct; null if good| why the record can't be applied, and the record itself (`BAD_FIELDS`)|
 | the table's columns    | the table's types   | the row; for -U and -D only key and partition source columns are read |
 """
 
@@ -36,9 +36,9 @@ BAD_FIELDS = {
 class RowKind(IntEnum):
     """What a change does to its key, with Flink's meaning (`org.apache.flink.types.RowKind`).
 
-    The numbers are ours, a wire encoding between Spark and the writers, and say how changes of one key that tie in
-    order are applied: -U, then +I and +U, then -D. An update's -U/+U may so share one order value, and so may a row and
-    the -D that carries that row's old order value.
+    The numbers are our own encoding between Spark and the writers. They also say in which order changes of one key with
+    equal order values are applied: -U first, then +I and +U, then -D. So the -U and +U of an update may have the same
+    order value. So may a row and a later -D that carries the old row's order value.
     """
 
     UPDATE_BEFORE = 0
@@ -53,7 +53,7 @@ class RowKind(IntEnum):
 
 
 class BadRecord:
-    """Error classes of records that can't be applied; stored in the dead-letter table's `error_class`."""
+    """Error classes of records that can't be applied. The dead-letter table stores them in `error_class`."""
 
     UNPARSEABLE = "unparseable"
     UNKNOWN_OPERATION = "unknown_operation"
@@ -65,7 +65,7 @@ class BadRecord:
     UNSUPPORTED_EVENT = "unsupported_event"
     NOT_AN_INSERT = "not_an_insert"
     DECODER_FAILED = "decoder_failed"
-    """The format raised an exception that it doesn't foresee: its mistake, or that of who wrote the record."""
+    """The format raised an unexpected exception: either the format's code or the record is wrong."""
 
 
 def order_column(index: int) -> str:

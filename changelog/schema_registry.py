@@ -1,10 +1,10 @@
-"""Schemas by id, from a registry with Confluent's API, and the ids that messages carry.
+"""Gets schemas by id from a registry with Confluent's API, and finds the ids in messages.
 
 Confluent's wire format is a zero byte, the schema's id (four bytes, big-endian), and the Avro body:
 
     00 00000009 00 02 02 06616e6e …     schema 9, and a record that begins with a null and a row
 
-`source.format_options` are those of confluent-kafka's client, with `schema.registry.` before them:
+`source.format_options` take the settings of confluent-kafka's client, with the prefix `schema.registry.`:
 
     schema.registry.url: https://registry:8081
     schema.registry.basic.auth.user.info: user:secret
@@ -55,17 +55,18 @@ _TEXTS = (
     "bearer.auth.issuer.endpoint.url",
 )
 OPTIONS: Mapping[str, tuple[str, ...]] = {PREFIX + name: () for name in (*_TEXTS, *_NUMBERS)}
-"""The client's settings, as `format_options`."""
+"""The client's settings as `format_options`; each may have any value."""
 REQUIRED = (PREFIX + "url",)
 
-# the client's own default is to wait for ever
+# without a timeout, the client would wait for ever
 _DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}
-# subject, version, schema not found. Another 404 may come from whoever else listens there.
+# Error codes of the registry: subject, version or schema not found. A plain 404 may come from a server that is no
+# registry.
 _NOT_FOUND = (40401, 40402, 40403)
 
 
 class RegistryError(UnavailableError):
-    """The registry can't be asked, or refuses to answer. The records aren't to blame: the job stops, and may be started
+    """The registry can't be reached, or refuses to answer. The records are right: the job stops, and may be started
     again.
     """
 
@@ -74,17 +75,17 @@ class Schemas(Protocol):
     """Where the formats look up schemas."""
 
     def get(self, schema_id: int) -> Node:
-        """The schema.
+        """The schema with the id `schema_id`.
 
-        :raises SchemaError: there is none, or it isn't Avro.
-        :raises RegistryError: nobody knows.
+        :raises SchemaError: the registry has no such schema, or it isn't an Avro schema.
+        :raises RegistryError: the registry doesn't answer.
         """
 
 
 def client_settings(options: Mapping[str, str | tuple[str, ...]]) -> dict[str, str | float]:
-    """Settings of the client in `format_options`.
+    """The settings of the client that `format_options` contain.
 
-    :raises BadOptionError: one is missing or malformed.
+    :raises BadOptionError: a setting is missing or malformed.
     """
     settings: dict[str, str | float] = dict(_DEFAULTS)
     for name, value in options.items():
@@ -92,19 +93,19 @@ def client_settings(options: Mapping[str, str | tuple[str, ...]]) -> dict[str, s
         if name in OPTIONS:
             settings[setting] = _number(name, str(value)) if setting in _NUMBERS else str(value)
     if "url" not in settings:
-        raise BadOptionError(f"format_options lacks {PREFIX}url, such as https://registry:8081")
+        raise BadOptionError(f"format_options lacks {PREFIX}url; set it, for example to https://registry:8081")
     return settings
 
 
 class Registry:
-    """A registry, and the schemas that it has told of.
+    """A registry. The object keeps all schemas that the registry has returned.
 
-    :param options: `format_options`; others than `OPTIONS` are left alone.
+    :param options: `format_options`; names that aren't in `OPTIONS` are ignored.
     """
 
     def __init__(self, options: Mapping[str, str | tuple[str, ...]]) -> None:
         settings = client_settings(options)
-        # for messages: a password may be in it
+        # the URL for messages, without user and password
         self.url = re.sub(r"//[^/@]*@", "//", str(settings["url"]))
         self._client = SchemaRegistryClient(settings)
         self._known: dict[int, Node] = {}
@@ -118,7 +119,8 @@ class Registry:
     def latest(self, subject: str) -> Node:
         """The newest schema of a subject, such as `shop.public.orders-value`.
 
-        :raises: as `get`.
+        :raises SchemaError: the registry has no such subject, or its schema isn't an Avro schema.
+        :raises RegistryError: the registry doesn't answer.
         """
         what = f"subject {subject}"
         return self._parse(what, self._ask(what, lambda: self._client.get_latest_version(subject).schema))
@@ -132,7 +134,7 @@ class Registry:
             raise SchemaError(f"{what}: {error}") from None
 
     def _references(self, what: str, schema: Schema) -> Iterator[str]:
-        """Texts of the schemas that a schema refers to, those that they refer to before them."""
+        """Texts of the schemas that a schema refers to. A schema comes after the schemas that it refers to itself."""
         for reference in schema.references or []:
             other = self._ask(what, partial(self._version, reference))
             yield from self._references(what, other)
@@ -160,13 +162,15 @@ def _connected(options: tuple[tuple[str, str], ...]) -> Registry:
 
 
 def connect(options: Mapping[str, str | tuple[str, ...]]) -> Registry:
-    """The registry that `format_options` name; the same for all tasks of a Python worker."""
+    """The registry that `format_options` name. All tasks of a Python worker share one object."""
     return _connected(tuple(sorted((name, str(value)) for name, value in options.items() if name in OPTIONS)))
 
 
 def by_schema(values: pa.BinaryArray) -> Iterator[tuple[int | None, pa.Array]]:
-    """Schema ids, and the rows (int64) of `values` (no nulls) that have them. The id is None if it isn't Confluent's
-    wire format.
+    """Each schema id, with the numbers (int64) of the rows that have it. The id is None for rows that aren't in
+    Confluent's wire format.
+
+    :param values: binary, without nulls.
     """
     count = len(values)
     if not count:
@@ -176,7 +180,7 @@ def by_schema(values: pa.BinaryArray) -> Iterator[tuple[int | None, pa.Array]]:
     ids = np.full(count, -1, np.int64)
     long_enough = np.flatnonzero(np.diff(offsets) >= HEADER_BYTES)
     header = data[offsets[:-1][long_enough, None] + np.arange(HEADER_BYTES)].astype(np.int64)
-    # ids are Java's ints: a registry doesn't know what to say of a larger one
+    # schema ids are Java ints, so a registry has no answer for a larger id
     is_header = (header[:, 0] == 0) & (header[:, 1] < 128)
     ids[long_enough] = np.where(is_header, header[:, 1:] @ np.array([1 << 24, 1 << 16, 1 << 8, 1]), -1)
     for schema_id in np.unique(ids):

@@ -1,4 +1,4 @@
-"""What a format must know of the table that its changes are for."""
+"""What a format must know about the table that its changes go to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +13,11 @@ SchemaChanges = Literal["evolve", "ignore", "fail"]
 class ColumnSpec:
     """A column of the target table.
 
-    :param is_uuid: text in messages, binary in Spark, 16 bytes in the table.
-    :param source: the message's field that it is read from; the column's own name if None.
+    :param name: the column's name in the table.
+    :param type: the column's Spark type.
+    :param required: the table requires a value.
+    :param is_uuid: the value is text in messages, binary in Spark, and 16 bytes in the table.
+    :param source: the message's field that has the value. None: the field has the column's name.
     """
 
     name: str
@@ -30,19 +33,21 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class ChangelogSpec:
-    """What a format must know of the table that its changes are for.
+    """What a format must know about the table that its changes go to.
 
-    :param key: key columns, in the table's order.
-    :param partition_sources: columns that partition values derive from; -U and -D rows keep them.
+    :param columns: the table's columns, in the table's order.
+    :param key: names of the key columns, in the table's order.
+    :param partition_sources: columns that partition values derive from; -U and -D rows keep their values.
     :param order_by: (name or dotted path, type) of the user's order columns.
     :param source_order: records have a partition and an offset that order them (Kafka).
     :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
-    :param inserts_only: the table only grows (`mode: append`): it has no key, and what isn't an insert is a bad record.
-    :param options: the format's own, checked against its `OPTIONS`.
-    :param schema_changes: what to do about fields that are no columns, and values too wide for their column.
+    :param inserts_only: the table only grows (`mode: append`). It has no key, and every change except an insert is a
+        bad record.
+    :param options: the format's own options, already checked against its `OPTIONS`.
+    :param schema_changes: what to do about fields that are no columns, and about values too wide for their column.
     :param metadata: further columns to decode: names of `Changes.metadata`, `_offset` and the like
         (`changelog.decoding.METADATA`).
-    :param excluded: fields that are not to become columns.
+    :param excluded: fields that must not become columns.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -59,12 +64,14 @@ class ChangelogSpec:
 
     @property
     def tells_snapshots(self) -> bool:
-        """Decoded rows say whether they come from a snapshot read of the source: a second one would duplicate them."""
+        """Decoded rows tell whether they come from a snapshot read of the source. In these modes a second snapshot
+        would write the rows twice.
+        """
         return self.trust_before or self.inserts_only
 
     @property
     def kept_by_removals(self) -> frozenset[str]:
-        """Columns that are read of -U and -D rows; a decoder may leave the others null, as they would only cost shuffle
-        bytes.
+        """The only columns of -U and -D rows that the writers read. A decoder may set the others to null, which saves
+        shuffle bytes.
         """
         return frozenset(self.key) | frozenset(self.partition_sources)
