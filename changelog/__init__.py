@@ -10,6 +10,6 @@
 
 This package does no I/O, except that `schema_registry` asks the schema registry. It knows no table format.
 `changelog.rows`
-imports neither Spark nor PyArrow; all but `row_kind_columns` works on Arrow arrays and needs no JVM: that is for
-Parquet files that `row_kind_parquet` leaves to Spark.
+imports neither Spark nor PyArrow. Only `row_kind_columns` needs a JVM: it handles the Parquet files that
+`row_kind_parquet` leaves to Spark. All other modules work on Arrow arrays.
 """

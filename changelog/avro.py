@@ -1,5 +1,4 @@
-"""Plain Avro rows with schemas in a registry (Confluent's wire format): each message is the row that its key has from
-now on.
+"""Plain Avro rows with schemas in a registry (Confluent's wire format). Each message is the new row of its key.
 
     key    00 00000008 02                                        schema 8: {"id": 1}
     value  00 00000009 02 06 616e6e 02 04 041a                   schema 9: {"id": 1, "customer": "ann", "amount": 10.50}
@@ -12,12 +11,12 @@ with schema 9
 
 | message            | change |
 |--------------------|---|
-| a record           | +I of it. Key columns that it lacks are read from the message's key (as with ksqlDB) |
+| a record           | +I of the record. Key columns that it lacks are read from the message's key (as with ksqlDB) |
 | a null (tombstone) | -D of the message's key: a record's fields, or the value of the only key column |
 
-Rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, are for `debezium-avro` with
-`flattened: true`. `format_options`: `changelog.schema_registry`. Types: `changelog.avro_schema`. `order_by` names
-fields of the row; a tombstone has none.
+For rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, use `debezium-avro` with
+`flattened: true`. `changelog.schema_registry` describes the `format_options`, `changelog.avro_schema` the types.
+`order_by` names fields of the row. A tombstone has no row, so only key columns can order it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,9 +36,10 @@ from changelog.spec import ChangelogSpec
 
 
 class Avro:
-    """Decodes rows.
+    """Decodes plain Avro rows.
 
-    :param schemas: where to look up schemas; the registry in the spec's options if None.
+    :param spec: the table.
+    :param schemas: returns the source of schemas; None means the registry in the spec's options.
     """
 
     REQUIRED: tuple[str, ...] = schema_registry.REQUIRED

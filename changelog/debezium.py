@@ -1,10 +1,10 @@
-"""What Debezium's events mean, however they are spelled (JSON, Avro).
+"""What Debezium's events mean. The meaning is the same in JSON and Avro.
 
 | op   | changelog rows |
 |------|---|
 | r, c | +I of `after` (r is a snapshot read of the source) |
-| u    | +U of `after`; before it -U of `before`, if the event has one and it matters (changelog mode, another key) |
-| d    | -D of `before`, of which only the key is relied upon (REPLICA IDENTITY DEFAULT sends no more) |
+| u    | +U of `after`; before it -U of `before`, if the event has it and it is needed (changelog mode, another key) |
+| d    | -D of `before`; only its key is used (with REPLICA IDENTITY DEFAULT, `before` has only the key) |
 | t    | a bad record: a TRUNCATE removes rows that no key names |
 | m    | ignored: a logical decoding message changes no row |
 """
@@ -32,8 +32,9 @@ from changelog.spec import ChangelogSpec
 from changelog.values.nested import is_list
 
 UNAVAILABLE = "unavailable.value.placeholder"
-"""The option, of a format and of the connector, that says what is sent for a value that an update left as it was and
-the database didn't log (Postgres: TOAST, Oracle: LOB)."""
+"""Name of an option of the format and of the connector. If an update leaves a value unchanged and the database doesn't
+log it (Postgres: TOAST, Oracle: LOB), the connector sends this placeholder instead of the value.
+"""
 
 _POINT = -99_999_999.0
 _GEOMETRIES = (
@@ -41,16 +42,16 @@ _GEOMETRIES = (
     struct.pack("<BIIdd", 1, 0x20000001, 4326, 179.999999, 89.999999),
     struct.pack("<BIdd", 1, 1, _POINT, _POINT),
 )
-"""Well-known binary that stands for unavailable geometries, geographies and points."""
+"""Well-known binary that the connector sends for unavailable geometries, geographies and points."""
 _SHORT = 200
-"""Bytes that the JSON text of a point has at most: `wkb`, `srid`, `x` and `y`."""
+"""The JSON text of a point (`wkb`, `srid`, `x` and `y`) has at most this many bytes."""
 
 
 class _Placeholder:
-    """All forms of the placeholder: `io.debezium.connector.postgresql.UnchangedToastedPlaceholder` makes them of its
-    bytes.
+    """All forms of the placeholder. `io.debezium.connector.postgresql.UnchangedToastedPlaceholder` derives them from
+    the bytes of the setting.
 
-    :param setting: text, or `hex:` and bytes in hexadecimal digits.
+    :param setting: text, or `hex:` and hexadecimal digits.
     """
 
     def __init__(self, setting: str) -> None:
@@ -68,7 +69,9 @@ class _Placeholder:
         self._wkb = "|".join(re.escape(_base64(wkb)) for wkb in _GEOMETRIES)
 
     def among(self, values: pa.Array) -> pa.Array | None:
-        """bool; which values are the placeholder. None if there is none, or their type can't hold it."""
+        """Flags the values that are the placeholder. None if the type of the values can't hold it, or if surely no
+        value is the placeholder.
+        """
         dtype = values.type
         if pa.types.is_string(dtype):
             return self._in_texts(values)
@@ -87,7 +90,7 @@ class _Placeholder:
 
     def _in_texts(self, values: pa.Array) -> pa.Array:
         found = pc.is_in(values, value_set=self._texts)
-        # searching them is slow, and a point's object is short
+        # a search in all objects is slow, and the object of a point is short: so search only short ones
         objects = pc.and_(pc.starts_with(values, "{"), pc.less(pc.binary_length(values), _SHORT))
         rows = np.flatnonzero(pc.fill_null(objects, False))
         if not len(rows):
@@ -118,9 +121,9 @@ class _Placeholder:
 
 
 def placeholder(spec: ChangelogSpec) -> _Placeholder:
-    """What stands for unavailable values.
+    """The placeholder for unavailable values.
 
-    :raises ValueError: the option for it is malformed.
+    :raises BadOptionError: the option `UNAVAILABLE` is malformed.
     """
     return _placeholder(str(spec.options.get(UNAVAILABLE, "__debezium_unavailable_value")))
 
@@ -143,7 +146,7 @@ def _json(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Images:
-    """One side of n events: whether there is a row (bool), and its fields."""
+    """One side (before or after) of n events: whether the event has a row (bool), and the fields of the row."""
 
     present: pa.Array
     fields: Mapping[str, Wire]
@@ -153,9 +156,11 @@ class Images:
 class Events:
     """n events of one spelling.
 
-    :param record: int64; rows of the raw batch.
-    :param op: string.
-    :param order: values of the spec's `order_by`.
+    :param record: int64; row numbers in the raw batch.
+    :param op: string; the operation.
+    :param before: the rows before the change.
+    :param after: the rows after the change.
+    :param order: values of the spec's `order_by` columns.
     :param metadata: as in `Changes`.
     """
 
@@ -168,7 +173,7 @@ class Events:
 
 
 def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]:
-    """What `events` do to the table's rows."""
+    """The changes that `events` make to the table's rows."""
     op = events.op
     inserts = _is(op, "r", "c")
     updates = _is(op, "u")
@@ -204,7 +209,9 @@ def _changes(
     after: int,
     sought: _Placeholder,
 ) -> Iterator[Changes | Rejected]:
-    """The images where `mask`; those with a placeholder among the fields `names` are rejected."""
+    """Changes for the images where `mask` is true. An image with a placeholder in one of the fields `names` is
+    rejected.
+    """
     fields = {name: wire for name, wire in images.fields.items() if name in names}
     for name, wire in fields.items():
         unavailable = sought.among(wire.values)
@@ -272,8 +279,8 @@ def _key_changed(spec: ChangelogSpec, events: Events) -> pa.Array:
 
 
 def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:
-    """Whether a field of a row was added to it by the transform `ExtractNewRecordState`. Without a prefix only known
-    names are.
+    """A function that tells whether the transform `ExtractNewRecordState` added a field to a row. If the prefix is
+    empty, only known names count as added.
     """
     known = {
         "op",
@@ -287,10 +294,12 @@ def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:
 
 
 def source_time(count: int, places: Iterable[tuple[str, pa.Array | None]]) -> pa.Array:
-    """When n changes were committed at the source, as timestamp[us, UTC], where any of the places says it; the first
-    one counts.
+    """The times when n changes were committed at the source, as timestamp[us, UTC]. For each change, the first of
+    `places` that has a value counts. Null if no place has a value.
 
-    :param places: names of fields, which end with `_us` or `_ms`, and their values. Others than int64 are left out.
+    :param count: n.
+    :param places: names of fields, which end with `_us` or `_ms`, and their values. Values that aren't int64 are
+        ignored.
     """
     result = pa.nulls(count, pa.timestamp("us", "UTC"))
     for name, values in places:

@@ -6,13 +6,13 @@
             "created_at": "2026-01-02T03:04:05.123456Z", "updated_at": 1767323045123456},
             "source": {"lsn": 27657456, …}, "transaction": null, "op": "r", "ts_ms": 1795245173708}
 
-What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work. A
-`d` without a row is applied by the message's key. The schemas say how values are encoded, so the registry's options are
-all that is needed (`changelog.schema_registry`).
+`changelog.debezium` says what the operations mean. A tombstone (null value) is ignored, since the `d` before it has
+already deleted the row. A `d` without a row is applied by the message's key. The schemas say how values are encoded, so
+only the registry's options are needed (`changelog.schema_registry`).
 
-With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState` leaves them: a +U, or what `__op`
-says; with `__deleted` true or `__op` d a -D, as is a tombstone, of the message's key. `add.fields.prefix` is what such
-fields begin with (`__`).
+With `flattened: true` the messages are rows that the transform `ExtractNewRecordState` made. A row is a +U, unless
+`__op` says otherwise. If `__deleted` is true or `__op` is d, the row is a -D. A tombstone is a -D of the message's key.
+The names of such added fields begin with `add.fields.prefix` (`__`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,8 @@ _SOURCE_TIME: tuple[Path, ...] = (("source", "ts_us"), ("source", "ts_ms"), ("ts
 class DebeziumAvro:
     """Decodes Debezium records.
 
-    :param schemas: where to look up schemas; the registry in the spec's options if None.
+    :param spec: the table.
+    :param schemas: returns the source of schemas; None means the registry in the spec's options.
     """
 
     REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
@@ -53,7 +54,7 @@ class DebeziumAvro:
     }
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
-        debezium.placeholder(spec)  # a mistake in it is told of at once
+        debezium.placeholder(spec)  # raises at once if the option is malformed
         self._spec = spec
         schemas = schemas or avro_records.registry(spec)
         self._columns = [column.field for column in spec.columns]
@@ -89,7 +90,7 @@ class DebeziumAvro:
         if "_ts" in self._spec.metadata:
             paths += _SOURCE_TIME
         want = avro_records.wanted(schema, paths)
-        # whether there is a row, even if none of its fields is a column
+        # read an empty struct at least: it tells whether the event has a row, even if no field of the row is a column
         sides = (side for side in ("before", "after") if side in schema.value.fields)
         return {side: {} for side in sides if schema.value.fields[side].value.kind == "record"} | want
 
@@ -132,7 +133,7 @@ class DebeziumAvro:
         wires = {field: found.wire((field,)) for field in self._columns}
         fields = {field: wire for field, wire in wires.items() if wire is not None}
         order = [found.wire(path) or Wire(pa.nulls(count)) for path in self._order]
-        # one image is all there is: before a delete, after anything else
+        # there is only one image: `before` for a delete, `after` for all other operations
         before, after = Images(pc.equal(op, "d"), fields), Images(pa.repeat(True, count), fields)
         new = avro_records.unknown(found.schema, self._columns)
         new = {name: wire_type for name, wire_type in new.items() if not self._added(name)}
@@ -154,7 +155,7 @@ class DebeziumAvro:
             )
 
     def _with_keys(self, events: Events, keys: pa.Array) -> Iterator[Events]:
-        """The events, in parts: where a delete has no row, the message's key stands in for it, if there is one."""
+        """The events, in several parts. A delete without a row gets the message's key as its row, if there is a key."""
         headless = pc.and_not(pc.equal(events.op, "d"), events.before.present)
         if not pc.any(headless).as_py():
             yield events
@@ -195,13 +196,17 @@ def _taken(events: Events, rows: pa.Array) -> Events:
 
 
 def _places(path: Path) -> list[Path]:
-    """Where the value of an order column may be: in the event, or else in a row, after the change if there is one."""
+    """The paths where the value of an order column may be: first in the event, then in the rows `after` and
+    `before`.
+    """
     in_event = [] if path[0] in ("before", "after", "op") else [path]
     return [*in_event, ("after", *path), ("before", *path)]
 
 
 def _first(found: Read, path: Path) -> Wire:
-    """The first value that isn't null, row by row. Namesakes of another type don't count."""
+    """For each row, the first value that isn't null. Only values of one type count: the type of the first place that
+    the schema has.
+    """
     wires = [wire for wire in map(found.wire, _places(path)) if wire is not None]
     alike = [wire.values for wire in wires if wire.values.type == wires[0].values.type]
     if not alike:
@@ -210,7 +215,7 @@ def _first(found: Read, path: Path) -> Wire:
 
 
 def _text(values: pa.Array | None, count: int) -> pa.Array:
-    """Strings, and booleans as such; nothing else."""
+    """Strings, and booleans as text. Values of other types become null."""
     if values is not None and (pa.types.is_string(values.type) or pa.types.is_boolean(values.type)):
         return values.cast(pa.string())
     return pa.nulls(count, pa.string())

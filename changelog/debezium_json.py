@@ -3,10 +3,11 @@
     {"before": null, "after": {"id": 1, "customer": "Ada", "amount": "BNI=", "created_at": 1767323045000000},
      "source": {"lsn": 24023128, …}, "op": "c", "ts_ms": 1767323045123}
 
-What the operations mean: `changelog.debezium`. A tombstone (null value) is ignored; the `d` before it did the work.
-With an envelope (`{"schema": …, "payload": …}`), the schema says how a value is encoded. Without one, `format_options`
-repeat the connector's settings. With `flattened: true` the messages are rows, as the transform `ExtractNewRecordState`
-leaves them, with `add.fields.prefix` (`__`) before the names of fields that aren't the row's.
+`changelog.debezium` says what the operations mean. A tombstone (null value) is ignored, since the `d` before it has
+already deleted the row. With an envelope (`{"schema": …, "payload": …}`), the schema says how values are encoded.
+Without an envelope, `format_options` must repeat the connector's settings. With `flattened: true` the messages are rows
+that the transform `ExtractNewRecordState` made. The names of fields that the transform added begin with
+`add.fields.prefix` (`__`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,11 +33,11 @@ from changelog.values import json_candidates, spark_type
 
 _BEFORE = '{"before":'
 _CUTS = (',"after":', ',"source":{"version":')
-"""Where an event is cut into what is before the change, what is after it, and the rest."""
+"""The texts at which an event is cut into three parts: `before`, `after`, and the rest."""
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _SOURCE_TIME = ("source.ts_us", "source.ts_ms", "ts_ms")
 _READERS = 64
-"""Schemas remembered; a topic has one after each change of its table."""
+"""So many schemas are remembered. A topic has a new schema after each change of its table's columns."""
 
 Fields = Mapping[str, WireType]
 
@@ -56,7 +57,7 @@ class DebeziumJson:
     }
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        debezium.placeholder(spec)  # a mistake in it is told of at once
+        debezium.placeholder(spec)  # raises at once if the option is malformed
         self._spec = spec
         self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
         self._flattened = spec.options.get("flattened") == "true"
@@ -92,9 +93,10 @@ class DebeziumJson:
 
 
 class _Keys:
-    """Reads the messages' keys, for deletes that have nothing else. A key's own schema says how its values are encoded.
+    """Reads the messages' keys, for deletes that have no row. A key's own schema says how its values are encoded.
 
-    :param implied: types of keys that come without a schema.
+    :param spec: the table.
+    :param implied: types of the fields of keys without a schema.
     """
 
     def __init__(self, spec: ChangelogSpec, implied: Fields) -> None:
@@ -103,8 +105,10 @@ class _Keys:
         self._readers: dict[bytes, tuple[Fields, JsonReader]] = {}
 
     def images(self, records: pa.RecordBatch, record: pa.Array) -> Iterator[tuple[pa.Array, debezium.Images]]:
-        """Images made of the keys of the messages `record`, and their places in it (int64). Keys that can't be read are
-        left out.
+        """Images made of messages' keys, each with the places of its messages in `record` (int64). Keys that can't be
+        read are left out.
+
+        :param record: int64; the messages, by row number in `records`.
         """
         keys = records.column("key").take(record)
         places = np.flatnonzero(keys.is_valid())
@@ -131,7 +135,7 @@ class _Keys:
 
 
 class _EventReader:
-    """Events of one schema. `declared` is None if they come without one."""
+    """Reads events of one schema, or events without a schema (`schema` is None)."""
 
     def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
         self._spec = spec
@@ -157,7 +161,7 @@ class _EventReader:
         self._reader = JsonReader(Object(shape | images))
         self._parts: tuple[JsonReader, ...] = ()
         if watched:
-            # each part is also looked through for what belongs into the others
+            # each reader also looks for the fields of the other parts, to notice an event that was cut wrongly
             others = shape | dict.fromkeys(images, Leaf((pa.string(),)))
             self._parts = (
                 JsonReader(Object(others | {"before": images["before"]}), around=("", "}")),
@@ -167,7 +171,7 @@ class _EventReader:
         self._keys = keys
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
-        """Ignored: the `d` before did the work."""
+        """Tombstones are ignored: the `d` before a tombstone has already deleted the row."""
         return iter(())
 
     def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
@@ -180,10 +184,11 @@ class _EventReader:
                 yield from self._events(records, record, found)
 
     def _in_parts(self, texts: pa.Array) -> Parsed | None:
-        """The same as the reader gives of events that look as Debezium writes them, all alike; None of others.
+        """Read events in three parts, if all events look exactly as Debezium writes them; else return None. The result
+        is the same as `self._reader` gives.
 
-        To notice new fields, all fields must be read. Only those of `after` are of interest, and most are elsewhere: so
-        only what stands between `before` and `source` is read with all fields. Saves more than half of the time.
+        To notice new fields, a reader must read all fields. New fields matter only in `after`, but most fields are
+        elsewhere. So only the part `after` is read with all fields. This saves more than half of the time.
         """
         try:
             texts = texts.cast(pa.string())
@@ -224,7 +229,7 @@ class _EventReader:
         headless = np.flatnonzero(pc.fill_null(pc.and_not(pc.equal(op, "d"), before.present), False))
         rest = np.ones(len(record), np.bool_)
         for places, keys in self._keys.images(records, record.take(pa.array(headless))) if len(headless) else ():
-            # the key is all that a delete needs, and the message has one
+            # a delete needs only the key, and these messages have a key
             chosen = headless[places.to_numpy()]
             rest[chosen] = False
             removed = pa.array(chosen)
@@ -240,7 +245,9 @@ class _EventReader:
             yield replace(change, unknown=self._unknown or found.unknown) if isinstance(change, Changes) else change
 
     def _places(self, name: str) -> list[tuple[str, WireType]]:
-        """Where the value of an order column may be, and what it means there: in the event, or else in a row."""
+        """The paths where the value of an order column may be, each with its type there: first in the event, then in
+        the rows `after` and `before`.
+        """
         side, _, rest = name.partition(".")
         in_event = _type_at(self._types, rest) if side in ("before", "after") else WireType()
         in_row = _type_at(self._types, name)
@@ -248,13 +255,13 @@ class _EventReader:
 
 
 class _RowReader:
-    """Rows that `ExtractNewRecordState` made of events, of one schema: the fields of the row, and the operation in
-    fields with a prefix.
+    """Reads rows that `ExtractNewRecordState` made of events, all of one schema. A message has the fields of the row,
+    and the operation in fields with a prefix.
 
         {"id": 1, "customer": "Ada", "__op": "u", "__deleted": "false", "__source_ts_ms": 1767323045123}
 
-    A row is a +U, or what `__op` says; with `__deleted` true or `__op` d it is a -D, as is a tombstone, of the
-    message's key.
+    A row is a +U, unless `__op` says otherwise. If `__deleted` is true or `__op` is d, the row is a -D. A tombstone is
+    a -D of the message's key.
     """
 
     def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
@@ -314,14 +321,14 @@ class _RowReader:
                     len(values), ((path, at_path(values, path)) for path in self._times)
                 )
             unknown = self._unknown or {n: t for n, t in found.unknown.items() if not self._added(n)}
-            # one image is all there is: before a delete, after anything else
+            # there is only one image: `before` for a delete, `after` for all other operations
             before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
             for change in debezium.changes(self._spec, debezium.Events(record, op, before, images, order, metadata)):
                 yield replace(change, unknown=unknown) if isinstance(change, Changes) else change
 
 
 def _cut(texts: pa.Array) -> list[pa.Array] | None:
-    """The three parts of each text, without `_CUTS`; None if one can't be cut."""
+    """The three parts of each text, without `_CUTS`; None if one of the texts can't be cut."""
     parts, rest = [], texts
     for cut in _CUTS:
         pieces = pc.split_pattern(rest, cut, max_splits=1).flatten()
@@ -333,7 +340,13 @@ def _cut(texts: pa.Array) -> list[pa.Array] | None:
 
 
 def _leaf(column: ColumnSpec, types: Fields, followed: ChangelogSpec | None = None) -> Leaf:
-    """:param followed: also read what structs of the messages have and the column's lack, if the spec wants to know."""
+    """How to read a column's field.
+
+    :param column: the column.
+    :param types: type of each field in the messages.
+    :param followed: if this spec doesn't ignore schema changes, also read fields of structs that the messages have and
+        the column lacks.
+    """
     declared, dtype = types.get(column.field, WireType()), column.type
     if followed is not None and followed.schema_changes != "ignore":
         dtype = _with_declared(dtype, declared)
@@ -341,8 +354,8 @@ def _leaf(column: ColumnSpec, types: Fields, followed: ChangelogSpec | None = No
 
 
 def _with_declared(dtype: T.DataType, wire: WireType) -> T.DataType:
-    """A column's type, and the fields that the messages' schema has in its structs besides. With a value there, the
-    column's value doesn't fit.
+    """A column's type, with the fields added that only the messages' schema has in its structs. If such a field has a
+    value, the column's value doesn't fit.
     """
     if isinstance(dtype, T.ArrayType):
         return T.ArrayType(_with_declared(dtype.elementType, wire.children.get("element", WireType())))
@@ -370,7 +383,7 @@ def _taken(
 def _row_types(schema: Any) -> Fields:
     """Field -> type of the row schema in an event's schema.
 
-    :raises MalformedSchemaError: it is none.
+    :raises MalformedSchemaError: the schema isn't an event's.
     """
     sides = fields(schema)
     row = sides.get("after") or sides.get("before")
@@ -378,7 +391,7 @@ def _row_types(schema: Any) -> Fields:
 
 
 def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> WireType:
-    """How the connector's settings spell a column, for want of a schema."""
+    """How messages without a schema spell a column, by the connector's settings."""
     chosen = {name: options.get(name, values[0]) for name, values in DebeziumJson.OPTIONS.items() if values}
     times = chosen["time.precision.mode"]
     if isinstance(dtype, T.ArrayType):
@@ -401,17 +414,17 @@ def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> Wi
 
 
 def _type_at(types: Fields, path: str) -> WireType:
-    """The type of what a dotted path names in a row."""
+    """The type of the field that a dotted path names in a row."""
     name, _, rest = path.partition(".")
     found = types.get(name, WireType())
     return _type_at(found.children, rest) if rest else found
 
 
 def _first(values: pa.StructArray, places: Iterable[tuple[str, WireType]]) -> Wire:
-    """The first value that isn't null, row by row. Namesakes of another type than that of the first place that has any
-    don't count.
+    """For each row, the first value that isn't null. Only values of one type count: the type of the first place that
+    has any value.
 
-    :param places: paths, and types of what is there.
+    :param places: paths of fields, and the types of the fields.
     """
     wires = [Wire(found, type_) for path, type_ in places if (found := at_path(values, path)) is not None]
     wires = [wire for wire in wires if wire.values.null_count < len(values)]

@@ -8,16 +8,16 @@
 | record-type, operation  | changelog rows |
 |-------------------------|---|
 | data: load, insert      | +I of `data` (load is a snapshot read of the source) |
-| data: update            | +U of `data`; before it -U of the before-image, if it matters (changelog mode, new key) |
-| data: delete            | -D of `data`, of which only the key is relied upon |
+| data: update            | +U of `data`; before it -U of the before-image, if needed (changelog mode, new key) |
+| data: delete            | -D of `data`; only its key is used |
 | control: truncate-table | a bad record: no key says which rows were removed |
-| control: others         | ignored: rows tell of new columns, drop-table leaves the rows |
+| control: others         | ignored: rows show new columns, and drop-table leaves the rows |
 
-DMS leaves out nulls, so a missing field is null. With the endpoint's setting `IncludeNullAndEmpty` a missing field is
-one that DMS doesn't know: set `missing.columns: reject`, and such updates are bad records. Without before-images
-(`BeforeImageSettings`) a changed key leaves the row of the old one. `before.image` repeats their `FieldName`. Bytes are
-hexadecimal, with or without 0x. A timestamp without a zone comes with a Z that means nothing. See "Using Apache Kafka
-as a target" in the DMS user guide.
+DMS leaves out nulls, so a missing field is null. With the endpoint's setting `IncludeNullAndEmpty`, a missing field
+means that DMS doesn't know its value. Then set `missing.columns: reject`, and such updates become bad records. Without
+before-images (`BeforeImageSettings`), an update that changes the key leaves the row of the old key in the table. Set
+`before.image` to the `FieldName` of the before-images. Bytes are hexadecimal, with or without 0x. DMS appends a Z to
+timestamps without a zone; the decoder ignores this Z. See "Using Apache Kafka as a target" in the DMS user guide.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -112,7 +112,7 @@ class DmsJson:
         yield from self._images.changes(rows)
 
     def _without_partial(self, records: pa.RecordBatch, rows: Rows) -> Generator[Rejected, None, Rows]:
-        """Reject updates that don't have all columns; returns the other rows."""
+        """Reject the updates that don't have all columns, and return the other rows."""
         updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
         values = records.column("value").take(rows.record)
         rest = pa.repeat(True, len(rows.op))
@@ -136,7 +136,7 @@ def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:
 
 
 def unhexed(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Bytes from hexadecimal texts, and a mask of those that are none (null in the result)."""
+    """Bytes from hexadecimal texts, and a mask of the texts that aren't hexadecimal (null in the result)."""
     digits = pc.replace_substring_regex(texts, "^0[xX]", "")
     fits = pc.fill_null(pc.match_substring_regex(digits, "^(?:[0-9A-Fa-f]{2})*$"), False)
     misfits = pc.and_not(texts.is_valid(), fits)

@@ -1,11 +1,11 @@
-"""Which fields the keys of messages have: as JSON, with or without Kafka Connect's envelope, and as Avro.
+"""Finds the fields of messages' keys. A key may be JSON, with or without Kafka Connect's envelope, or Avro.
 
     {"tenant": 1, "id": 7}                                                       tenant, id
     {"schema": {"type": "struct", "fields": [{"field": "id", …}]}, "payload": …} id
     00 00000008 02                                                               the fields of schema 8
 
-Only the names count, so keys are looked at by schema, or by the JSON objects' shape: no key is taken apart that is
-spelled like one before it.
+Only the names of the fields count. So this module groups keys by schema, or by the shape of the JSON object, and parses
+a key only if no earlier key had the same shape.
 """
 
 import json
@@ -26,20 +26,20 @@ from changelog.schema_registry import Schemas, by_schema
 
 _TEXT = r'"(?:[^"\\]|\\.)*"'
 _VALUE = rf"(?:{_TEXT}|[^\",{{}}\[\]\s]+|\{{[^{{}}]*\}}|\[[^\[\]]*\])"
-"""A JSON value; of an object or array one without another one inside."""
+"""A JSON value. An object or array matches only if it has no object or array inside."""
 _MOST_SHAPES = 64
-"""Shapes of JSON objects that are remembered; a topic has one for each key that its table has had."""
+"""So many shapes of JSON objects are remembered. A topic has one shape for each key that its table has had."""
 _MOST_ODD = 64
-"""Keys of a batch that may be unlike all remembered shapes. With more, each of the rest is parsed."""
+"""A batch may have so many keys with new shapes. If it has more, each of the remaining keys is parsed."""
 
 Rows = npt.NDArray[np.int64]
 Names = tuple[str, ...]
 
 
 class MessageKeys:
-    """Looks at messages' keys. What it learned of one batch speeds up the next.
+    """Finds the fields of messages' keys. What the object learns from one batch makes the next batch faster.
 
-    :param schemas: where to look up the schemas of Avro keys; None if there is no registry.
+    :param schemas: returns the source of Avro schemas; None if there is no registry.
     """
 
     def __init__(self, schemas: Callable[[], Schemas] | None = None) -> None:
@@ -54,8 +54,8 @@ class MessageKeys:
         return self._connect()
 
     def stated(self, records: pa.RecordBatch) -> Iterator[MessageKey]:
-        """Each key that messages of the batch (`RAW_SCHEMA`) have. A message without a key says that there is none, but
-        not a tombstone. A key that is a single value, or can't be read, says nothing of fields.
+        """Each key that messages of the batch (`RAW_SCHEMA`) state. A message without a key states that the table has
+        no key, unless the message is a tombstone. A key that is a single value or can't be read states nothing.
 
         :raises RegistryError: the schema registry doesn't answer.
         """
@@ -141,7 +141,7 @@ class MessageKeys:
             rest = np.ones(len(rows), np.bool_)
             rest[0] = False
             if found is None:
-                rest &= _matches(texts, r"^\s*\{")  # what isn't an object says nothing
+                rest &= _matches(texts, r"^\s*\{")  # a key that isn't an object states nothing
             else:
                 pattern = _pattern(found)
                 alike = _matches(texts, pattern)
@@ -161,18 +161,18 @@ def _matches(texts: pa.Array, pattern: str) -> npt.NDArray[np.bool_]:
 
 
 def _pattern(names: Names) -> str:
-    """What objects with these fields, in this order, match; in RE2's syntax."""
+    """A pattern, in RE2's syntax, that matches objects with exactly these fields in this order."""
     fields = [rf"{_quoted(json.dumps(name, ensure_ascii=False))}\s*:\s*{_VALUE}" for name in names]
     return r"^\s*\{\s*" + r"\s*,\s*".join(fields) + r"\s*\}\s*$"
 
 
 def _quoted(text: str) -> str:
-    """As a literal of RE2, which takes escapes of ASCII only."""
+    """`text` as a literal in RE2's syntax. RE2 accepts escapes only for ASCII characters."""
     return "".join(c if c.isalnum() or c in '_" ' or not c.isascii() else f"\\{c}" for c in text)
 
 
 def _names(text: str | bytes) -> Names | None:
-    """The fields of a JSON object."""
+    """The fields of a JSON object; None if the text isn't a JSON object."""
     try:
         document = parse(text if isinstance(text, bytes) else text.encode())
     except (ValueError, RecursionError):
@@ -181,7 +181,9 @@ def _names(text: str | bytes) -> Names | None:
 
 
 def _envelope(key: bytes) -> tuple[bytes, Names | None] | None:
-    """Of a key as Kafka Connect's JSON converter writes it: what comes before the payload, and the schema's fields."""
+    """For a key as Kafka Connect's JSON converter writes it: the bytes before the payload, and the schema's fields.
+    None for other keys.
+    """
     beginning, separator, _ = key.partition(connect_json.PAYLOAD)
     if not separator or not beginning.startswith(b'{"schema":'):
         return None
@@ -193,7 +195,7 @@ def _envelope(key: bytes) -> tuple[bytes, Names | None] | None:
 
 
 def _declared(schema: Any) -> Names | None:
-    """The fields of a struct's schema."""
+    """The fields of a struct's schema; None if the schema isn't a struct's."""
     try:
         return tuple(connect_json.fields(schema))
     except connect_json.MalformedSchemaError:

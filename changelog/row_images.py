@@ -1,13 +1,13 @@
-"""What the formats of database logs share that send images of rows: inserts, updates and deletes become changelog rows.
+"""Shared code of the formats that send images of rows. Inserts, updates and deletes become changelog rows.
 
 | operation | changelog rows |
 |-----------|---|
 | insert    | +I of the new image |
-| update    | +U of the new image; before it -U of the old one, if that matters (changelog mode, or the key changed) |
+| update    | +U of the new image; before it -U of the old image, if needed (changelog mode, or the key changed) |
 | delete    | -D of the removed image |
 
-A format's module reads its messages (`read`), sorts them by operation (`Operations`), and hands the rows on (`Rows`,
-`changes`).
+A format's module reads its messages (`read`), tells their operations (`Operations`), and passes the rows to
+`Images.changes` (as `Rows`).
 """
 
 import json
@@ -46,10 +46,11 @@ _REMOVES_PARTITION = r"(?i)\b(?:drop|truncate)\s+partition\b"
 
 @dataclass(frozen=True)
 class Operations:
-    """What a format's operations mean, by the text that stands for each.
+    """What a format's operations mean. Messages name an operation by a text.
 
-    :param field: where messages have it, for reasons.
-    :param kinds: UPDATE_AFTER is an update, with or without an old image.
+    :param field: the field that names the operation. It is shown in the reasons of bad records.
+    :param kinds: operation -> kind. UPDATE_AFTER means an update, with or without an old image.
+    :param ignored: operations that change no rows.
     :param unsupported: operation -> why it can't be applied.
     :param snapshot: operations of `kinds` that come from a snapshot read of the source.
     """
@@ -61,12 +62,12 @@ class Operations:
     snapshot: frozenset[str] = frozenset()
 
     def kind(self, op: pa.Array) -> pa.Array:
-        """int8; null where the operation changes no row."""
+        """The kind of each operation (int8). It is null where the operation isn't in `kinds`."""
         places = pc.index_in(op, value_set=pa.array(list(self.kinds), pa.string()))
         return pa.array([int(kind) for kind in self.kinds.values()], pa.int8()).take(places)
 
     def rejected(self, record: pa.Array, op: pa.Array) -> Iterator[Rejected]:
-        """Records whose operation is unknown, or can't be applied."""
+        """Reject the records whose operation is unknown or can't be applied."""
         rest = pc.invert(pc.is_in(op, value_set=pa.array([*self.kinds, *self.ignored], pa.string())))
         if not pc.any(rest).as_py():
             return
@@ -86,17 +87,19 @@ class Operations:
 class Rows:
     """n rows of messages, each with its operation.
 
-    :param record: int64; row of the raw batch.
-    :param op: string.
-    :param kind: int8: INSERT, UPDATE_AFTER or DELETE.
-    :param after: struct; new images, of inserts and updates.
-    :param before: struct; old images, of updates. Null where there is none.
-    :param removed: struct; what deletes removed.
-    :param order: values of the spec's `order_by`.
-    :param place: int64; number of the row in its message, if messages have several.
-    :param states_null: for a column's field, where an old image may say that it was null. None: old images hold more
-        than the fields that changed, so that a missing one is unknown.
+    :param record: int64; row numbers in the raw batch.
+    :param op: string; the operation as the message names it.
+    :param kind: int8; INSERT, UPDATE_AFTER or DELETE.
+    :param after: struct; new images of inserts and updates.
+    :param before: struct; old images of updates. Null where a message has no old image.
+    :param removed: struct; the images of removed rows.
+    :param order: values of the spec's `order_by` columns.
+    :param place: int64; number of the row in its message, if messages have several rows.
+    :param states_null: takes the name of a column's field and returns where an old image may have null for it (bool).
+        None: old images don't only have the changed fields, so the value of a missing field is unknown.
     :param time: timestamp[us, UTC]; when the source committed.
+    :param snapshot: bool; the row comes from a snapshot read of the source.
+    :param unknown: as in `Changes`.
     """
 
     record: pa.Array
@@ -113,20 +116,24 @@ class Rows:
     unknown: Mapping[str, WireType] = dataclass_field(default_factory=dict)
 
     def filter(self, mask: pa.Array) -> "Rows":
-        """The rows where `mask`, without `states_null`."""
+        """The rows where `mask` is true. `states_null` of the result is None."""
         parts = {name: v.filter(mask) for name, v in vars(self).items() if isinstance(v, pa.Array)}
         return Rows(**(vars(self) | parts | {"order": [v.filter(mask) for v in self.order], "states_null": None}))
 
 
 Spelled = tuple[Wire, pa.Array | None, str]
-"""A field, which of its values can't be what they should be (bool; None: nobody looked), and a phrase that says so."""
+"""A field, a mask of its values that are wrong (bool; None: no value was checked), and a phrase that says what is
+wrong.
+"""
 
 
 class Images:
     """Reads images of a table's rows.
 
-    :param spell: what a format's values of a column mean.
-    :param likely: Arrow types that a format's JSON values have, before those that fit the column's type.
+    :param spell: interprets the values that messages have for a column.
+    :param types: the type that messages have for a column.
+    :param likely: Arrow types that the format's JSON values usually have. They are tried before the types that fit the
+        column's type.
     """
 
     def __init__(
@@ -148,22 +155,23 @@ class Images:
         self._kept = {c.field: c for c in spec.columns if c.name in spec.kept_by_removals}
 
     def whole(self, further: Fields | None = None) -> Object:
-        """An image with all columns; other fields are reported if the spec wants to know."""
+        """The shape of an image with all columns. Other fields are reported, unless the spec ignores schema changes."""
         fields = self._ordered({**(further or {}), **self._leaves})
         return Object(fields, watched=self._spec.schema_changes != "ignore")
 
     def kept(self) -> Object:
-        """An image of which only what removals keep is read."""
+        """The shape of an image of which only the columns for -U and -D are read."""
         return Object(self._ordered({name: self._leaves[name] for name in self._kept}))
 
     def _ordered(self, fields: Fields) -> Fields:
         for name, leaf in self._order.items():
             fields = with_path(fields, name, leaf)
-        # to infer a table's columns none is read; an Arrow struct without fields has no length
+        # When a table's columns are inferred, there are no fields to read. Arrow can't keep the length of a struct
+        # without fields, so read one that never exists.
         return fields or {f"{PREFIX}nothing": TEXT}
 
     def message(self, fields: Fields) -> Object:
-        """A message with `fields`, and the order columns that are elsewhere in it."""
+        """The shape of a message with `fields`, and with the order columns that are outside its images."""
         shape = dict(fields)
         for name, leaf in self._order.items():
             if not isinstance(fields.get(name.split(".")[0]), Object | ListOf) or "." in name:
@@ -171,7 +179,7 @@ class Images:
         return Object(shape)
 
     def order(self, *places: pa.StructArray) -> list[pa.Array]:
-        """Values of the order columns: of the first place that has one."""
+        """Values of the order columns. For each row, the first of `places` that has a value counts."""
         found = []
         for name in self._order:
             parts = [at_path(place, name) for place in places]
@@ -180,7 +188,7 @@ class Images:
         return found
 
     def changes(self, rows: Rows) -> Iterator[Changes | Rejected]:
-        """What `rows` do to the table."""
+        """The changes that `rows` make to the table."""
         updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
         deletes = pc.equal(rows.kind, int(RowKind.DELETE))
         sets = pc.invert(deletes)
@@ -207,7 +215,7 @@ class Images:
         yield from self._changes(rows, deletes, removed, int(RowKind.DELETE), 1)
 
     def _replaced(self, rows: Rows) -> dict[str, pa.Array]:
-        """The rows that updates replaced, as far as removals need them."""
+        """The old rows of updates, with the columns that a -U needs."""
         found = {}
         for name, column in self._kept.items():
             old, new = at_field(rows.before, name), at_field(rows.after, name)
@@ -216,7 +224,7 @@ class Images:
             elif rows.states_null is None:
                 found[name] = old
             else:
-                # a null says no more than that the old row's partition is unknown
+                # a null here only means that the old row's partition is unknown
                 unchanged = pc.if_else(rows.states_null(name), pa.scalar(None, new.type), new)
                 found[name] = first(old, unchanged)
         return found
@@ -262,7 +270,7 @@ def each(
     records: pa.RecordBatch,
     translate: Callable[[pa.RecordBatch, Parsed], Iterator[Changes | Rejected | MessageKey]],
 ) -> Iterator[Changes | Rejected | MessageKey]:
-    """What `translate` makes of the messages, group by group; those that can't be read are passed on."""
+    """The results of `translate` for each group of messages, and the messages that `reader` rejects."""
     for found in read(reader, records):
         if isinstance(found, Rejected):
             yield found
@@ -271,7 +279,9 @@ def each(
 
 
 def read(reader: JsonReader, records: pa.RecordBatch) -> Iterator[Parsed | Rejected]:
-    """What `reader` finds in the records' values; `record` is a row of `records`. Null values are ignored."""
+    """The results of `reader` for the records' values. Null values are ignored. `record` of a result has row numbers in
+    `records`.
+    """
     values = records.column("value")
     rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
     for found in reader.read(values.drop_null()):
@@ -283,7 +293,7 @@ def read(reader: JsonReader, records: pa.RecordBatch) -> Iterator[Parsed | Rejec
 
 
 def rejected(record: pa.Array, mask: pa.Array, error_class: str, reason: pa.Array | str) -> Iterator[Rejected]:
-    """The records where `mask` is true, once each; nothing if there are none."""
+    """Reject the records where `mask` is true, each record once. Yields nothing if `mask` is nowhere true."""
     rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
     if len(rows):
         found, places = np.unique(record.to_numpy()[rows], return_index=True)
@@ -292,10 +302,11 @@ def rejected(record: pa.Array, mask: pa.Array, error_class: str, reason: pa.Arra
 
 
 def stated_keys(record: pa.Array, names: pa.Array) -> Iterator[MessageKey]:
-    """What messages say of their table's key.
+    """The keys that messages state for their table.
 
-    :param record: int64; rows of the raw batch.
-    :param names: of the key's fields, `NAMES`. Null, or something else: the message says nothing.
+    :param record: int64; row numbers in the raw batch.
+    :param names: names of the key's fields (`NAMES`). Where a value is null, the message states no key. An array of
+        another type than list of string states no key either.
     """
     if not is_list(names.type) or not pa.types.is_string(names.type.value_type):
         return
@@ -306,26 +317,26 @@ def stated_keys(record: pa.Array, names: pa.Array) -> Iterator[MessageKey]:
 
 
 def removes_partition(sql: pa.Array) -> pa.Array:
-    """bool; whether a statement drops or empties a partition, and so removes rows."""
+    """Flags the statements that drop or empty a partition, and so remove rows."""
     return pc.fill_null(pc.match_substring_regex(text(sql), _REMOVES_PARTITION), False)
 
 
 def at_field(struct: pa.StructArray, name: str) -> pa.Array:
-    """A field's values, null where the struct is."""
+    """A field's values. A value is null where the struct is null."""
     if not pa.types.is_struct(struct.type):
         return pa.nulls(len(struct))
     return pc.struct_field(struct, [struct.type.get_field_index(name)])
 
 
 def text(values: pa.Array) -> pa.Array:
-    """Values of a leaf as strings; those that have parts as JSON text."""
+    """The values of a leaf as strings. Lists, maps and structs become JSON text."""
     if is_nested(values.type):
         return pa.array([None if v is None else json_text(v, values.type) for v in values.to_pylist()], pa.string())
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
 
 
 def first(*arrays: pa.Array) -> pa.Array:
-    """The first value that isn't null, row by row; as text if they are spelled differently."""
+    """For each row, the first value that isn't null. If the arrays have different types, the result is text."""
     known = [array for array in arrays if array.null_count < len(array)]
     if not known:
         return arrays[0]
@@ -335,7 +346,9 @@ def first(*arrays: pa.Array) -> pa.Array:
 
 
 def differ(before: pa.Array, after: pa.Array) -> pa.Array:
-    """Whether both are there and not spelled alike. A -U of a key that is only spelled otherwise does no harm."""
+    """Flags the rows where both values exist and their spellings differ. Two spellings may mean the same key; the
+    needless -U of such a key does no harm.
+    """
     if pa.types.is_null(before.type) or pa.types.is_null(after.type):
         return pa.repeat(False, len(before))
     if pa.types.is_struct(before.type) and before.type == after.type:  # a decimal with a scale of its own
@@ -346,28 +359,30 @@ def differ(before: pa.Array, after: pa.Array) -> pa.Array:
     if before.type != after.type or is_nested(before.type):
         try:
             before, after = text(before), text(after)
-        except pa.ArrowInvalid:  # bytes that are no text
+        except pa.ArrowInvalid:  # bytes that aren't valid UTF-8
             return pc.and_(before.is_valid(), after.is_valid())
     return pc.fill_null(pc.not_equal(before, after), False)
 
 
 def says_null(values: pa.Array, name: str) -> pa.Array:
-    """bool; messages (binary) that may have a field `name` with null, wherever. False only if none has."""
+    """Flags the messages (binary) that may have null in a field `name` anywhere. False means that the message surely
+    has no such field.
+    """
     quoted = re.escape(json.dumps(name, ensure_ascii=False))
     return pc.match_substring_regex(values, rf'(?:{quoted}|\\u[0-9A-Fa-f]{{4}}[^"]*")\s*:\s*null')
 
 
 def lacks(values: pa.Array, side: str, images: pa.StructArray, name: str) -> pa.Array:
-    """bool; messages (binary) whose image lacks the field `name`, rather than having null there.
+    """Flags the messages (binary) whose image lacks the field `name`. A field with null isn't missing.
 
-    :param side: where a message has the image.
-    :param images: as read.
+    :param side: the field of the message that has the image.
+    :param images: the images, as read from the messages.
     """
     absent = pc.and_(images.is_valid(), at_field(images, name).is_null()).to_numpy(zero_copy_only=False).copy()
     rows = np.flatnonzero(absent)
     if len(rows):
         image, field = (re.escape(json.dumps(part, ensure_ascii=False)) for part in (side, name))
-        # between braces there are only fields of the image: quotes within texts are escaped
+        # between the braces are only fields of the image, and quotes within texts are escaped
         stated = pc.match_substring_regex(values.take(pa.array(rows)), rf"{image}\s*:\s*\{{[^{{}}]*{field}\s*:\s*null")
         absent[rows] = False
         for row in rows[~stated.to_numpy(zero_copy_only=False)].tolist():
@@ -383,17 +398,19 @@ def is_binary(column: ColumnSpec) -> bool:
 
 
 def spell_plain(column: ColumnSpec, values: pa.Array) -> Spelled:
-    """Bytes in base64."""
+    """Values without conversion; bytes are base64."""
     return Wire(values, bytes_type(column)), None, ""
 
 
 def bytes_type(column: ColumnSpec) -> WireType:
-    """Bytes are base64; nobody says what else is what."""
+    """Bytes are base64. The messages don't tell the types of other values."""
     return WireType("bytes") if is_binary(column) else WireType()
 
 
 def timestamps(values: pa.Array) -> pa.Array:
-    """ISO 8601 texts, in UTC unless they say otherwise, as timestamp[us, UTC]; null where they aren't any."""
+    """ISO 8601 texts as timestamp[us, UTC]. A text without a zone is in UTC. Null where a text isn't a timestamp or
+    names another zone.
+    """
     if not pa.types.is_string(values.type):
         return pa.nulls(len(values), pa.timestamp("us", "UTC"))
     plain = pc.replace_substring_regex(values, r"(?:Z|\+00:?00)$", "")
@@ -416,7 +433,10 @@ def _timestamp(value: str | None) -> Any:
 
 
 def epoch(values: pa.Array, unit_micros: int) -> pa.Array:
-    """Integers since 1970 as timestamp[us, UTC]; null where they aren't any, or too large."""
+    """Integers since 1970-01-01 as timestamp[us, UTC]. Null where a value isn't an integer, or is too large.
+
+    :param unit_micros: microseconds in a unit of the integers.
+    """
     if not pa.types.is_int64(values.type):
         return pa.nulls(len(values), pa.timestamp("us", "UTC"))
     limit = (2**63 - 1) // unit_micros

@@ -1,7 +1,7 @@
-"""Rows that carry their kind as typed columns of Parquet files; what `changelog.row_kind` is for JSON.
+"""Decodes rows that carry their kind from typed columns of Parquet files. `changelog.row_kind` does the same for JSON.
 
-For files that `changelog.row_kind_parquet` can't take: Spark reads them, and its expressions decode and check them.
-Checks and results are those of `changelog.decoding`.
+This module handles the files that `changelog.row_kind_parquet` can't decode: Spark reads them, and Spark's expressions
+decode and check them. The checks and results are the same as in `changelog.decoding`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, BadRecord, RowKind, or
 from changelog.spec import ChangelogSpec
 
 SOURCE = f"{PREFIX}source"
-"""The column with the file's path, beside those of the file."""
+"""An additional column with the file's path."""
 
 _ERROR = f"{PREFIX}error"
 _OP = f"{PREFIX}op"
@@ -30,7 +30,7 @@ _METADATA = {
     "_offset": "bigint",
     "_timestamp": "timestamp",
 }
-"""Metadata columns, as in `changelog.decoding`, as Spark SQL types."""
+"""The metadata columns of `changelog.decoding`, with their Spark SQL types."""
 
 
 def columns_to_read(spec: ChangelogSpec) -> T.StructType:
@@ -47,9 +47,10 @@ def columns_to_read(spec: ChangelogSpec) -> T.StructType:
 
 
 def completed(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
-    """Records with nulls for columns that their files don't have, and without columns narrower than the table's.
+    """The records with exactly the columns and types of `columns_to_read`: narrower types are widened, and columns that
+    the files lack are null.
 
-    :param records: columns whose types fit into those of `columns_to_read`.
+    :param records: columns whose types fit into the types of `columns_to_read`.
     """
     have = {field.name: field.dataType for field in records.schema}
     other = {f.name: f.dataType for f in columns_to_read(spec) if have.get(f.name) != f.dataType}
@@ -129,9 +130,10 @@ class Select:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Raw records to changelog rows, as projections and filters whose expressions were built once.
+    """Makes changelog rows of raw records, by Spark expressions that were built once.
 
-    Building them costs hundreds of calls to the JVM, which every micro-batch would pay again.
+    Building the expressions takes hundreds of calls to the JVM. Without this object, every micro-batch would build them
+    again.
     """
 
     steps: tuple[Select, ...]
@@ -143,7 +145,7 @@ class Decoder:
 def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Select]:
     """Check keys, order and required columns, and shape the changelog row.
 
-    :param errors: what was found wrong already; comes before these checks.
+    :param errors: errors of earlier checks; they count before the errors of the checks here.
     :param value: the record as JSON, for the dead letters.
     """
     kind, source = F.col(KIND), F.col(SOURCE)
@@ -191,15 +193,15 @@ def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Se
 
 
 def quoted(name: str) -> str:
-    """`name` as an identifier, whatever characters it has."""
+    """`name` as a quoted identifier of Spark SQL. It may have any characters."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def any_of(conditions: list[Column]) -> Column:
-    """Disjunction; false for none."""
+    """True if any of `conditions` is true; false if the list is empty."""
     return reduce(lambda a, b: a | b, conditions, F.lit(False))
 
 
 def binary_uuid(name: str) -> Column:
-    """The 16 bytes of the UUID in the text column `name`; null if it is none."""
+    """The 16 bytes of the UUID in the text column `name`; null if the text isn't a UUID."""
     return F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')").alias(name)
