@@ -1,11 +1,11 @@
-"""Avro bodies of one schema to Arrow arrays, all at once.
+"""Reads Avro bodies of one schema into Arrow arrays, all bodies at once.
 
-Avro has no offsets: where a field begins is known when all before it are read. So one cursor per body walks through the
-schema, and each step is a NumPy operation on all cursors: read a number, move on. A body that turns out to be broken is
-marked, its cursor stays within the body, and the others never notice. That is why bodies aren't glued together for a
-reader of container files, where one that is too short shifts all that follow.
+Avro has no offsets: a field begins where the field before it ends. So each body has a cursor that walks through the
+schema, and each step is a NumPy operation on all cursors: read a number, move on. If a body is broken, it is marked,
+and its cursor stays within the body, so that the other bodies are read correctly. A reader of container files can't do
+this: in a container, a body that is too short would shift all bodies behind it.
 
-Fields that nobody wants are stepped over.
+Fields that aren't wanted are skipped.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from changelog.avro_schema import Node
 
 Want: TypeAlias = "bool | Mapping[str, Want]"
-"""What to read of a value: all, nothing, or of a record these fields."""
+"""What to read of a value: True is all, False is nothing, and a mapping names the fields of a record to read."""
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -27,14 +27,15 @@ _Bools: TypeAlias = npt.NDArray[np.bool_]
 _PADDING = 16  # bytes after the last body, so that a look-ahead needs no check
 _MAX_VARINT = 10
 _HIGH_BITS = np.uint64(0x8080808080808080)
-_MAX_DEPTH = 64  # of values that are stepped over: their schema may be recursive. Schemas that aren't are less deep.
+_MAX_DEPTH = 64  # of skipped values, since their schema may be recursive; other schemas are less deep
 
 
 def read_bodies(schema: Node, values: pa.BinaryArray, skip: int, want: Want) -> tuple[pa.Array, _Bools]:
-    """The wanted part of each body, and which bodies could be read; the others' values mean nothing.
+    """Read the wanted part of each body.
 
-    :param values: binary without nulls; each body begins at byte `skip` and ends with the value.
-    :returns: an array of `arrow_type(schema, want)` and a mask, both as long as `values`.
+    :param values: binary without nulls. Each body begins at byte `skip` of its value and ends with the value.
+    :returns: an array of type `arrow_type(schema, want)`, and a mask of the bodies that could be read. Both are as long
+        as `values`. The array's values for the other bodies have no meaning.
     """
     reader = _Bodies(values, skip)
     rows = np.arange(len(values), dtype=np.int64)
@@ -47,7 +48,7 @@ def read_bodies(schema: Node, values: pa.BinaryArray, skip: int, want: Want) -> 
 def arrow_type(schema: Node, want: Want) -> pa.DataType:
     """The Arrow type of the wanted part.
 
-    :raises UnsupportedSchemaError: a wanted field has none.
+    :raises UnsupportedSchemaError: no Arrow type fits a wanted field.
     """
     node = schema.value
     if isinstance(want, Mapping) and node.kind == "record":
@@ -56,7 +57,7 @@ def arrow_type(schema: Node, want: Want) -> pa.DataType:
 
 
 class _Bodies:
-    """The cursors' bounds, and the bodies that have proved broken."""
+    """The bytes of all bodies, the bounds of the cursors, and a mask of the broken bodies."""
 
     def __init__(self, values: pa.BinaryArray, skip: int) -> None:
         offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
@@ -64,7 +65,7 @@ class _Bodies:
         self._data = np.zeros(int(offsets[-1] - offsets[0]) + _PADDING, np.uint8)
         if used is not None:
             self._data[:-_PADDING] = np.frombuffer(used, np.uint8)[offsets[0] : offsets[-1]]
-        # the word that begins at each byte
+        # entry i is the 64-bit word that begins at byte i
         self._words = np.ndarray(len(self._data) - 7, "<u8", self._data, strides=(1,))
         self._buffer = pa.py_buffer(self._data)
         self.end = offsets[1:] - offsets[0]
@@ -75,9 +76,11 @@ class _Bodies:
         self.bad[rows[broken]] = True
 
     def read(self, node: Node, rows: _Ints, at: _Ints, want: Want, depth: int) -> tuple[pa.Array | None, _Ints]:
-        """One value of each of `rows`, which ascend, from the cursors `at`.
+        """Read one value for each of `rows`.
 
-        :returns: the values, None if unwanted, and where the cursors stand then.
+        :param rows: numbers of bodies, ascending.
+        :param at: the cursors of these bodies.
+        :returns: the values (None if they aren't wanted), and the new cursors.
         """
         if depth > _MAX_DEPTH and want is False:
             self.bad[rows] = True
@@ -158,10 +161,11 @@ class _Bodies:
         return array.take(pa.array(index, mask=missing)), at
 
     def _items(self, node: Node, rows: _Ints, at: _Ints, want: Want, depth: int) -> tuple[pa.Array | None, _Ints]:
-        """Arrays and maps: blocks of items, the last one empty.
+        """Read arrays or maps. They are blocks of items, and the last block is empty.
 
-        The k-th items of all bodies are read together, so the time goes with the longest array. An item takes a byte at
-        least (`avro_schema.parse` sees to it), so that is no more than the longest body has bytes.
+        The k-th items of all bodies are read together, so the longest array decides how many steps are needed. An item
+        takes at least one byte (`avro_schema.parse` makes sure), so there are at most as many steps as the longest body
+        has bytes.
         """
         at = at.copy()
         keys: list[pa.Array] = []
@@ -172,7 +176,7 @@ class _Bodies:
             left, at[active] = self._long(rows[active], at[active])
             sized = np.flatnonzero(left < 0)
             _, at[active[sized]] = self._long(rows[active[sized]], at[active[sized]])
-            # of the smallest number there is, the absolute value is itself
+            # the absolute value of the smallest int64 is negative: it is the number itself
             left = np.abs(left)
             self.reject(rows[active], (left < 0) | (left > self.end[rows[active]] - at[active]))
             going = (left > 0) & ~self.bad[rows[active]]
@@ -197,7 +201,9 @@ class _Bodies:
     def _lists(
         self, node: Node, count: int, keys: list[pa.Array], items: list[pa.Array], owners: list[_Ints]
     ) -> pa.Array:
-        """`count` lists or maps of the items, which come first items first. `owners` says whose they are."""
+        """`count` lists or maps, made of items. `items` has the first items of all lists, then the second items, and so
+        on. `owners` has the number of the list that each item belongs to.
+        """
         owner = np.concatenate([np.zeros(0, np.int64), *owners])
         order = pa.array(np.argsort(owner, kind="stable"))
         offsets = np.zeros(count + 1, np.int32)
@@ -218,7 +224,7 @@ class _Bodies:
         end = at + np.maximum(size, 0)
         if want is False:
             return None, end
-        # values and what lies between them, in turn: they ascend
+        # pieces are, in turn, a value and the bytes between two values; the bounds of all pieces ascend
         bounds = np.stack([at, end], axis=1).ravel().astype(np.int32)
         buffers = [None, pa.py_buffer(bounds), self._buffer]
         pieces = pa.BinaryArray.from_buffers(pa.binary(), max(len(bounds) - 1, 0), buffers)
@@ -234,13 +240,13 @@ class _Bodies:
             return pc.if_else(pa.array(broken), b"", array).cast(pa.string())
 
     def _fixed_width(self, rows: _Ints, at: _Ints, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], _Ints]:
-        """A little-endian number of each of `rows`."""
+        """Read a little-endian number for each of `rows`."""
         found = self._data[at[:, None] + np.arange(dtype.itemsize)].view(dtype).reshape(len(rows))
         return found, self._move(rows, at + dtype.itemsize)
 
     def _long(self, rows: _Ints, at: _Ints) -> tuple[_Ints, _Ints]:
-        """A zigzag-coded number of each of `rows`: seven bits a byte, the lowest first, and the eighth says that there
-        are more.
+        """Read a zigzag-coded number for each of `rows`. Each byte has seven bits of the number, the lowest bits first.
+        The eighth bit says that another byte follows.
         """
         byte = self._data[at]
         value = byte.astype(np.uint64)
@@ -253,15 +259,17 @@ class _Bodies:
         return number, self._move(rows, after)
 
     def _groups(self, rows: _Ints, at: _Ints) -> tuple[npt.NDArray[np.uint64], _Ints]:
-        """Groups of seven bits put together, and how many there were. Eight bytes are one word, and one step."""
+        """The groups of seven bits put together, and the number of groups. The first eight bytes are one word, and are
+        handled in one step.
+        """
         word = self._words[at]
         stop = ~word & _HIGH_BITS
-        stop &= ~stop + np.uint64(1)  # the lowest, where the last byte is; 0 if there are more than eight
+        stop &= ~stop + np.uint64(1)  # keep the lowest bit: it is in the last byte; 0 if there are more than 8 bytes
         below = stop - np.uint64(1)
         size = np.bitwise_count(below).astype(np.int64) // 8 + 1
         value = word & below & ~_HIGH_BITS
         for width, low in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
-            # each pair of neighbours becomes one group of twice the width
+            # each pair of neighbouring groups becomes one group of twice the width
             value = (value & np.uint64(low)) | ((value >> np.uint64(width)) & np.uint64(low << (7 * width)))
         longer = np.flatnonzero(stop == 0)
         for place in range(8, _MAX_VARINT):
@@ -270,13 +278,13 @@ class _Bodies:
             byte = self._data[at[longer] + place]
             value[longer] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * place)
             size[longer] = place + 1
-            if place == _MAX_VARINT - 1:  # one bit is left, and no byte follows
+            if place == _MAX_VARINT - 1:  # the tenth byte has one bit of the number, and no byte may follow
                 self.reject(rows[longer], byte > 1)
             longer = longer[(byte & 0x80) != 0]
         return value, size
 
     def _move(self, rows: _Ints, at: _Ints) -> _Ints:
-        """The cursors' new places, none behind its body's end."""
+        """The new cursors. A cursor that would pass the end of its body stays at the end, and the body is marked."""
         end = self.end[rows]
         self.reject(rows, at > end)
         moved: _Ints = np.minimum(at, end)

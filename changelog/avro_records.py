@@ -1,6 +1,6 @@
-"""Messages in Confluent's wire format to Arrow: grouped by schema, each group read at once.
+"""Reads messages in Confluent's wire format into Arrow. It groups messages by schema, and reads each group at once.
 
-Two messages of one batch may have different schemas. What is read of a message is decided once for each schema.
+Two messages of one batch may have different schemas. A plan for each schema says which fields to read.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Path = tuple[str, ...]
 class RefusedError(ValueError):
     """Messages of a schema can't be used.
 
-    :param error_class: of `BadRecord`.
+    :param error_class: one of `BadRecord`.
     """
 
     def __init__(self, error_class: str, reason: str) -> None:
@@ -36,8 +36,9 @@ class RefusedError(ValueError):
 class Read:
     """Messages of one schema.
 
-    :param record: int64; rows of the raw batch.
-    :param values: what was wanted of each, as the schema has it.
+    :param record: int64; row numbers in the raw batch.
+    :param schema: the messages' schema.
+    :param values: the part of each message that the plan wants, in the Arrow type of the schema.
     """
 
     record: pa.Array
@@ -45,7 +46,7 @@ class Read:
     values: pa.Array
 
     def array(self, path: Path) -> pa.Array | None:
-        """The values at `path`; None if the schema has no such field, or it wasn't wanted."""
+        """The values at `path`; None if the schema or the plan has no such field."""
         dtype = self.values.type
         for name in path:
             if not pa.types.is_struct(dtype) or dtype.get_field_index(name) < 0:
@@ -54,7 +55,7 @@ class Read:
         return pc.struct_field(self.values, list(path))
 
     def wire(self, path: Path) -> Wire | None:
-        """The same, with what they mean. The field was wanted whole."""
+        """The values at `path`, with their meaning. The plan must want the whole field."""
         values = self.array(path)
         if values is None:
             return None
@@ -67,8 +68,9 @@ class Read:
 class AvroReader:
     """Reads messages.
 
-    :param plan: what is wanted of messages of a schema.
-    :raises RefusedError: they can't be used.
+    :param schemas: returns the source of schemas.
+    :param plan: takes a schema and returns what to read of its messages. It raises `RefusedError` if messages of this
+        schema can't be used.
     """
 
     def __init__(self, schemas: Callable[[], Schemas], plan: Callable[[Node], Want]) -> None:
@@ -81,7 +83,7 @@ class AvroReader:
         return self._connect()
 
     def read(self, values: pa.BinaryArray) -> Iterator[Read | Rejected]:
-        """The messages in `values`; nulls are left out."""
+        """Read the messages in `values`, except nulls."""
         rows = np.flatnonzero(values.is_valid())
         present = values if len(rows) == len(values) else values.drop_null()
         for schema_id, chosen in by_schema(present):
@@ -113,7 +115,9 @@ class AvroReader:
 
 
 class KeyReader:
-    """Reads key columns from messages' keys: the fields of a record, or the one column that a key is the value of."""
+    """Reads key columns from messages' keys. A key is a record with the columns as fields, or the value of the only key
+    column.
+    """
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas]) -> None:
         self._fields = [column.field for column in spec.columns if column.name in spec.key]
@@ -129,7 +133,7 @@ class KeyReader:
         return True
 
     def read(self, keys: pa.BinaryArray) -> Iterator[tuple[pa.Array, Mapping[str, Wire]] | Rejected]:
-        """Rows of `keys` (int64), which may be null, with the values of key columns by field."""
+        """Read `keys`, which may have nulls. Yields row numbers (int64) and the values of the key columns by field."""
         missing = keys.is_null()
         if pc.any(missing).as_py():
             rows = pa.array(np.flatnonzero(missing))
@@ -145,7 +149,8 @@ class KeyReader:
 
 
 def registry(spec: ChangelogSpec) -> Callable[[], Schemas]:
-    """Connects to the registry that the table's options name. Not before there are messages: the driver has none.
+    """A function that connects to the registry of the table's options. A task calls it when it has messages, so the
+    driver never connects.
 
     :raises BadOptionError: an option is malformed.
     """
@@ -154,9 +159,9 @@ def registry(spec: ChangelogSpec) -> Callable[[], Schemas]:
 
 
 def wanted(schema: Node, paths: Iterable[Path]) -> dict[str, Want]:
-    """What to read of a record for the fields at `paths`; those that its schema lacks are left out.
+    """What to read of a record for the fields at `paths`. Fields that the schema lacks are left out.
 
-    :raises RefusedError: a field's type can't be read.
+    :raises RefusedError: the type of a field can't be read.
     """
     result: dict[str, Want] = {}
     for path in paths:
@@ -174,7 +179,7 @@ def wanted(schema: Node, paths: Iterable[Path]) -> dict[str, Want]:
 
 
 def unknown(row: Node, known: Sequence[str]) -> dict[str, WireType]:
-    """The fields of a row that aren't in `known`. Those that can't be columns are left out."""
+    """The fields of a row that aren't in `known`. Fields whose type can't be a column's are left out."""
     found = {}
     for name, child in row.value.fields.items():
         if name not in known:
@@ -186,7 +191,7 @@ def unknown(row: Node, known: Sequence[str]) -> dict[str, WireType]:
 
 
 def missing(row: Node, known: Sequence[str]) -> list[str]:
-    """Which of `known` aren't fields of a row."""
+    """The names in `known` that aren't fields of the row."""
     return [name for name in known if name not in row.value.fields]
 
 

@@ -1,9 +1,9 @@
-"""Avro schemas: which bytes a value has, which Arrow type it is read as, and what it means in Kafka Connect's terms.
+"""Avro schemas: how a value is encoded, which Arrow type it is read as, and what it means in Kafka Connect's terms.
 
-Values are read as Avro lays them out, and their meaning goes into the `WireType`: a decimal is bytes with the name
-`org.apache.kafka.connect.data.Decimal` and a `scale`. What Connect's converters write into a schema (`connect.name`,
-`connect.parameters`, `connect.type`) counts for more than Avro's `logicalType`, which can say less: both
-`io.debezium.time.MicroTimestamp` and a plain long have none.
+Values are read in their Avro encoding, and the `WireType` has their meaning. For example, a decimal is read as bytes,
+with the name `org.apache.kafka.connect.data.Decimal` and a `scale`. Connect's converters write `connect.name`,
+`connect.parameters` and `connect.type` into a schema. These count more than Avro's `logicalType`, which says less: a
+`io.debezium.time.MicroTimestamp` has no logical type, like a plain long.
 
 | Avro                      | Arrow                         | kind                  | name, without a `connect.name` |
 |---------------------------|-------------------------------|-----------------------|---|
@@ -21,7 +21,8 @@ Values are read as Avro lays them out, and their meaning goes into the `WireType
 | local-timestamp-millis, … | int64: wall clock             | int64                 | `io.debezium.time.Timestamp`, … |
 | uuid                      | string, or binary of 16 bytes | string, bytes         | `io.debezium.data.Uuid` |
 
-Avro's timestamps keep their names: Debezium's are wall clocks, and Connect's may be either.
+Avro's timestamps keep Avro's names, since they are points in time. Debezium's timestamps are wall clock times, and
+Connect's timestamps may be either.
 """
 
 import json
@@ -66,23 +67,24 @@ _MAX_DEPTH = 60
 
 
 class SchemaError(ValueError):
-    """The text is no Avro schema."""
+    """The text is not an Avro schema, or the schema can't be found."""
 
 
 class UnsupportedSchemaError(ValueError):
-    """The schema is right, and has no column type: a recursive record, or a union of several types."""
+    """The schema is valid, but no column type fits it: it is a recursive record or a union of several types."""
 
 
 @dataclass(eq=False)
 class Node:
-    """A type of an Avro schema. Named types that are used twice are one node; so schemas may have loops.
+    """A type of an Avro schema. A named type is one node, even if the schema uses it twice, so nodes may form loops.
 
-    :param kind: Avro's name: int, string, record, union, …
+    :param kind: Avro's name of the type: int, string, record, union, …
+    :param properties: the type's JSON object in the schema.
     :param branches: types of a union, in order.
-    :param fields: of a record, in order.
-    :param element: of an array; the value of a map.
-    :param symbols: of an enum.
-    :param size: of a fixed, in bytes.
+    :param fields: fields of a record, in order.
+    :param element: type of the elements of an array, or of the values of a map.
+    :param symbols: symbols of an enum.
+    :param size: size of a fixed, in bytes.
     """
 
     kind: str
@@ -95,7 +97,7 @@ class Node:
 
     @cached_property
     def value(self) -> "Node":
-        """The node itself; of a union with null and one other type, that type."""
+        """The other type if the node is a union of null and one other type, else the node itself."""
         others = [branch for branch in self.branches if branch.kind != "null"]
         return others[0] if self.kind == "union" and len(others) == 1 else self
 
@@ -106,8 +108,8 @@ class Node:
 
     @cached_property
     def is_entries(self) -> bool:
-        """Connect writes maps whose keys aren't strings as arrays of key-value records. Maps of Arrow have no null
-        keys.
+        """Whether the array is a map: Connect writes maps whose keys aren't strings as arrays of key-value records.
+        Keys that may be null don't count, since Arrow's maps can't have null keys.
         """
         if self.kind != "array" or self.item.properties.get("connect.internal.type") != "MapEntry":
             return False
@@ -116,7 +118,7 @@ class Node:
     def arrow(self) -> pa.DataType:
         """The Arrow type that values are read as.
 
-        :raises UnsupportedSchemaError: there is none.
+        :raises UnsupportedSchemaError: no Arrow type fits the schema.
         """
         return self._arrow(())
 
@@ -135,9 +137,9 @@ class Node:
         return _KINDS[node.kind][1]
 
     def wire_type(self) -> WireType:
-        """What values mean.
+        """The meaning of the values in Kafka Connect's terms.
 
-        :raises UnsupportedSchemaError: the type has no column type.
+        :raises UnsupportedSchemaError: no column type fits the schema.
         """
         return self._wire_type(())
 
@@ -176,7 +178,7 @@ class Node:
 
     @property
     def is_empty(self) -> bool:
-        """Values take no bytes."""
+        """Whether values of this type take no bytes."""
         if self.kind == "record":
             return all(child.is_empty for child in self.fields.values())
         return self.kind == "null" or (self.kind == "fixed" and self.size == 0)
@@ -185,8 +187,9 @@ class Node:
 def parse(text: str, references: Iterable[str] = ()) -> Node:
     """The type that a schema describes.
 
-    :param references: schemas whose named types the text uses, each after those that it uses itself.
-    :raises SchemaError: it isn't an Avro schema.
+    :param text: the schema as JSON.
+    :param references: schemas whose named types `text` uses. Each comes after the schemas that it uses itself.
+    :raises SchemaError: the text isn't an Avro schema.
     """
     named: dict[str, Any] = {}
     try:
@@ -207,7 +210,9 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
 
 
 def _without_defaults(schema: Any) -> Any:
-    """Defaults matter to readers of other schemas only, and fastavro refuses some that other libraries let pass."""
+    """The schema without default values. Only readers with another schema need them, and fastavro refuses some defaults
+    that other libraries accept.
+    """
     if isinstance(schema, list):
         return [_without_defaults(item) for item in schema]
     if isinstance(schema, dict):
@@ -232,7 +237,7 @@ def _node(schema: Any, named: Mapping[str, Any], built: dict[str, Node], depth: 
     if not isinstance(kind, str):
         return _node(kind, named, built, depth + 1)
     if kind in ("record", "error"):
-        # known before its fields are, because they may use it
+        # register the record before its fields, because the fields may refer to it
         node = built[schema["name"]] = Node("record", schema)
         node.fields = {one["name"]: _node(one["type"], named, built, depth + 1) for one in schema["fields"]}
     elif kind == "enum":
@@ -250,7 +255,7 @@ def _node(schema: Any, named: Mapping[str, Any], built: dict[str, Node], depth: 
     else:
         return _node(kind, named, built, depth + 1)
     if node.kind == "array" and node.item.is_empty:
-        # a count of them is no sign of how long a message may be
+        # such an array could have any number of elements in a short message
         raise ValueError("an array of values that take no bytes")
     return node
 

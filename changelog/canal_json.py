@@ -1,4 +1,4 @@
-"""Canal's flat messages of MySQL changes: several rows of one table in each.
+"""Canal's flat messages of MySQL changes. Each message has several rows of one table.
 
     {"data": [{"id": "7", "city": "Oslo", "amount": "12.50"}], "old": [{"city": null}], "type": "UPDATE",
      "isDdl": false, "database": "shop", "table": "orders", "es": 1767323045000,
@@ -7,16 +7,18 @@
 | type                          | changelog rows, for each element of `data` |
 |-------------------------------|---|
 | INSERT                        | +I |
-| UPDATE                        | +U; before it -U of the same with the fields of the element of `old`, if it matters |
+| UPDATE                        | +U; before it, if needed, -U of the same row with the old values in `old` |
 | DELETE                        | -D |
 | TRUNCATE                      | a bad record: no key says which rows were removed |
-| other DDL (`isDdl`, CREATE …) | ignored: rows tell of new columns, ERASE (DROP TABLE) leaves the rows |
-| ALTER of partitions           | a bad record if it empties or drops them |
+| other DDL (`isDdl`, CREATE …) | ignored: rows show new columns, and ERASE (DROP TABLE) leaves the rows |
+| ALTER of partitions           | a bad record if it empties or drops partitions |
 
 Values are text as MySQL prints them: `12.50`, `2026-01-02 03:04:05.123456` without a zone, 1 and 0 for booleans and
-bit(1); bytes are text of ISO 8859-1, a character for each. MySQL must log whole rows (`binlog_row_image=FULL`). `old`
-has the changed fields only, and no element for a row without any; where its elements can't be told apart so, and one
-has a key or partition column, the message is a bad record. See `MQMessageUtils.messageConverter` in alibaba/canal.
+bit(1). Bytes are text of ISO 8859-1: each character stands for one byte. MySQL must log whole rows
+(`binlog_row_image=FULL`). An element of `old` has only the changed fields, and a row without changed fields has no
+element. So if `data` and `old` have different lengths, nobody can tell which element belongs to which row. If an
+element then has a key or partition column, the message is a bad record. See `MQMessageUtils.messageConverter` in
+alibaba/canal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,7 +63,7 @@ OPERATIONS = Operations(
 )
 
 MOST_ROWS = 1 << 15
-"""Rows of a message, each of which may give a -U and a +U (`changelog.decoding.CHANGES_PER_RECORD`)."""
+"""A message may have so many rows. Each row may give a -U and a +U (`changelog.decoding.CHANGES_PER_RECORD`)."""
 
 
 class CanalJson:
@@ -93,7 +95,7 @@ class CanalJson:
         message = found.values
         op = text(at_field(message, "type"))
         is_ddl = pc.is_in(text(at_field(message, "isDdl")), value_set=pa.array(["true"]))
-        # DDL of types that we don't know: statements that go to every topic, such as GRANT
+        # DDL of other types: statements that Canal sends to every topic, such as GRANT
         other_ddl = pc.and_(
             is_ddl, pc.invert(pc.is_in(op, value_set=pa.array([*OPERATIONS.kinds, *OPERATIONS.unsupported])))
         )
@@ -115,13 +117,13 @@ class CanalJson:
         yield from self._rows(records, replace(found, record=record.filter(good), values=message.filter(good)))
 
     def _rows(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
-        """Changes of messages that have rows."""
+        """The changes of messages that have rows."""
         op = text(at_field(found.values, "type"))
         data, old = at_field(found.values, "data"), at_field(found.values, "old")
         count = pc.list_value_length(data).to_numpy()
         olds = pc.fill_null(pc.list_value_length(old), 0).to_numpy()
         updates = pc.equal(op, "UPDATE").to_numpy(zero_copy_only=False)
-        # of messages whose rows don't all have an old image, which image is whose?
+        # some rows of these messages have no old image, so we can't tell which image belongs to which row
         uneven = updates & (olds != count) & (olds > 0)
         if uneven.any():
             values = records.column("value").take(found.record)
@@ -160,7 +162,7 @@ class CanalJson:
         )
 
     def _matters(self, old: pa.Array, values: pa.Array) -> npt.NDArray[np.bool_]:
-        """Messages whose old images have a column that removals need."""
+        """Flags the messages whose old images have a column that a -U needs."""
         images, parents = old.flatten(), pc.list_parent_indices(old).to_numpy()
         found = np.zeros(len(old), np.bool_)
         for name in self._kept:
@@ -171,13 +173,15 @@ class CanalJson:
 
 
 def _without(message: pa.StructArray, *names: str) -> pa.StructArray:
-    """Fewer fields: rows that are repeated for each row would be squares."""
+    """The messages without the fields `names`. The caller repeats each message for each of its rows; with the rows in
+    it, the result would grow with the square of their number.
+    """
     fields = [part for part in message.type if part.name not in names]
     return pa.StructArray.from_arrays([at_field(message, part.name) for part in fields], fields=fields)
 
 
 def _without_rows(data: pa.Array) -> pa.Array:
-    """bool; messages without rows, or with null for one."""
+    """Flags the messages that have no rows, or null instead of a row."""
     empty = pc.fill_null(pc.equal(pc.list_value_length(data), 0), True).to_numpy(zero_copy_only=False).copy()
     rows = data.flatten()
     if rows.null_count:
@@ -188,13 +192,13 @@ def _without_rows(data: pa.Array) -> pa.Array:
 def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:
     if is_binary(column) and not pa.types.is_null(values.type):
         decoded, misfits = latin1(text(values))
-        return Wire(decoded, WireType("bytes")), misfits, "has characters that are no bytes"
+        return Wire(decoded, WireType("bytes")), misfits, "has characters that are not bytes"
     return Wire(values), None, ""
 
 
 def latin1(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The bytes that ISO 8859-1 characters stand for, and a mask of texts with other characters (null in
-    the result).
+    """The bytes that ISO 8859-1 characters stand for, and a mask of the texts with other characters. These are null in
+    the result.
     """
     binary = texts.cast(pa.binary())
     _, offsets, data = binary.buffers()
@@ -202,7 +206,7 @@ def latin1(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
     octets = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
     bounds = bounds - bounds[0]
     follows = (octets & 0xC0) == 0x80
-    # two octets, of which the first has the two high bits
+    # a character of two octets: the first octet has the two high bits
     second = octets[follows] & 0x3F | (np.roll(octets, 1)[follows] & 0x03) << 6
     kept = octets.copy()
     kept[follows] = second

@@ -1,5 +1,4 @@
-"""JSON as Kafka Connect's `JsonConverter` writes it with `schemas.enable`: an envelope with the schema, and the
-payload.
+"""JSON as Kafka Connect's `JsonConverter` writes it with `schemas.enable`: an envelope with the schema and the payload.
 
 {"schema": {"type": "struct", "fields": [{"type": "int64", "optional": false, "field": "id"}, …]}, "payload": {"id": 1,
 …}}
@@ -17,16 +16,19 @@ from changelog.changes import WireType
 from changelog.json_records import compact, parse
 
 PAYLOAD = b',"payload":'
-"""What is between schema and payload as the converter writes them."""
+"""The bytes that the converter writes between schema and payload."""
 
 Rows = npt.NDArray[np.int64]
 
 
 def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]:
-    """Values grouped by their schema's text (empty: they have none), without the envelope: the schema, rows (None:
-    all), values.
+    """Group values by the text of their schema, and remove the envelope.
 
-    Kafka Connect spells a schema alike each time, and puts it first: only distinct beginnings are parsed.
+    Kafka Connect always spells a schema in the same way and writes it first. So only distinct beginnings are parsed.
+
+    :param values: binary, without nulls.
+    :return: for each group the schema as JSON (empty if the values have no schema), the row numbers (None means all
+        rows), and the payloads.
     """
     if _have_no_envelope(values):
         yield b"", None, values
@@ -68,19 +70,20 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]
 
 
 def _have_no_envelope(values: pa.Array) -> bool:
-    """A quick look: no value begins with a field that may be one of the envelope's."""
+    """A quick check: no value begins with a field that may belong to an envelope."""
     objects = pc.all(pc.starts_with(values, '{"')).as_py()
     return objects and not any(pc.any(pc.starts_with(values, f'{{"{letter}')).as_py() for letter in "sp")
 
 
 class MalformedSchemaError(ValueError):
-    """An envelope's schema is none of Kafka Connect's."""
+    """An envelope's schema is not a schema of Kafka Connect."""
 
 
 def wire_type(schema: Any) -> WireType:
-    """A schema, as the converter writes it.
+    """The type that a schema describes.
 
-    :raises MalformedSchemaError: it is none.
+    :param schema: the parsed JSON of the schema, as the converter writes it.
+    :raises MalformedSchemaError: this is not a schema.
     """
     if not isinstance(schema, dict) or not isinstance(schema.get("type"), str):
         raise MalformedSchemaError("the schema in the envelope has a part without a type")
@@ -94,7 +97,7 @@ def wire_type(schema: Any) -> WireType:
         children = {name: wire_type(part) for name, part in fields(schema).items()}
     name, parameters = schema.get("name"), schema.get("parameters") or {}
     if not isinstance(name, str | None) or not isinstance(parameters, dict):
-        raise MalformedSchemaError("the schema in the envelope has a name or parameters that are none")
+        raise MalformedSchemaError("the schema in the envelope has a malformed name or malformed parameters")
     texts = {name: str(value) for name, value in parameters.items()}
     return WireType(kind, name, texts, children, schema.get("optional") is not False)
 
@@ -102,7 +105,7 @@ def wire_type(schema: Any) -> WireType:
 def fields(schema: Any) -> dict[str, Any]:
     """The fields of a struct's schema, by name.
 
-    :raises MalformedSchemaError: it has none.
+    :raises MalformedSchemaError: the schema has no list of fields, or a field has no name.
     """
     parts = schema.get("fields") if isinstance(schema, dict) else None
     if not isinstance(parts, list):
@@ -114,7 +117,7 @@ def fields(schema: Any) -> dict[str, Any]:
 
 
 def _schema(text: bytes) -> bytes:
-    """The schema in `{"schema": …}` as compact JSON, or nothing if there is none."""
+    """The schema in `{"schema": …}` as compact JSON. Empty if there is no schema with fields."""
     try:
         document = parse(text)
     except (ValueError, RecursionError):
@@ -124,7 +127,7 @@ def _schema(text: bytes) -> bytes:
 
 
 def _opened(text: bytes) -> tuple[bytes, bytes]:
-    """Schema and payload of a message that is spelled unusually; no schema if it has no envelope."""
+    """Schema and payload of a message with an unusual spelling. The schema is empty if the message has no envelope."""
     try:
         document = parse(text)
     except (ValueError, RecursionError):

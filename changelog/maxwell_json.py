@@ -7,14 +7,14 @@
 | type                                | changelog rows |
 |-------------------------------------|---|
 | insert, bootstrap-insert            | +I of `data` (bootstrap-insert is a snapshot read of the source) |
-| update                              | +U of `data`; before it -U of `data` with the fields of `old`, if it matters |
+| update                              | +U of `data`; before it, if needed, -U of `data` with the old values of `old` |
 | delete                              | -D of `data` |
 | bootstrap-start, bootstrap-complete | ignored |
-| table-create, table-alter, …        | ignored, but a bad record if it empties or drops partitions |
+| table-create, table-alter, …        | ignored; a bad record if it empties or drops partitions |
 | table-drop, database-drop           | ignored: the rows stay |
 
-`old` has the changed fields only. Bytes are base64, booleans 1 and 0, dates and times text as MySQL prints them. A
-missing field is null (`output_nulls=false`). Maxwell never sends TRUNCATE. See maxwells-daemon.io/dataformat.
+`old` has only the changed fields. Bytes are base64, booleans are 1 and 0, dates and times are text as MySQL prints
+them. A missing field is null (`output_nulls=false`). Maxwell never sends TRUNCATE. See maxwells-daemon.io/dataformat.
 """
 
 from collections.abc import Iterator, Mapping

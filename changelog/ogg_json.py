@@ -6,13 +6,13 @@
 | op_type | changelog rows |
 |---------|---|
 | I       | +I of `after` |
-| U       | +U of `after`; before it -U of `before`, if there is one and it matters (changelog mode, another key) |
-| D       | -D of `before`, of which only the key is relied upon |
+| U       | +U of `after`; before it -U of `before`, if it exists and is needed (changelog mode, another key) |
+| D       | -D of `before`; only its key is used |
 | T       | a bad record: a TRUNCATE removes rows that no key names |
 
-By default GoldenGate sends of an updated row the key and what changed. Such a message is a bad record: use
-NOCOMPRESSUPDATES, or its kin in the extract. With `missing.columns: null` a missing field is null: for
-`omitNullColumnValues`, or after a column was dropped at the source. Bytes are base64. `op_ts` is taken for UTC. See
+By default GoldenGate sends only the key and the changed fields of an updated row. Such a message is a bad record: use
+NOCOMPRESSUPDATES or a similar setting in the extract. With `missing.columns: null`, a missing field is null. Set this
+for `omitNullColumnValues`, or after a column was dropped at the source. Bytes are base64. `op_ts` is read as UTC. See
 "Using the JSON Formatter" in Oracle GoldenGate for Big Data.
 """
 
@@ -103,7 +103,7 @@ class OggJson:
         yield from self._images.changes(rows)
 
     def _without_compressed(self, records: pa.RecordBatch, rows: Rows) -> Generator[Rejected, None, Rows]:
-        """Reject updates that don't have all columns; returns the other rows."""
+        """Reject the updates that don't have all columns, and return the other rows."""
         updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
         values = records.column("value").take(rows.record)
         rest = pa.repeat(True, len(rows.op))

@@ -1,10 +1,10 @@
-"""Which format some messages have: by what they look like, and nothing else.
+"""Recognizes the format of messages, only by their content.
 
     {"before": null, "after": {"id": 7}, "op": "c", …}                     debezium-json
     {"id": 7, "customer": "Ada", "__deleted": "false"}                     debezium-json, flattened
     00 00000009 …, and schema 9 of the registry has op, before and after   debezium-avro
 
-Meant for a sample of some hundred messages: they are looked at one by one.
+Callers pass a sample of some hundred messages, since this module looks at messages one by one.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from changelog.schema_registry import HEADER_BYTES, Schemas
 Options = tuple[tuple[str, str | tuple[str, ...]], ...]
 """`format_options`, sorted by name."""
 Record = tuple[bytes | None, bytes | None]
-"""Key and value of a message, or nothing and a line of a file."""
+"""Key and value of a message, or None and a line of a file."""
 
 FLATTENED: Options = (("flattened", "true"),)
 
@@ -28,13 +28,13 @@ _CONNECT_KEYS = (
     '["', "connector-", "task-", "tasks-fencing-", "commit-", "target-state-", "session-key", "status-connector-",
     "status-task-", "status-topic-", "restart-connector-", "logger-cluster-",
 )  # fmt: skip
-"""What keys in the topics begin with in which Kafka Connect keeps its configuration, offsets and status."""
+"""Keys begin with these texts in the topics where Kafka Connect stores its configuration, offsets and status."""
 
 _KIND_COLUMNS = (
     "row_kind", "op", "_op", "__op", "operation", "_operation", "kind", "_kind", "rowkind", "change_type",
     "_change_type", "cdc_operation", "dml_type",
 )  # fmt: skip
-"""Names under which rows carry their kind, in lower case."""
+"""Usual names of the field that has a row's kind, in lower case."""
 _OWN_KINDS = {"+I", "-U", "+U", "-D", "INSERT", "UPDATE_BEFORE", "UPDATE_AFTER", "DELETE"}
 _KINDS: Sequence[Mapping[str, tuple[str, ...]]] = (
     {"insert": ("I",), "update": ("U",), "delete": ("D",)},
@@ -50,16 +50,20 @@ _KINDS: Sequence[Mapping[str, tuple[str, ...]]] = (
         "delete": ("delete",),
     },
 )
-"""Other spellings of kinds, each as `format_options` of `row-kind`; the last are those of Delta's change data feed."""
+"""Other spellings of kinds, each as `format_options` of `row-kind`. The last is the spelling of Delta's change data
+feed.
+"""
 
 
 @dataclass(frozen=True)
 class Recognized:
-    """:param format: a name of `changelog.formats`.
-    :param options: its `format_options`, without the registry's.
-    :param has_schema: the messages' schema says which columns there are, and their types.
-    :param key: names of the key's fields; empty if the messages don't say.
-    :param note: what is worth saying about it.
+    """The format of messages.
+
+    :param format: a name of `changelog.formats`.
+    :param options: the format's `format_options`, without those of the registry.
+    :param has_schema: the messages' schema has the columns and their types.
+    :param key: names of the key's fields; empty if the messages don't state the key.
+    :param note: a remark for people.
     """
 
     format: str
@@ -71,9 +75,11 @@ class Recognized:
 
 @dataclass(frozen=True)
 class Unrecognized:
-    """:param reason: why, for people.
-    :param internal: the messages are a program's own, and no changes of tables.
-    :param needs_registry: it would be known with a schema registry, or with another one.
+    """The messages have no known format.
+
+    :param reason: why the format is unknown, for people.
+    :param internal: the messages are internal messages of a program, not changes of tables.
+    :param needs_registry: a schema registry, or another schema registry, is needed to recognize the format.
     """
 
     reason: str
@@ -82,13 +88,14 @@ class Unrecognized:
 
 
 _IGNORED = Unrecognized("no message is about a row")
-"""Messages that say nothing about the format of others."""
+"""The result for messages that don't tell the format of other messages."""
 
 
 def recognize(records: Iterable[Record], schemas: Schemas | None = None) -> Recognized | Unrecognized:
-    """What most of the messages are.
+    """The format that most of the messages have.
 
-    :param schemas: where to look up Avro schemas; None if there is no registry.
+    :param records: keys and values of messages.
+    :param schemas: the source of Avro schemas; None if there is no registry.
     :raises RegistryError: the registry doesn't answer.
     """
     found: Counter[Recognized | Unrecognized] = Counter()
@@ -109,7 +116,7 @@ def recognize(records: Iterable[Record], schemas: Schemas | None = None) -> Reco
         return most
     notes = [most.note] if most.note else []
     if count < total:
-        notes.append(f"of {total} messages that were looked at, {total - count} look otherwise")
+        notes.append(f"{total - count} of the {total} messages that were read have another format")
     ((names, _),) = keys.most_common(1)
     if len(keys) > 1:
         notes.append("the messages have several keys: " + " and ".join(", ".join(each) or "none" for each in keys))
@@ -117,9 +124,9 @@ def recognize(records: Iterable[Record], schemas: Schemas | None = None) -> Reco
 
 
 def kind_options(columns: Mapping[str, Iterable[object]]) -> Options | None:
-    """`format_options` of `row-kind` for rows with these columns; None if none of them has a row's kind.
+    """The `format_options` of `row-kind` for rows with these columns; None if no column has the row's kind.
 
-    :param columns: name -> values that occur.
+    :param columns: name of a column -> values that occur in it.
     """
     for name in sorted(columns, key=lambda name: (name != "row_kind", name)):
         values = set(columns[name]) - {None}
@@ -138,9 +145,8 @@ def kind_options(columns: Mapping[str, Iterable[object]]) -> Options | None:
 
 
 def json_rows(format_name: str, values: Iterable[bytes | None]) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """The rows in JSON messages of a format, and whether each is a new one. What can't be read is left out.
-
-    The row of an update is as it is after it.
+    """The rows in JSON messages of a format: a flag that says whether the row is an insert, and the row. Messages that
+    can't be read are left out. For an update, the row is the row after the update.
     """
     for value in values:
         try:
@@ -168,9 +174,9 @@ def json_rows(format_name: str, values: Iterable[bytes | None]) -> Iterator[tupl
 
 
 def _avro(value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
-    """A value in Confluent's wire format."""
+    """Recognize a value in Confluent's wire format."""
     if len(value) < HEADER_BYTES:
-        return Unrecognized("the messages are no JSON, and nothing else that is known")
+        return Unrecognized("the messages are not JSON and have no other known format")
     if schemas is None:
         return Unrecognized("the messages refer to schemas of a registry, as Avro does", needs_registry=True)
     number = int.from_bytes(value[1:HEADER_BYTES], "big")
@@ -179,7 +185,7 @@ def _avro(value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
     except SchemaError as error:
         return Unrecognized(str(error), needs_registry=True)
     if schema.kind != "record":
-        return Unrecognized(f"the messages are Avro of type {schema.kind}, and no records")
+        return Unrecognized(f"the messages are Avro of type {schema.kind}, not records")
     if "op" in schema.fields and {"before", "after"} & schema.fields.keys():
         return Recognized("debezium-avro", has_schema=True)
     internal = _internal(schema.fields)
@@ -187,7 +193,7 @@ def _avro(value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
         return internal
     if {"__op", "__deleted"} & schema.fields.keys():
         return Recognized("debezium-avro", FLATTENED, has_schema=True)
-    note = "rows without their kind: each is what its key has from then on, and a tombstone deletes"
+    note = "rows without a kind: each message is the new row of its key, and a tombstone deletes the row"
     return Recognized("avro", has_schema=True, note=note)
 
 
@@ -198,14 +204,14 @@ def _json(key: bytes | None, value: bytes, schemas: Schemas | None) -> Recognize
     try:
         document = parse(value)
     except (ValueError, RecursionError):
-        return Unrecognized("the messages are no JSON, and nothing else that is known")
+        return Unrecognized("the messages are not JSON and have no other known format")
     if not isinstance(document, dict):
-        return Unrecognized("the messages are JSON, but no objects")
+        return Unrecognized("the messages are JSON, but not objects")
     enveloped = set(document) == {"schema", "payload"}
     has_schema = enveloped and isinstance(document["schema"], dict)
     row = document["payload"] if enveloped else document
     if not isinstance(row, dict):
-        return _IGNORED if row is None else Unrecognized("the messages are JSON, but no objects")
+        return _IGNORED if row is None else Unrecognized("the messages are JSON, but not objects")
     known = _message(row, has_schema) or _internal(row)
     if known is not None:
         return known
@@ -216,13 +222,13 @@ def _json(key: bytes | None, value: bytes, schemas: Schemas | None) -> Recognize
         return Recognized("row-kind", kinds)
     names = _fields(key, schemas)
     if names and set(names) <= row.keys():
-        note = "rows without their kind: each is what its key has from then on, and a tombstone deletes"
+        note = "rows without a kind: each message is the new row of its key, and a tombstone deletes the row"
         return Recognized("debezium-json", FLATTENED, has_schema, note=note)
-    return Unrecognized(f"JSON objects that are no changes of rows, with the fields {', '.join([*row][:8])}")
+    return Unrecognized(f"JSON objects that are not changes of rows, with the fields {', '.join([*row][:8])}")
 
 
 def _message(row: Mapping[str, Any], has_schema: bool) -> Recognized | Unrecognized | None:
-    """Messages of programs that say of each change what it is."""
+    """Recognize messages that state the kind of each change. None if the message isn't one of them."""
     kind = row.get("type")
     if "op" in row and ({"before", "after"} & row.keys() or row["op"] == "t"):
         return Recognized("debezium-json", has_schema=has_schema)
@@ -241,7 +247,7 @@ def _message(row: Mapping[str, Any], has_schema: bool) -> Recognized | Unrecogni
 
 
 def _internal(row: Mapping[str, Any]) -> Unrecognized | None:
-    """What Debezium has besides changes of tables."""
+    """Recognize Debezium's messages that aren't changes of tables. None if the message isn't one of them."""
     if {"status", "id", "event_count"} <= row.keys() or ("status" in row and "data_collections" in row):
         return Unrecognized("the beginnings and ends of transactions, from Debezium", internal=True)
     if {"ddl", "databaseName"} <= row.keys() or {"ddl", "tableChanges"} <= row.keys():
@@ -254,14 +260,14 @@ def _internal(row: Mapping[str, Any]) -> Unrecognized | None:
 def _internal_key(key: bytes | None) -> Unrecognized | None:
     text = (key or b"").decode(errors="replace")
     if text.startswith(_CONNECT_KEYS):
-        return Unrecognized("Kafka Connect's own", internal=True)
+        return Unrecognized("internal messages of Kafka Connect", internal=True)
     if text.startswith("{") and '"keytype"' in text and '"magic"' in text:
-        return Unrecognized("the schema registry's own", internal=True)
+        return Unrecognized("internal messages of the schema registry", internal=True)
     return None
 
 
 def _fields(key: bytes | None, schemas: Schemas | None) -> tuple[str, ...]:
-    """The fields of a message's key; none if it has no fields."""
+    """The fields of a message's key; empty if the key has no fields."""
     if key is None:
         return ()
     if key[:1] == b"\0" and schemas is not None and len(key) >= HEADER_BYTES:

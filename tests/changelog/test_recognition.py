@@ -1,4 +1,4 @@
-"""Messages of every format are recognized as what they are, and a program's own topics as none of them."""
+"""Messages of every format are recognized, and internal topics of programs are not."""
 
 import json
 from typing import Any
@@ -84,14 +84,14 @@ def test_each_format(message: tuple[Any, ...], format_: str, options: Any, key: 
 @pytest.mark.parametrize(
     ("records", "text"),
     [
-        ([record({"properties": {}}, None)], "no changes of rows, with the fields properties"),
+        ([record({"properties": {}}, None)], "not changes of rows, with the fields properties"),
         ([(b"connector-orders", b'{"properties": {}}')], "Kafka Connect"),
         ([(b'["orders",{"server":"pg"}]', b'{"lsn": 1}')], "Kafka Connect"),
         ([(b'{"keytype":"SCHEMA","subject":"x","magic":1}', b"{}")], "registry"),
         ([record({"source": {}, "databaseName": "shop", "ddl": "CREATE TABLE x"})], "schema history"),
         ([record({"ts_ms": 1}, {"serverName": "pg"})], "heartbeats"),
-        ([(None, b"\xff\x00")], "no JSON"),
-        ([record([1])], "no objects"),
+        ([(None, b"\xff\x00")], "not JSON"),
+        ([record([1])], "not objects"),
         ([(b"1", None)], "no message is about a row"),
         ([record(MAXWELL | {"type": "bootstrap-start", "data": {}})], "no message is about a row"),
     ],
@@ -105,7 +105,7 @@ def test_what_is_no_changelog(records: Any, text: str) -> None:
 def test_what_most_messages_are_counts() -> None:
     found = recognize([record(ROW | {"row_kind": "+I"}, {"id": n}) for n in range(3)] + [record([1])])
     assert isinstance(found, Recognized)
-    assert (found.format, found.note) == ("row-kind", "of 4 messages that were looked at, 1 look otherwise")
+    assert (found.format, found.note) == ("row-kind", "1 of the 4 messages that were read have another format")
 
 
 def test_kinds_of_rows_by_their_column() -> None:

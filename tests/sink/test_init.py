@@ -171,7 +171,7 @@ def test_avro(
 def test_a_broker_that_has_nothing_for_us(kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "sink.yaml"
     for topics, code, text in (
-        ("metrics", 2, "JSON objects that are no changes of rows, with the fields cpu"),
+        ("metrics", 2, "JSON objects that are not changes of rows, with the fields cpu"),
         ("shop.public.later", 2, "no topic has a message yet"),
         ("nothing", 2, "matches 'nothing'; there are avro."),
         ("(", 2, "is no regular expression"),
