@@ -75,6 +75,7 @@ class Archive:
         size = path.stat().st_size
         os.replace(path, self.path)
         cache.write(self._size, str(size))
+        self._refused.unlink(missing_ok=True)
 
     def refuse(self) -> None:
         cache.write(self._refused, "")
@@ -206,7 +207,11 @@ def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
             raise TemporaryError(f"{folder} has {free:,} bytes free; the archive needs {_SPACE:,}. Make room there.")
         with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as partial:
             path = Path(partial, "classes.jsa")
-            yield path
+            try:
+                yield path
+            except Exception:
+                archive.refuse()  # or each run would try again, and fail, for half a minute
+                raise
             if not path.exists():
                 archive.refuse()
                 raise RowdeltaError("this JVM made no archive of its classes. Spark starts without it, as before.")

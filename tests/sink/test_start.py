@@ -379,3 +379,11 @@ def test_a_start_takes_its_classes_from_the_archive(tmp_path: Path) -> None:
     for name in ("org.apache.spark.SparkContext ", "org.apache.iceberg.BaseRowDelta "):
         (line,) = [line for line in loaded if name in line]
         assert line.endswith("source: shared objects file (top)")
+
+
+def test_an_archive_that_could_not_be_made_is_not_tried_again_after_each_run(own_cache: Path) -> None:
+    own_cache.mkdir(parents=True)
+    found = archive.Archive(own_cache / "x.jsa")
+    with pytest.raises(ValueError, match="training"), archive.making(found, wait=False):
+        raise ValueError("training")
+    assert not found.is_wanted
