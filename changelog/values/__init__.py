@@ -1,8 +1,7 @@
-"""Values as messages spell them, to a table's types: exactly, or not at all. `docs/types.md` has the rule for each
-type.
+"""Converts values of messages to a table's types: exactly, or not at all. `docs/types.md` has the rule for each type.
 
     conversion   `convert`: which rule applies, by target type and logical type
-    schemas      `json_candidates`, `spark_type`: which types to read with, and to make columns of
+    schemas      `json_candidates`, `spark_type`: which types to read values as, and which types columns get
     logical      names of logical types, and what they mean
     times        dates, times and timestamps
     decimals     decimals in every encoding
@@ -11,8 +10,9 @@ type.
     nested       lists, maps and structs of the above, also out of JSON text
     arrays       Arrow arrays from and to buffers
 
-Below `convert`, a conversion is a function from an array to one as long, which has nulls where the input has, and where
-a value doesn't fit. So "misfit" and "null although the input isn't" are one thing by construction.
+Each conversion below `convert` is a function from an array to an array of the same length. The result is null where the
+input is null, and where a value doesn't fit. So a value that doesn't fit is always one that is null in the result and
+not null in the input.
 """
 
 from changelog.values.conversion import convert

@@ -1,4 +1,4 @@
-"""Arrow arrays to numpy and back, without copies where there need be none."""
+"""Converts Arrow arrays to numpy and back, without needless copies."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def flags(values: pa.Array) -> Flags:
 
 
 def present(values: pa.Array) -> Flags:
-    """True where a value is."""
+    """True where a value isn't null."""
     return np.ones(len(values), np.bool_) if values.null_count == 0 else flags(values.is_valid())
 
 
@@ -30,12 +30,14 @@ def bitmap(valid: Flags) -> pa.Buffer | None:
 
 
 def only(values: pa.Array, fits: pa.Array | Flags) -> pa.Array:
-    """`values`, null where `fits` isn't true."""
+    """`values`, with null where `fits` isn't true."""
     return pc.if_else(fits if isinstance(fits, pa.Array) else pa.array(fits), values, pa.scalar(None, values.type))
 
 
 def pieces(values: pa.Array) -> tuple[Bytes, Longs]:
-    """The bytes of string or binary values, and the n+1 offsets at which they begin. A null has no bytes."""
+    """The bytes of n string or binary values, and the n + 1 offsets at which they begin and end. A null has no
+    bytes.
+    """
     large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
     if values.null_count:
         values = pc.fill_null(values, b"" if pa.types.is_binary(values.type) else "")
@@ -49,7 +51,10 @@ def pieces(values: pa.Array) -> tuple[Bytes, Longs]:
 
 
 def binary(data: Bytes, lengths: Longs, valid: Flags) -> pa.Array:
-    """A binary array of consecutive pieces of `data`. Pieces that aren't valid should have length 0."""
+    """A binary array of consecutive pieces of `data`. The caller should give pieces that aren't valid the length 0.
+
+    :raises OverflowError: the pieces have 2 GiB or more.
+    """
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     if offsets[-1] >= 2**31:
@@ -59,7 +64,7 @@ def binary(data: Bytes, lengths: Longs, valid: Flags) -> pa.Array:
 
 
 def merged(parts: list[pa.Array], target: pa.DataType, length: int) -> pa.Array:
-    """The first value that is there, row by row."""
+    """For each row, the first value of `parts` that isn't null."""
     parts = [part for part in parts if part.null_count < len(part)]
     if not parts:
         return pa.nulls(length, target)

@@ -1,4 +1,4 @@
-"""Which rule converts a value: by the target type first, then by what the message says of the value."""
+"""Chooses the rule that converts a value: first by the target type, then by what the message says about the value."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,13 +9,13 @@ from changelog.values.arrays import merged, only, present
 
 
 def convert(wire: Wire, target: pa.DataType, is_uuid: bool = False) -> tuple[pa.Array, pa.Array | None]:
-    """`wire`'s values as `target`, and a mask of those that are there but don't fit (null in the result); None if all
-    do.
-
-    Nothing is rounded, truncated or wrapped around.
+    """Convert `wire`'s values to the type `target`. No value is rounded, truncated or wrapped around.
 
     :param target: the Arrow type of a Spark column: bool, int8 to int64, float, double, decimal128, string, binary,
         date32, timestamp[us, UTC], timestamp[us], or a list, map or struct of these.
+    :param is_uuid: the column is a UUID, and `target` is binary.
+    :return: the converted values, and a mask of the values that don't fit (they are null in the result). The mask is
+        None if all values fit.
     """
     result = _converted(wire.values, wire.type, target, is_uuid)
     if result.null_count == wire.values.null_count:
@@ -71,7 +71,7 @@ def _nested(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.Array:
 
 
 def _names(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Names with commas between them, or a JSON array of names."""
+    """Lists of names from texts: names with commas between them, or a JSON array of names."""
     arrays = pc.starts_with(values, "[")
     names = pc.split_pattern(only(values, pc.and_not(pc.not_equal(values, ""), arrays)), ",")
     none = only(pa.array([[]] * len(values), names.type), pc.equal(values, ""))
@@ -94,7 +94,9 @@ def _bytes(values: pa.Array, wire: WireType) -> pa.Array:
 
 
 def _is_encoded_decimal(values: pa.Array, wire: WireType) -> bool:
-    """Bytes, in JSON base64, or a struct; rather than a number or a number's text."""
+    """Whether the values are decimals that are encoded as bytes, base64 text or a struct, not as a number or its
+    text.
+    """
     dtype = values.type
     if wire.name not in (logical.DECIMAL, logical.VARIABLE_SCALE_DECIMAL):
         return False
@@ -118,7 +120,7 @@ def _decimals(values: pa.Array, wire: WireType, target: pa.Decimal128Type) -> pa
     if pa.types.is_integer(dtype):
         return decimals.from_integers(values, target)
     if pa.types.is_floating(dtype):
-        # a float stands for the shortest decimal that names it
+        # a float means the shortest decimal number that is read as this float
         return decimals.from_text(numerals.float_text(values), target)
     return pa.nulls(len(values), target)
 
@@ -130,7 +132,7 @@ def _decimal_text(values: pa.Array, wire: WireType) -> pa.Array:
 
 
 def _text(values: pa.Array, wire: WireType, zoned: bool) -> pa.Array:
-    """Text as it is; everything else in the spelling that can be read again."""
+    """Values as text. Text stays as it is; other values get a spelling that can be read again."""
     dtype = values.type
     if _is_encoded_decimal(values, wire):
         return _decimal_text(values, wire)

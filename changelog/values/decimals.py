@@ -1,5 +1,5 @@
-"""Decimals in every encoding: bytes of an unscaled integer, base64 of these, a struct with its own scale, text,
-numbers.
+"""Decimals in every encoding: bytes of an unscaled integer, base64 of such bytes, a struct with its own scale, text,
+and numbers.
 """
 
 import json
@@ -19,11 +19,11 @@ from changelog.values.encoded import from_base64
 _EXACT = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact, InvalidOperation])
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _LONGEST = 1_000_000
-"""Characters of a number; more are a misfit rather than minutes of work."""
+"""A number may have so many characters. A longer text counts as a misfit, since reading it could take minutes."""
 
 
 def scale_of(wire: WireType) -> int | None:
-    """Digits after the point of Kafka Connect's Decimal; None if its schema doesn't say, which it must."""
+    """Digits after the point of Kafka Connect's Decimal. None if the schema lacks the scale, which it must have."""
     return integer_of(wire, "scale")
 
 
@@ -33,13 +33,15 @@ def integer_of(wire: WireType, parameter: str) -> int | None:
 
 
 def number(text: str) -> Decimal | None:
-    """The number that a text is, blanks around it aside, or None."""
+    """The number that a text spells, or None. Blanks around the number are ignored."""
     text = text.strip(" \t\r\n")
     return Decimal(text) if len(text) <= _LONGEST and _NUMBER.fullmatch(text) else None
 
 
 def exact(value: Decimal | None, precision: int, scale: int) -> Decimal | None:
-    """`value` with `scale` digits after the point, if it has no others and no more than `precision` in all."""
+    """`value` with `scale` digits after the point. None if it needs more digits after the point, or more than
+    `precision` digits in all.
+    """
     if value is None or not value.is_finite():
         return None
     if not value:
@@ -53,20 +55,20 @@ def exact(value: Decimal | None, precision: int, scale: int) -> Decimal | None:
 
 
 def plain(value: Decimal | None) -> str | None:
-    """Digits and a point, without an exponent; None for numbers with thousands of zeros."""
+    """The number as digits and a point, without an exponent. None for numbers with more than 10,000 zeros."""
     exponent = None if value is None else value.as_tuple().exponent
     return f"{value:f}" if isinstance(exponent, int) and abs(exponent) <= 10_000 else None
 
 
 def each(values: pa.Array, target: pa.DataType, convert: Callable[[Any], Any]) -> pa.Array:
-    """One by one, for the rare odd values."""
+    """Convert values one by one, for rare spellings."""
     return pa.array([None if value is None else convert(value) for value in values.to_pylist()], target)
 
 
 def split(
     values: pa.Array, usual: pa.Array, fast: Callable[[pa.Array], pa.Array], slow: Callable[[pa.Array], pa.Array]
 ) -> pa.Array:
-    """`fast` for the usual values, `slow` for the others."""
+    """Convert the values where `usual` is true by `fast`, and the other values by `slow`."""
     unusual = pc.invert(usual)
     if not pc.any(unusual).as_py():
         return fast(values)
@@ -75,11 +77,11 @@ def split(
 
 
 def from_text(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
-    """Text of numbers, also with an exponent, to decimals."""
+    """Texts of numbers as decimals. The texts may have an exponent."""
     if pa.types.is_large_string(values.type):
         values = values.cast(pa.string())
     whole, spare = target.precision - target.scale, 38 - target.precision
-    # no more than 38 digits: past these, Arrow's own cast of text wraps around
+    # at most 38 digits: with more digits, Arrow's own cast of text wraps around
     digits = f"[0-9]{{1,{whole}}}" if whole else "0"
     usual = pc.match_substring_regex(values, rf"^-?{digits}(\.[0-9]{{0,{target.scale}}}0{{0,{spare}}})?$")
 
@@ -90,14 +92,14 @@ def from_text(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
 
 
 def from_decimals(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
-    """Decimals to another precision and scale."""
+    """Decimals in another precision and scale."""
     if values.type == target:
         return values
     more = target.scale - values.type.scale
     try:
         if more > 0:
-            # Arrow's own cast wraps around where the wider scale needs more than 128 bits, so the room is made sure of
-            # before
+            # Arrow's own cast wraps around if the wider scale needs more than 128 bits. So first cast to a precision
+            # that leaves enough room.
             narrow = pa.decimal128 if pa.types.is_decimal128(values.type) else pa.decimal256
             if target.precision <= more:
                 raise pa.ArrowInvalid("all digits before the point are too many")
@@ -108,14 +110,14 @@ def from_decimals(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
 
 
 def from_integers(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
-    if target.scale > 18:  # 20 digits of a uint64 besides
+    if target.scale > 18:  # a uint64 has 20 digits, and a decimal128 at most 38
         return from_text(pc.cast(values, pa.string()), target)
     return from_decimals(pc.cast(values, pa.decimal128(20 + target.scale, target.scale)), target)
 
 
 def unscaled(values: pa.Array, scale: int) -> pa.Array:
-    """Big-endian two's complement integers (`java.math.BigInteger.toByteArray`) to decimal128(38, scale), null past 38
-    digits.
+    """Big-endian two's complement integers (`java.math.BigInteger.toByteArray`) as decimal128(38, scale). Null if an
+    integer has more than 38 digits.
 
     :param values: binary.
     """
@@ -144,7 +146,7 @@ def unscaled(values: pa.Array, scale: int) -> pa.Array:
 
 
 def _of_38_digits(numbers: Any) -> Flags:
-    """Whether 16 bytes, least significant first, are an integer of at most 38 digits."""
+    """Flags the integers of at most 38 digits. `numbers` has 16 bytes for each, the least significant byte first."""
     halves = numbers.view("<u8").reshape(-1, 2)
     low, high = halves[:, 0], halves[:, 1].view("<i8")
     top, rest = divmod(10**38 - 1, 2**64)
@@ -155,9 +157,9 @@ def _of_38_digits(numbers: Any) -> Flags:
 
 
 def from_bytes(values: pa.Array, scale: int | None, target: pa.Decimal128Type) -> pa.Array:
-    """Kafka Connect's Decimal.
+    """Kafka Connect's Decimal as decimals.
 
-    :param values: binary, or string: base64.
+    :param values: binary, or string with base64.
     """
 
     def slow(raw: bytes) -> Decimal | None:
@@ -170,7 +172,7 @@ def from_bytes(values: pa.Array, scale: int | None, target: pa.Decimal128Type) -
 
 
 def bytes_as_text(values: pa.Array, scale: int | None) -> pa.Array:
-    """Kafka Connect's Decimal to text, of any number of digits."""
+    """Kafka Connect's Decimal as text, with any number of digits."""
 
     def slow(raw: bytes) -> str | None:
         return plain(_shifted(raw, scale))
@@ -186,9 +188,10 @@ def _from_bytes(
     slow: Callable[[bytes], Any],
     of_objects: Callable[[pa.Array, pa.DataType], pa.Array],
 ) -> pa.Array:
-    """`fast` for integers of up to 38 digits, `slow` for longer ones.
+    """Convert integers of up to 38 digits by `fast`, and longer integers by `slow`.
 
-    :param of_objects: for JSON texts of objects: a VariableScaleDecimal where no schema says so.
+    :param of_objects: converts JSON texts of objects. Such a text is a VariableScaleDecimal in a message without a
+        schema.
     """
     is_text = pa.types.is_string(values.type)
     decoded = from_base64(values) if is_text else values.cast(pa.binary())
@@ -222,9 +225,9 @@ def as_text(values: pa.Array) -> pa.Array:
 
 
 def variable(values: pa.Array, target: pa.Decimal128Type) -> pa.Array:
-    """Debezium's VariableScaleDecimal to decimals.
+    """Debezium's VariableScaleDecimal as decimals.
 
-    :param values: struct of `scale` and `value`, or string: JSON text of such, or of a number.
+    :param values: a struct of `scale` and `value`, or a string with the JSON text of such a struct.
     """
     return _variable(values, target, lambda part, scale: from_bytes(part, scale, target))
 
@@ -259,7 +262,7 @@ def _variable(values: pa.Array, target: pa.DataType, convert: Callable[[pa.Array
 
 
 def _objects(values: pa.Array) -> pa.Array:
-    """JSON texts of VariableScaleDecimals as structs; null if they aren't."""
+    """JSON texts of VariableScaleDecimals as structs. Null where a text isn't one."""
 
     def parse(text: str) -> dict[str, Any] | None:
         try:

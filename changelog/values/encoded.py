@@ -1,4 +1,4 @@
-"""Bytes that are spelled as text: base64 (Kafka Connect's JSON), UUIDs, and geometries around them."""
+"""Bytes that are spelled as text: base64 (Kafka Connect's JSON), UUIDs, and geometries with base64 inside."""
 
 import base64
 import json
@@ -28,9 +28,9 @@ _DIGITS = [i for i in range(36) if i not in _DASHES]
 
 
 def from_base64(values: pa.Array) -> pa.Array:
-    """Strings to binary, null where a string isn't RFC 4648 base64 with padding and without stray bits.
+    """Base64 strings as binary. Null where a string isn't RFC 4648 base64 with padding and without stray bits.
 
-    Whole values of 4 characters follow each other, so the column is decoded as one long text.
+    The length of each value is a multiple of 4 characters, so the column is decoded as one long text.
     """
     text, offsets = pieces(values)
     lengths = np.diff(offsets)
@@ -66,13 +66,13 @@ def from_base64(values: pa.Array) -> pa.Array:
 
 
 def to_base64(values: pa.Array) -> pa.Array:
-    """Binary to strings."""
+    """Binary values as base64 strings."""
     texts = [None if v is None else base64.b64encode(v).decode("ascii") for v in values.to_pylist()]
     return pa.array(texts, pa.string())
 
 
 def uuid(values: pa.Array) -> pa.Array:
-    """16 bytes each, from themselves or from text in 8-4-4-4-12 hexadecimal digits."""
+    """The 16 bytes of each UUID (binary). `values` are such bytes, or text of 8-4-4-4-12 hexadecimal digits."""
     if pa.types.is_fixed_size_binary(values.type):
         values = values.cast(pa.binary())
     if pa.types.is_binary(values.type):
@@ -93,7 +93,7 @@ def uuid(values: pa.Array) -> pa.Array:
 
 
 def geometry(values: pa.Array) -> pa.Array:
-    """The well-known binary of geometries: structs with a field `wkb`, or JSON texts of such."""
+    """The well-known binary of geometries. `values` are structs with a field `wkb`, or JSON texts of such structs."""
     if pa.types.is_string(values.type):
         values = pa.array([_wkb(text) for text in values.to_pylist()], pa.string())
         return from_base64(values)

@@ -7,7 +7,7 @@ DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_SCALE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 
 DATES = frozenset({"io.debezium.time.Date", "org.apache.kafka.connect.data.Date"})
-"""Integers: days since 1970-01-01."""
+"""The values are integers: days since 1970-01-01."""
 
 TIMESTAMPS = {
     "io.debezium.time.Timestamp": 10**3,
@@ -18,10 +18,10 @@ TIMESTAMPS = {
     "timestamp-micros": 10**6,
     "timestamp-nanos": 10**9,
 }
-"""Integers since 1970-01-01: units in a second."""
+"""Name -> units in a second. The values are integers: units since 1970-01-01."""
 
 INSTANTS = frozenset({"timestamp-millis", "timestamp-micros", "timestamp-nanos"})
-"""Avro's own names of timestamps that are points in time; Kafka Connect's and Debezium's don't say."""
+"""Avro's own names of timestamps that are points in time. Kafka Connect's and Debezium's names don't tell."""
 
 TIMES = {
     "io.debezium.time.Time": 10**3,
@@ -29,24 +29,24 @@ TIMES = {
     "io.debezium.time.MicroTime": 10**6,
     "io.debezium.time.NanoTime": 10**9,
 }
-"""Integers since midnight: units in a second."""
+"""Name -> units in a second. The values are integers: units since midnight."""
 
 DURATIONS = frozenset({"io.debezium.time.MicroDuration", "io.debezium.time.NanoDuration"})
-"""Integers; months count as 30.4375 days, so they name no exact interval."""
+"""The values are integers. A month counts as 30.4375 days, so they don't tell an exact interval."""
 
 ISO_DATE = "io.debezium.time.IsoDate"
 ISO_TIMESTAMP = "io.debezium.time.IsoTimestamp"
-"""Text of dates and timestamps that have no zone, to which the connector appends a `Z` all the same."""
+"""The values are text of dates and timestamps without a zone. The connector still appends a `Z`."""
 
 ZONED_TIMESTAMP = "io.debezium.time.ZonedTimestamp"
 
 GEOMETRIES = frozenset(
     {"io.debezium.data.geometry.Geometry", "io.debezium.data.geometry.Point", "io.debezium.data.geometry.Geography"}
 )
-"""Structs of `wkb` (well-known binary), `srid`, and for points `x` and `y`."""
+"""The values are structs of `wkb` (well-known binary), `srid`, and for points `x` and `y`."""
 
 ENUM_SET = "io.debezium.data.EnumSet"
-"""Text of names with commas between them."""
+"""The values are texts of names with commas between them."""
 
 TEXTS = frozenset(
     {
@@ -61,7 +61,7 @@ TEXTS = frozenset(
         "io.debezium.data.Ltree",
     }
 )
-"""Strings, kept as they are."""
+"""The values are strings, which stay as they are."""
 
 BITS = "io.debezium.data.Bits"
 YEAR = "io.debezium.time.Year"

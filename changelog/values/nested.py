@@ -1,4 +1,6 @@
-"""Lists, maps and structs, part by part. A part that doesn't fit makes the whole value unfit; it never becomes null."""
+"""Converts lists, maps and structs, part by part. If a part doesn't fit, the whole value doesn't fit: the part alone
+never becomes null.
+"""
 
 import base64
 import datetime as dt
@@ -15,11 +17,11 @@ from changelog.changes import NUMERAL, WireType
 from changelog.values.arrays import Flags, Longs, merged, present
 
 Convert = Callable[[pa.Array, WireType, pa.DataType], pa.Array]
-"""Converts an array of any type; null where the input is null, or doesn't fit."""
+"""Converts an array of any type. The result is null where the input is null or doesn't fit."""
 
 
 class Numeral(NamedTuple):
-    """A JSON number's text."""
+    """The text of a JSON number."""
 
     text: str
 
@@ -33,7 +35,9 @@ def is_list(dtype: pa.DataType) -> bool:
 
 
 def from_arrow(values: pa.Array, wire: WireType, target: pa.DataType, convert: Convert) -> pa.Array:
-    """Lists to lists, maps to maps, structs to structs, by name. A field that the wire lacks is null."""
+    """Convert lists to lists, maps to maps, and structs to structs by field name. A field that the values lack is
+    null.
+    """
     source = values.type
     valid = present(values)
     if is_list(target) and is_list(source):
@@ -64,7 +68,7 @@ def from_arrow(values: pa.Array, wire: WireType, target: pa.DataType, convert: C
 
 
 def has_more(values: pa.Array, target: pa.DataType) -> Flags:
-    """Where a value has a field, somewhere in it, that its struct in `target` hasn't, and that isn't null."""
+    """Flags the values that have, in some struct, a field that isn't null and that `target` lacks."""
     source = values.type
     more = np.zeros(len(values), np.bool_)
     if not _has_struct(target):
@@ -106,13 +110,13 @@ def _has_more(value: Any, target: pa.DataType) -> bool:
 
 
 def from_json(texts: pa.Array, wire: WireType, target: pa.DataType, convert: Convert) -> pa.Array:
-    """JSON texts, one by one: the rare path."""
+    """Convert JSON texts one by one. This is rarely needed."""
     objects = [None if text is None else _parse(text) for text in texts.to_pylist()]
     return _from_objects(objects, wire, target, convert)
 
 
 _UNFIT = object()
-"""Stands for a text that is no JSON."""
+"""The result for a text that isn't a JSON object or array."""
 
 
 def _parse(text: str) -> Any:
@@ -125,7 +129,7 @@ def _parse(text: str) -> Any:
     try:
         parsed = json.loads(text, parse_int=Numeral, parse_float=Numeral, parse_constant=str, object_pairs_hook=pairs)
         if "\\u" in text:
-            json.dumps(parsed, ensure_ascii=False).encode()  # the escape of a lone surrogate is no text
+            json.dumps(parsed, ensure_ascii=False).encode()  # raises a ValueError for the escape of a lone surrogate
     except (ValueError, RecursionError):
         return _UNFIT
     return parsed if isinstance(parsed, dict | list) else _UNFIT
@@ -180,7 +184,7 @@ def _from_objects(objects: Sequence[Any], wire: WireType, target: pa.DataType, c
 
 
 def _json_again(parsed: Any) -> str | None:
-    """What `_parse` made, as JSON text, with numbers as they were; None if it is nested too deeply."""
+    """A result of `_parse` as JSON text. Numbers keep their spelling. None if it is nested too deeply."""
 
     def text(part: Any) -> str:
         if isinstance(part, Numeral):
@@ -198,8 +202,8 @@ def _json_again(parsed: Any) -> str | None:
 
 
 def json_text(value: Any, dtype: pa.DataType) -> str:
-    """A value of an Arrow array as JSON text, as Kafka Connect's JsonConverter would have it: bytes as base64, maps as
-    objects.
+    """A value of an Arrow array as JSON text, in the spelling of Kafka Connect's JsonConverter: bytes are base64, and
+    maps with string keys are objects.
     """
     if value is None:
         return "null"
@@ -228,7 +232,9 @@ def _quoted(text: str) -> str:
 
 
 def _entries(parsed: Any) -> list[tuple[Any, Any]] | None:
-    """A map's entries: Kafka Connect writes an object if the keys are strings, otherwise an array of pairs."""
+    """A map's entries; None if `parsed` isn't a map. Kafka Connect writes a map with string keys as an object, and
+    other maps as an array of pairs.
+    """
     if isinstance(parsed, dict):
         return list(parsed.items())
     if isinstance(parsed, list) and all(type(pair) is list and len(pair) == 2 for pair in parsed):
@@ -257,7 +263,7 @@ def _unfit_objects(before: Sequence[Any], after: pa.Array, field: pa.Field) -> F
 
 
 def _any_between(marks: Flags, begins: Longs) -> Flags:
-    """Whether any mark is set from begins[i] to begins[i + 1]."""
+    """For each i, whether any mark is set in [begins[i], begins[i + 1])."""
     if not marks.any():
         return np.zeros(len(begins) - 1, np.bool_)
     counted = np.concatenate([[0], np.cumsum(marks)])
@@ -276,8 +282,8 @@ def _maps(keys: pa.Array, items: pa.Array, begins: Longs, valid: Flags, target: 
 
 
 def _of_valid(parts: list[pa.Array], begins: Longs, valid: Flags) -> tuple[pa.Array, list[pa.Array]]:
-    """Offsets and parts without those of rows that aren't valid: Arrow has no null keys, not even where
-    nobody looks.
+    """Offsets and parts without the elements of rows that aren't valid. Arrow refuses null keys, also in rows that are
+    null themselves.
     """
     if not valid.all():
         lengths = np.diff(begins)

@@ -1,4 +1,4 @@
-"""Integers, floats and booleans out of any wire type that means a number, and as text."""
+"""Converts numbers of any wire type to integers, floats and booleans, and floats to text."""
 
 from decimal import Decimal
 
@@ -10,7 +10,7 @@ from changelog.values.arrays import merged, only
 from changelog.values.decimals import as_text, each, exact, number, split
 
 _FALSE_OR_TRUE = {False: ["f", "false", "n", "no", "0"], True: ["t", "true", "y", "yes", "1"]}
-"""As Spark's cast of text to boolean."""
+"""The words that Spark's cast of text to boolean knows."""
 
 _WORDS = {"nan": "nan", "inf": "inf", "infinity": "inf"}
 
@@ -20,7 +20,7 @@ def is_text(dtype: pa.DataType) -> bool:
 
 
 def to_integers(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Numbers without a fraction to integers of the target's width."""
+    """Numbers as integers of the target's width. Null where a number has a fraction or is too large."""
     if pa.types.is_integer(values.type):
         return _narrowed(values, target)
     if is_text(values.type):
@@ -28,7 +28,7 @@ def to_integers(values: pa.Array, target: pa.DataType) -> pa.Array:
             try:
                 return _narrowed(pc.cast(values, pa.int64()), target)
             except pa.ArrowInvalid:
-                pass  # of 19 digits, some fit
+                pass  # only some integers of 19 digits fit
         usual = pc.match_substring_regex(values, "^-?[0-9]{1,18}$")
 
         def slow(rest: pa.Array) -> pa.Array:
@@ -41,7 +41,7 @@ def to_integers(values: pa.Array, target: pa.DataType) -> pa.Array:
         return _narrowed(split(values, usual, lambda some: pc.cast(some, pa.int64()), slow), target)
     if pa.types.is_floating(values.type):
         wide = values.cast(pa.float64())
-        # 2.0**63 is the first double past int64
+        # 2.0**63 is the smallest double above all int64 values
         whole = pc.and_(
             pc.equal(pc.floor(wide), wide), pc.and_(pc.greater_equal(wide, -(2.0**63)), pc.less(wide, 2.0**63))
         )
@@ -65,12 +65,12 @@ def _narrowed(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def to_floats(values: pa.Array, target: pa.DataType, kind: str) -> pa.Array:
-    """Numbers to float or double.
+    """Numbers as float or double.
 
-    Text and numbers of JSON become the nearest, since that is how a source spells its floats; a declared double, and
-    anything that isn't a float at the source, has to be exact.
+    A text or a JSON number becomes the nearest float, since sources spell their floats in this way. A declared double,
+    or a value that isn't a float at the source, must be exact.
 
-    :param kind: of the wire type, or `exact` if it is no float.
+    :param kind: kind of the wire type, or `exact` if the value isn't a float at the source.
     """
     if values.type == target:
         return values
@@ -157,7 +157,7 @@ def to_booleans(values: pa.Array) -> pa.Array:
 
 
 def float_text(values: pa.Array) -> pa.Array:
-    """The shortest text that names each float; NaN, Infinity and -Infinity."""
+    """For each float, the shortest text that is read as this float. Special values are NaN, Infinity and -Infinity."""
     texts = pc.cast(values, pa.string())
     for word, name in (("nan", "NaN"), ("-nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):
         texts = pc.if_else(pc.equal(texts, word), name, texts)

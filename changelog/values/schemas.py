@@ -1,4 +1,4 @@
-"""Types for a field before any value of it is read: to parse its JSON with, and to make a column of."""
+"""Types of a field before its values are read: the types to parse its JSON with, and the type of its column."""
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -25,11 +25,11 @@ _PLAIN = {
 
 
 def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) -> tuple[pa.DataType, ...]:
-    """Arrow types that `pyarrow.json` may read a field as, likeliest first, so that `convert` can make `target` of it.
+    """Arrow types that `pyarrow.json` may read a field as, the likeliest first. `convert` can convert each to `target`.
 
-    None of them may lose anything: a number that the type doesn't hold makes `pyarrow.json` refuse, and the next one is
-    tried. Decimals are read with 256 bits: `pyarrow.json` counts a number's own digits, and then those that the scale
-    adds wrap around.
+    No type may lose a part of a value. If a number doesn't fit a type, `pyarrow.json` raises an error, and the next
+    type is tried. Decimals are read with 256 bits, because `pyarrow.json` checks only a number's own digits. With 128
+    bits, the digits that the scale adds could wrap around.
     """
     text, integer = pa.string(), pa.int64()
     name = wire.name or ""
@@ -46,7 +46,7 @@ def json_candidates(wire: WireType, target: pa.DataType, is_uuid: bool = False) 
     if name == logical.VARIABLE_SCALE_DECIMAL:
         return (_ENCODED, text)
     if name == logical.DECIMAL and not pa.types.is_temporal(target):
-        # no number type: as one, pyarrow.json would read base64 whose letters are all digits
+        # not a number type: pyarrow.json would read base64 that has only digits as a number
         return (text, _ENCODED)
     if pa.types.is_decimal(target):
         return (pa.decimal256(38, target.scale), text)
@@ -73,8 +73,8 @@ def _is_number(name: str) -> bool:
 
 
 def spark_type(wire: WireType) -> T.DataType:
-    """The column type that holds every value of a field, to create or evolve a table. `T.StringType` if nothing is
-    known.
+    """The column type that holds every value of a field, to create or evolve a table. It is `T.StringType` if the
+    message tells no type.
     """
     name = wire.name or ""
     if name == logical.DECIMAL:
@@ -82,7 +82,7 @@ def spark_type(wire: WireType) -> T.DataType:
     if name in logical.DATES:
         return T.DateType()
     if name in logical.TIMESTAMPS:
-        # a nanosecond has no place in Iceberg's timestamps of format version 2
+        # Iceberg's timestamps of format version 2 have no nanoseconds
         if logical.TIMESTAMPS[name] == 10**9:
             return T.LongType()
         return T.TimestampType() if name in logical.INSTANTS else T.TimestampNTZType()
@@ -107,7 +107,9 @@ def spark_type(wire: WireType) -> T.DataType:
 
 
 def _decimal_type(wire: WireType) -> T.DataType:
-    """By scale and, where the connector says it, precision. Text if Spark has no such decimal."""
+    """The decimal type with the scale of the schema and, if the connector gives it, the precision. It is text if Spark
+    has no such decimal.
+    """
     scale, precision = scale_of(wire), integer_of(wire, "connect.decimal.precision") or 38
     if scale is None or not 0 <= scale <= precision <= 38:
         return T.StringType()

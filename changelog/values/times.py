@@ -14,12 +14,15 @@ INSTANTS = pa.timestamp("us", "UTC")
 
 _DAY = 86_400 * 10**6
 _NUMBERS = (9_223_372_036_825_200_000, -9_223_372_036_832_400_000)
-"""What PostgreSQL's JDBC driver makes of infinity and -infinity, and Debezium of them in any unit; newer versions send
-the largest and smallest int64. No real timestamp in microseconds lies past these."""
+"""PostgreSQL's JDBC driver and Debezium send these numbers for infinity and -infinity, in any unit. Newer versions send
+the largest and smallest int64. All real timestamps in microseconds lie between these numbers.
+"""
 _FIRST_DAY = -2_440_588
-"""4714-11-24 BC, Julian day 0: no database has dates before it. As an int32 of days, infinity lies before it, and …"""
+"""4714-11-24 BC, Julian day 0. No database has earlier dates. As an int32 of days, infinity is an earlier date."""
 _LAST_DAYS = (622_191_231, 622_191_232, 622_191_233, 622_191_234)
-"""… -infinity (106,751,991,168 days ago, modulo 2^32) is here, give or take a day for time zones."""
+"""As an int32 of days, -infinity (106,751,991,168 days ago, modulo 2^32) is one of these, depending on the time
+zone.
+"""
 
 _DATE = r"(?P<sign>[+-]?)(?P<year>[0-9]{4,9})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})"
 _TIME = (
@@ -27,14 +30,14 @@ _TIME = (
 )
 _ZONE = r"(?P<zone> ?(?:Z|UTC|(?P<east>[+-])(?P<hours>[0-9]{1,2})(?::?(?P<minutes>[0-9]{2}))?))?"
 _USUAL = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
-"""What Arrow's cast reads as we do; it is more tolerant than we are, and knows no years before 0 or after 9999."""
+"""Arrow's cast reads texts of this form in the same way as this module. It also accepts other forms, but knows no years
+before 0 or after 9999.
+"""
 _LONGEST_OFFSET = 18 * 60  # minutes, java.time.ZoneOffset.MAX
 
 
 def integers(values: pa.Array, wire: WireType) -> tuple[pa.Array, WireType]:
-    """Arrow's own dates, times and timestamps as the integers that their logical type means, for the rules to be the
-    same.
-    """
+    """Arrow's own dates, times and timestamps as integers with a logical type, so that the same rules apply to them."""
     dtype = values.type
     if pa.types.is_date(dtype):
         days = values.cast(pa.date32()).cast(pa.int32())
@@ -54,7 +57,7 @@ def integers(values: pa.Array, wire: WireType) -> tuple[pa.Array, WireType]:
 
 
 def to_timestamps(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.Array:
-    """Microseconds since 1970-01-01, in UTC or without a zone."""
+    """Values as timestamps in microseconds, in UTC or without a zone, as `target` says."""
     name = wire.name or ""
     if pa.types.is_large_string(values.type):
         values = to_integers(values, pa.int64())
@@ -91,7 +94,7 @@ def to_dates(values: pa.Array, wire: WireType) -> pa.Array:
 
 
 def to_text(values: pa.Array, wire: WireType) -> pa.Array | None:
-    """Integers that are dates, times or timestamps in ISO 8601; None if they are none."""
+    """Integers that mean dates, times or timestamps, as ISO 8601 text. None if the integers have another meaning."""
     name = wire.name or ""
     if not pa.types.is_integer(values.type):
         return None
@@ -130,7 +133,7 @@ def _clock(values: pa.Array, per_second: int) -> pa.Array:
 
 
 def _rescaled(numbers: pa.Array, per_second: int, wanted: int) -> pa.Array:
-    """Integers in another unit, null where there would be a fraction or no int64."""
+    """Integers in another unit. Null where the result would have a fraction or doesn't fit int64."""
     if per_second == wanted:
         return numbers
     if per_second < wanted:
@@ -204,13 +207,13 @@ def _timestamps_of_parts(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _number(parts: pa.Array, name: str) -> pa.Array:
-    """A group's integer; 0 if the text has none."""
+    """The integer in the named group of the pattern; 0 if the group is empty."""
     text = pc.struct_field(parts, name)
     return pc.cast(pc.if_else(pc.equal(text, ""), "0", text), pa.int64())
 
 
 def _days(parts: pa.Array) -> pa.Array:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar; year 0 is 1 BC. Null for days that no month has.
+    """Days since 1970-01-01 in the proleptic Gregorian calendar. Year 0 is 1 BC. Null for dates that don't exist.
 
     The algorithm is `days_from_civil` of Howard Hinnant, "chrono-compatible low-level date algorithms".
     """
