@@ -213,7 +213,7 @@ def command(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, list[str]]]:
     """`rowdelta dead-letters …` in the session of the tests. Returns the exit code and the lines printed."""
-    monkeypatch.setattr(session, "start", lambda _: spark)
+    monkeypatch.setattr(session, "start", lambda _, **how: spark)
     monkeypatch.setattr(session, "stop", lambda _: None)
 
     def call(config: Config, action: str, *options: str) -> tuple[int, list[str]]:
