@@ -52,7 +52,7 @@ def are_ours(options: Mapping[str, str]) -> bool:
     own = [name for name in options if name.startswith("spark.jars") and name not in DECIDING]
     if own or not _LOCAL_MASTER.fullmatch(options.get("spark.master", "")) or "PYSPARK_SUBMIT_ARGS" in os.environ:
         return False
-    if _MOVING.search(",".join(_versions(options))):
+    if any(_MOVING.search(version) for version in _versions(options)):
         return False
     folder = Path(os.environ.get("SPARK_CONF_DIR") or spark_versions.home() / "conf")
     if (folder / "spark-env.sh").exists():  # it may choose another JVM

@@ -119,5 +119,5 @@ def test_plain_parquet_files() -> None:
         return bytes(sink.getvalue())
 
     assert sum(batch.num_rows for batch in plain(file(["+I", "+I"]))) == 2
-    with pytest.raises(NotPlainError, match="no insert"):
+    with pytest.raises(NotPlainError, match="not an insert"):
         list(plain(file(["+I", "+U"])))

@@ -290,6 +290,16 @@ class Job:
         frame = self.spark.sql(f"SELECT content, file_path, record_count FROM {self.target}.files")
         return [row.asDict() for row in frame.collect()]
 
+    def planned_files(self) -> list[tuple[str, list[str]]]:
+        """What a reader of the whole table opens: each data file with its delete files."""
+        planned, found = self.java_table().newScan().planFiles(), []
+        tasks = planned.iterator()
+        while tasks.hasNext():
+            task = tasks.next()
+            found.append((str(task.file().location()), [str(delete.location()) for delete in task.deletes()]))
+        planned.close()
+        return found
+
     def unreferenced_files(self) -> list[str]:
         """Data and delete files in the table's folder that no snapshot knows: garbage of failed attempts."""
         known = {row[0] for row in self.spark.sql(f"SELECT file_path FROM {self.target}.all_files").collect()}

@@ -55,10 +55,10 @@ def test_after_so_many_commits(
     assert ("1 compactions of its own: " in caplog.text) == (deletes == "position")
     assert caplog.text.count(f"{job.target}: compacting after {EVERY} commits") == 2
     assert f"{job.target}: compacted {EVERY + 1} data files into 1 and removed " in caplog.text
-    content = [file["content"] for file in job.files()]
-    assert content.count(0) == 1
-    # Iceberg lists deletes without effect until the next compaction, in tables that never had partitions
-    assert len(content) - 1 <= EVERY
+    # In tables that never had partitions Iceberg (1.11) drops some deletes without effect, and keeps others for a
+    # while. A reader opens those that may apply: position deletes are written in the commit before at the latest.
+    ((_, deletes_read),) = job.planned_files()
+    assert len(deletes_read) <= (1 if deletes == "position" and version == 2 else 0)
     assert job.rows() == changes.expected()
     changes.write(2)
     job.run()

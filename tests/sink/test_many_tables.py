@@ -608,12 +608,17 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
 ) -> None:
     """Also when one of its two tasks was done: nothing that was written stays."""
     run_shares = task.run_shares
+    written = shop.folder / "written"
 
     def failing_task(*args: Any) -> Iterator[Any]:
         context = TaskContext.get()
         if context is not None and context.partitionId() != failing:
-            return iter(list(run_shares(*args)))
-        time.sleep(6)  # the other one is done by then
+            results = list(run_shares(*args))
+            written.touch()
+            return iter(results)
+        while not written.exists():
+            time.sleep(0.1)
+        time.sleep(4)  # for the driver to hear of it
         raise RuntimeError("no luck")
 
     names = [f"t{number}" for number in range(6)]

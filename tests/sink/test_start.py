@@ -16,7 +16,7 @@ from sink.jars import Jar
 from sink.spark_versions import SparkVersion
 from tests.services.process import java_command
 
-OPTIONS = {"spark.master": "local[2]", "spark.jars.packages": "org.example:first:1.0"}
+OPTIONS = {"spark.master": "local[2]", "spark.jars.packages": "org.example:first:1.0,org.example:second:2.1"}
 PROGRAM = ("org.apache.spark.launcher.Main", "org.example.Program")
 
 
@@ -366,7 +366,7 @@ def test_a_start_takes_its_classes_from_the_archive(tmp_path: Path) -> None:
     write_changes(tmp_path, 1)
     path = write_config(tmp_path)
     made = finish(command("warm", path), seconds=580)
-    assert made.stdout.splitlines()[-1] == "ok", made.stderr
+    assert made.stdout.splitlines()[-1:] == ["ok"], made.stderr
     (found,) = (tmp_path / "cache/rowdelta/classes").glob("*.jsa")
     before = time.time_ns()
     log = f"-Xlog:class+load:file={tmp_path / 'classes.log'}"

@@ -98,7 +98,9 @@ def environment() -> dict[str, str]:
     # what the session of this process set must not leak into the next
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
     own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
-    return inherited | own | {"SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"]}  # of the tests' `conftest.py`
+    if "SPARK_SUBMIT_OPTS" in os.environ:  # of the tests' `conftest.py`
+        own["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"]
+    return inherited | own
 
 
 def command(*arguments: object) -> list[str]:
