@@ -222,7 +222,7 @@ def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
 def accepted(path: Path, class_path: str) -> bool:
     """Whether a JVM maps the archive."""
     jvm = _jvm()
-    # A JVM that crashes on the archive writes a report. It goes where the archive is being made, and is removed with it.
+    # A JVM that crashes on the archive writes a report. It goes beside the archive, and is removed with its folder.
     report = f"-XX:ErrorFile={path.with_suffix('.crash')}"
     command = [f"{jvm}/bin/java", report, "-Xshare:on", f"-XX:SharedArchiveFile={path}", "-cp", class_path, "-version"]
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
