@@ -39,6 +39,7 @@ def test_each_insert_is_there_once_after_a_crash(job: Job, fault: Fault) -> None
     job.lose_checkpoint()
     job.run()
     assert ids(job) == [1, 1, 1, 2]
+    assert not (job.checkpoint / "index").exists()
     assert [(s["operation"], s["summary"].get("total-delete-files")) for s in job.snapshots()] == [("append", "0")] * 2
 
 

@@ -19,6 +19,7 @@ from tests.changelog.avro_messages import message
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.registry import Registry, running_registry
 from tests.sink.test_kafka import KafkaJob
+from tests.sink.test_keys import stops
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -153,6 +154,41 @@ def test_table_equals_source_across_a_schema_change(
     assert table(job) == shop.expected(columns)
     (bad,) = spark.sql(f"SELECT reason FROM lake.{job.name}.dead_letters").collect()
     assert bad.reason == f"schema id 999999 is unknown to the schema registry {registry.url}"
+
+
+@pytest.mark.parametrize("name", ["avro", "debezium-avro"])
+def test_the_key_is_what_the_schema_of_the_messages_keys_says(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, registry: Registry, name: str
+) -> None:
+    """No key is configured. Keys of a new schema, with other fields, stop the table."""
+    job = replace(avro_job(spark, tmp_path, kafka, registry), format=name, key={"orders": ()}, table={"columns": None})
+
+    def record(name: str, **fields: Any) -> dict[str, Any]:
+        described = [{"name": field, "type": dtype} for field, dtype in fields.items()]
+        return {"type": "record", "name": name, "namespace": job.name, "fields": described}
+
+    value = record("Row", tenant="int", id="long", v="string")
+    if name == "debezium-avro":
+        value = record("Envelope", before=["null", value], after=["null", "Row"], op="string")
+    keys = record("Key", tenant="int", id="long"), record("Key", id="long")
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        value_id = client.register_schema(f"{job.topic()}-value", Schema(json.dumps(value)))
+        key_ids = [client.register_schema(f"{job.topic()}-key-{n}", Schema(json.dumps(k))) for n, k in enumerate(keys)]
+
+    def produce(schema: int, *rows: dict[str, Any]) -> None:
+        events = [{"before": None, "after": row, "op": "c"} if name == "debezium-avro" else row for row in rows]
+        sent = [message(key_ids[schema], keys[schema], {f["name"]: row[f["name"]] for f in keys[schema]["fields"]})
+                for row in rows]  # fmt: skip
+        job.produce([(key, message(value_id, value, event)) for key, event in zip(sent, events, strict=True)])
+
+    rows = [{"tenant": tenant, "id": 1, "v": f"of {tenant}"} for tenant in (1, 2)]
+    produce(0, *rows)
+    job.run()
+    assert job.identifiers() == {"tenant", "id"}
+    assert sorted(job.rows(), key=lambda row: int(row["tenant"])) == rows
+    produce(0, rows[0] | {"v": "new"})
+    produce(1, rows[1] | {"v": "under another key"})
+    assert "was tenant, id, and from partition 0 offset 3 on it is id" in stops(job)
 
 
 def test_a_registry_that_is_down_stops_the_job_and_nothing_is_applied(

@@ -475,6 +475,23 @@ def test_a_configuration_that_refuses_what_was_applied_is_no_correction(job: Kaf
     assert content(job) == {1: ("a", "1.00"), 2: ("c", "2.00")}
 
 
+def test_a_replay_under_another_key_is_refused(job: KafkaJob) -> None:
+    """The configured key is left out now, and what the table has for one is not what the messages say."""
+    job.produce(
+        [({"tenant": 1, "id": 1}, change("c", 1, "a", "2.00")[1]), ({"tenant": 1, "id": 2}, change("c", 2, "b")[1])]
+    )
+    job.run()
+    before = content(job), letters(job)
+    assert len(before[1]) == 1
+    correction = corrected(job)
+    (entry,) = correction.tables
+    keyless = correction.model_copy(update={"tables": [entry.model_copy(update={"key": []})]})
+    with pytest.raises(TableError, match=r"was id, and from partition 0 offset 0 on it is tenant, id"):
+        replayed(job, config=keyless)
+    assert (content(job), letters(job)) == before
+    assert replayed(job).applied == 1
+
+
 @pytest.mark.parametrize("deletes", ["position", "equality"])
 def test_of_a_replay_and_a_run_at_the_same_time_one_is_refused(job: KafkaJob, deletes: str) -> None:
     job.table = {"deletes": deletes}

@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from sink import supervisor, tables
 from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
-from sink.errors import TableError
+from sink.errors import ConfigError, TableError
 from sink.pipeline import Pipeline
 from tests.services.process import wait_until
 from tests.sink.harness import java_catalog
@@ -49,8 +49,12 @@ class Directories:
     def target(self, table: str) -> str:
         return f"lake.{self.name}.{table}"
 
-    def pipeline(self, trigger: str = "available-now", **sink: Any) -> Pipeline:
-        entry = {"key": ["id"], "columns": {"id": "bigint"}, "order_by": ["seq bigint"], "deletes": "equality"}
+    def pipeline(
+        self, trigger: str = "available-now", tables: Sequence[Mapping[str, Any]] = (), **sink: Any
+    ) -> Pipeline:
+        """:param tables: sources in the folder, targets in the namespace, in place of `a` and `b`."""
+        entry = {"columns": {"id": "bigint"}, "order_by": ["seq bigint"], "deletes": "equality"}
+        tables = tables or [{"source": name, "target": name, "key": ["id"]} for name in "ab"]
         config = {
             "sink": {"id": "s", "checkpoint": str(self.folder / "s"), "trigger": trigger, **sink},
             "source": {
@@ -60,7 +64,13 @@ class Directories:
             },
             "catalogs": {"lake": {"type": "hadoop", "warehouse": "unused"}},
             "tables": [
-                entry | {"source": str(self.folder / "cdc" / name), "target": self.target(name)} for name in "ab"
+                {
+                    **entry,
+                    **table,
+                    "source": f"{self.folder}/cdc/{table['source']}",
+                    "target": self.target(table["target"]),
+                }
+                for table in tables
             ],
         }
         return Pipeline(self.spark, Config.model_validate(config))
@@ -240,3 +250,14 @@ def test_a_dead_letter_table_that_is_dropped_is_made_again(job: Directories, cap
     assert job.ids("a") == [1, 2]
     assert job.spark.table(letters).count() == 2
     assert "It is opened again" in caplog.text
+
+
+def test_a_directory_that_keys_does_not_name_has_no_key(job: Directories) -> None:
+    """Files have no message keys. The directory that is named goes on."""
+    job.write("a", 1)
+    job.write("b", 2)
+    pattern = {"source": "(.*)", "target": "$1", "keys": {"a": ["id"]}}
+    with pytest.raises(ConfigError, match=r"\.b has no key: .*Name the columns .* in keys"):
+        job.pipeline(tables=[pattern], dead_letter_table=job.target("dead")).run()
+    assert job.ids("a") == [1]
+    assert not job.spark.catalog.tableExists(job.target("b"))

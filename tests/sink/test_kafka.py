@@ -27,6 +27,7 @@ from sink.spark_versions import to_arrow
 from tests.changelog.messages import sample
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import free_ports, wait_until
+from tests.sink.harness import java_catalog
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -118,6 +119,14 @@ class KafkaJob:
 
     def snapshots(self, table: str = "orders") -> int:
         return self.spark.sql(f"SELECT * FROM {self.target(table)}.snapshots").count()
+
+    def identifiers(self, table: str = "orders") -> set[str]:
+        """The identifier fields, by Iceberg."""
+        catalog = java_catalog(self.spark)
+        jvm = self.spark.sparkContext._jvm
+        assert jvm is not None
+        identifier = jvm.org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.name}.{table}")
+        return set(catalog.loadTable(identifier).schema().identifierFieldNames())
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from sink import inspection
@@ -23,6 +22,7 @@ from tests.sink.test_kafka import KafkaJob, Running
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 Row = Mapping[str, Any]
+KEY = ["id", "t"]
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +57,6 @@ class Database(KafkaJob):
                 named = {"schema": {"type": "struct", "fields": fields}, "payload": named}
             events.append((named, {"before": None, "after": dict(row), "op": "c"}))
         self.produce(events, table=table)
-
-    def java_table(self, table: str = "orders") -> JavaObject:
-        catalogs = self.spark._jsparkSession.sessionState().catalogManager()
-        jvm = self.spark.sparkContext._jvm
-        assert jvm is not None
-        identifier = jvm.org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.name}.{table}")
-        return catalogs.catalog("lake").icebergCatalog().loadTable(identifier)
-
-    def identifiers(self, table: str) -> set[str]:
-        """The identifier fields, by Iceberg."""
-        return set(self.java_table(table).schema().identifierFieldNames())
 
     def has(self, table: str) -> bool:
         return bool(self.spark.catalog.tableExists(self.target(table)))
@@ -123,7 +112,7 @@ def test_real_messages_of_a_database(database: Database, kafka: Kafka) -> None:
     assert [(row["tenant"], row["v"]) for row in database.rows("comp")] == [(1, "z")]
 
 
-def stops(database: Database) -> str:
+def stops(database: KafkaJob) -> str:
     """What the run says that stops at a changed key, and that it applied nothing."""
     before = database.rows("orders")
     with pytest.raises(TableError) as raised:
@@ -311,19 +300,21 @@ def test_messages_of_several_tables_in_one_job(database: Database, kafka: Kafka)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "key", "message"),
     [
-        ("canal-json", {"data": [{"id": "1", "t": "2"}], "type": "INSERT", "isDdl": False, "pkNames": ["id", "t"]}),
-        ("maxwell-json", {"type": "insert", "data": {"id": 1, "t": 2}, "primary_key_columns": ["id", "t"]}),
-        ("ogg-json", {"op_type": "I", "after": {"id": 1, "t": 2}, "primary_keys": ["id", "t"]}),
+        ("canal-json", None, {"data": [{"id": "1", "t": "2"}], "type": "INSERT", "isDdl": False, "pkNames": KEY}),
+        ("maxwell-json", None, {"type": "insert", "data": {"id": 1, "t": 2}, "primary_key_columns": KEY}),
+        ("ogg-json", None, {"op_type": "I", "after": {"id": 1, "t": 2}, "primary_keys": KEY}),
+        ("row-kind", {"id": 1, "t": 2}, {"row_kind": "+I", "id": 1, "t": 2}),
     ],
 )
-def test_formats_whose_messages_name_the_key(database: Database, kafka: Kafka, name: str, message: Row) -> None:
+def test_every_format_that_says_the_key(database: Database, kafka: Kafka, name: str, key: Row, message: Row) -> None:
+    """In the message, or in its key."""
     kafka.create_topic(database.topic())
     database.format = name
-    database.produce([(None, message)])
+    database.produce([(key, message)])
     database.run()
     assert database.identifiers("orders") == {"id", "t"}
-    changed = json.loads(json.dumps(message).replace('["id", "t"]', '["id"]'))
-    database.produce([(None, changed)])
+    assert [(int(row["id"]), int(row["t"])) for row in database.rows("orders")] == [(1, 2)]
+    database.produce([(key and {"id": 1}, json.loads(json.dumps(message).replace(json.dumps(KEY), '["id"]')))])
     assert "was id, t, and from partition 0 offset 1 on it is id" in stops(database)
