@@ -421,6 +421,17 @@ def test_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
             cli.main(arguments)
         assert ended.value.code == 2
         assert "usage: rowdelta" in capsys.readouterr().err
+    for options, words in (
+        (["--at-position", "x"], "got 'x', expected JSON such as"),
+        (["--at-position", "[1]"], "got '[1]', expected JSON such as"),
+        (["--as-of", "x"], "got 'x', expected a time such as 2026-01-31T12:00:00"),
+        (["--version", "1", "--as-of", "2026-01-31"], "not allowed with argument --version"),
+        (["--limit", "0"], "argument --limit: invalid"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["show", "a.yaml", "orders", *options])
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 
-from sink import time_travel
+from sink import cli, session, time_travel
 from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.time_travel import When
@@ -69,6 +70,55 @@ def test_rows_as_they_were(spark: SparkSession, kafka: Kafka, tmp_path: Path) ->
     spark.sql(f"CALL lake.system.expire_snapshots('{target}', TIMESTAMP '2100-01-01', 1)")
     with pytest.raises(TableError, match="older snapshots have expired"):
         rows(When(position={"0": 4}))
+
+
+def test_on_the_command_line(
+    spark: SparkSession,
+    kafka: Kafka,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(session, "start", lambda _, **how: spark)
+    monkeypatch.setattr(session, "stop", lambda _: None)
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(number, name)) for number, name in enumerate(("ann", "bob", "eve"), 1)])
+    job.run()
+    spark.sql(f"DELETE FROM {job.target()} WHERE id = 3")
+    file = tmp_path / "sink.yaml"
+    file.write_text(yaml.safe_dump(job.config().model_dump(exclude_none=True)))
+
+    def command(name: str, *options: str) -> list[str]:
+        """The lines it prints."""
+        capsys.readouterr()
+        assert cli.main([name, str(file), "orders", *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    commits = [json.loads(line) for line in command("history", "--json")]
+    deletion, first = commits
+    assert (first["by"], first["from"], first["to"]) == ("sink shop", {"0": 0}, {"0": 3})
+    assert (first["rows"]["+I"], first["files"]["added-records"], deletion["to"]) == (3, 3, None)
+    lines = command("history")
+    heads = [line.split("  ")[1:] for line in lines if not line.startswith(" ")]
+    assert [head[0] for head in heads] == [f"snapshot {commit['snapshot_id']}" for commit in commits]
+    assert "  changes:  +I 3" in lines
+    assert command("history", "--limit", "1", "--json") == [json.dumps(deletion)]
+
+    assert [line.split() for line in command("show", "--key", "2")] == [
+        ["id", "customer", "amount"],
+        ["2", "bob", "1.00"],
+    ]
+    assert command("show", "--key", "3") == ["no such row"]
+    assert {json.loads(line)["id"] for line in command("show", "--json")} == {1, 2}
+    for when in (["--as-of", first["time"]], ["--version", str(first["snapshot_id"])]):
+        assert {json.loads(line)["id"] for line in command("show", "--json", *when)} == {1, 2, 3}
+    assert len(command("show", "--at-position", '{"0": 3}', "--limit", "1")) == 2
+    # which state that is goes to stderr, out of the way of the rows
+    assert cli.main(["show", str(file), "orders", "--version", str(first["snapshot_id"])]) == 0
+    assert f"{job.target()}: snapshot {first['snapshot_id']} of" in capsys.readouterr().err
+    assert cli.main(["show", str(file), "orders", "--version", "1"]) == 4
+    assert "there is no snapshot 1" in capsys.readouterr().err
 
 
 def test_a_table_is_named_in_several_ways() -> None:
