@@ -44,6 +44,23 @@ def test_real_avro_messages() -> None:
     assert "is unknown" in wrong.reason
 
 
+@pytest.mark.parametrize(
+    ("fields", "format_", "options"),
+    [((), "avro", ()), (("__deleted",), "debezium-avro", FLATTENED), (("__op",), "debezium-avro", FLATTENED)],
+)
+def test_rows_as_avro(fields: tuple[str, ...], format_: str, options: Any) -> None:
+    """Only the fields that Debezium adds tell its flattened rows from others'."""
+    described = [{"name": "id", "type": "long"}, *({"name": name, "type": "string"} for name in fields)]
+    schemas = {n: {"type": "record", "name": f"R{n}", "fields": described[: 1 if n == 1 else None]} for n in (1, 2)}
+    row = {"id": 7, **dict.fromkeys(fields, "false")}
+    record = (avro_messages.message(1, schemas[1], {"id": 7}), avro_messages.message(2, schemas[2], row))
+    known = avro_messages.Known({number: json.dumps(schema) for number, schema in schemas.items()})
+    found = recognize([record], known)
+    assert isinstance(found, Recognized)
+    assert (found.format, found.options, found.key, found.has_schema) == (format_, options, ("id",), True)
+    assert found.note.startswith("rows without a kind") == (format_ == "avro")
+
+
 @pytest.mark.parametrize(("server", "table"), [("pgj", "transaction"), ("pgj", "message")])
 def test_what_debezium_has_besides_tables(server: str, table: str) -> None:
     found = recognize(samples(server, table))

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,50 @@ def test_avro(
     )
     assert all(table.columns is None for table in loaded.tables)
     assert any("amount decimal(12,2)" in line for line in check(spark, loaded))
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+@pytest.mark.parametrize(
+    ("name", "options", "message", "arguments"),
+    [
+        ("canal-json", {}, {"type": "INSERT", "isDdl": False, "es": 1, "pkNames": ["id"], "data": ["row"]}, ()),
+        (
+            "maxwell-json",
+            {},
+            {"database": "shop", "type": "insert", "ts": 1, "xid": 1, "data": "row", "primary_key_columns": ["id"]},
+            (),
+        ),
+        ("ogg-json", {}, {"table": "S.T", "op_type": "I", "pos": "1", "primary_keys": ["id"], "after": "row"}, ()),
+        ("dms-json", {}, {"data": "row", "metadata": {"record-type": "data", "operation": "insert"}}, ("--key", "id")),
+        ("debezium-json", {"flattened": "true"}, {"__deleted": "false", "id": "id", "customer": "Ada"}, ()),
+        ("row-kind", {}, {"row_kind": "+I", "id": "id", "customer": "Ada"}, ()),
+    ],
+)
+def test_check_accepts_what_is_written_of_each_format(
+    spark: SparkSession,
+    kafka: Kafka,
+    tmp_path: Path,
+    name: str,
+    options: Mapping[str, str],
+    message: Mapping[str, Any],
+    arguments: Sequence[str],
+) -> None:
+    """:param message: has "row" and "id" where these are to be put."""
+    topic, file = f"kinds.{name}.orders", tmp_path / "sink.yaml"
+    kafka.create_topic(topic)
+    keyed = name in ("debezium-json", "row-kind")  # the others have the key in the message, or nowhere
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in (1, 2, 3):
+        row = json.dumps({"id": number, "customer": "Ada"})
+        value = json.dumps(message).replace('"row"', row).replace(': "id"', f": {number}")
+        producer.produce(topic, value=value, key=json.dumps({"id": number}) if keyed else None)
+    assert producer.flush(60) == 0
+    assert init(file, kafka, "--topics", re.escape(topic), *arguments) == 0
+    loaded = config.load(file)
+    assert (loaded.source.format, loaded.source.format_options) == (name, options)
+    lines = check(spark, loaded)
+    assert any(re.search(r"columns.*: id \w+ \(key\), customer string$", line) for line in lines), lines
 
 
 @pytest.mark.kafka
