@@ -20,12 +20,14 @@ class AppendWriter:
     """Writes one task's share of a commit.
 
     `write` takes record batches of changelog rows. All of them must be +I, and none a `_rowdelta_bad` row.
+
+    :param lasting: see `PartitionedWriter`.
     """
 
-    def __init__(self, table: TableSpec, task: TaskId) -> None:
+    def __init__(self, table: TableSpec, task: TaskId, *, lasting: bool = False) -> None:
         self._table = table
         self._factory = FileFactory(table, task)
-        self._data = PartitionedWriter(table, self._factory, DataFiles())
+        self._data = PartitionedWriter(table, self._factory, DataFiles(), lasting=lasting)
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
         self._rows = 0

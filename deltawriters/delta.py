@@ -88,15 +88,25 @@ class DeltaWriter:
     """Writes one task's share of a commit. All changes of a key must come to one writer.
 
     `write` takes record batches of changelog rows (`changelog.rows`), in any order, without `_rowdelta_bad` rows.
+
+    :param lasting: see `PartitionedWriter`.
     """
 
-    def __init__(self, table: TableSpec, options: DeltaOptions, task: TaskId, index: IndexTask | None = None) -> None:
+    def __init__(
+        self,
+        table: TableSpec,
+        options: DeltaOptions,
+        task: TaskId,
+        index: IndexTask | None = None,
+        *,
+        lasting: bool = False,
+    ) -> None:
         self._table = table
         self._index = index
         self._options = options
         self._factory = FileFactory(table, task)
         self._files = DataFiles()
-        self._data = PartitionedWriter(table, self._factory, self._files)
+        self._data = PartitionedWriter(table, self._factory, self._files, lasting=lasting)
         self._positions = PositionDeletes(table, self._factory, self._files, options.position_delete_threshold)
         self._map = _KeyMap.empty()
         self._buffer: list[pa.RecordBatch] = []

@@ -23,8 +23,9 @@ MOST_TEXT = 2**31 - 1
 """An array of Arrow's usual string and binary types holds at most this many bytes, since its offsets have 32 bits."""
 
 LASTING_BYTES = 16 * 1024 * 1024
-"""If a task writes at least this many Arrow bytes at once, as in a first load, the files are packed for a long life: no
-compaction merges such large files soon.
+"""If a task writes at least this many Arrow bytes at once, as in a first load, its files are packed for a long life,
+even where small files are merged. A compaction may still merge such a file, if the others are as large. Then the better
+packing was for nothing: it cost 10 to 20 ms for 85,000 rows. But a file that stays would be a fifth larger without it.
 """
 
 

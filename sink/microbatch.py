@@ -61,6 +61,7 @@ from sink.tables import (
     deletes_by_value,
     deletes_carry_row,
     evolved_columns,
+    files_last,
     needs_global_deletes,
     plan_table,
     shown_changes,
@@ -650,6 +651,7 @@ class TableSink:
             self._dead_letters.spec if self._dead_letters else None,
             order_column(len(section.order_by)) if self._config.source.type == "kafka" else None,
             index,
+            lasting=files_last(section),
         )
 
     def _has_kept_letters(self) -> bool:

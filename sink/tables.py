@@ -153,6 +153,12 @@ def deletes_by_value(section: TableSection) -> bool:
     return section.mode != "append" and section.deletes == "equality"
 
 
+def files_last(section: TableSection) -> bool:
+    """Whether small data files live long too: the sink neither merges them nor compacts the table."""
+    merges = section.mode != "append" and section.deletes == "position" and section.merge_small_files
+    return not merges and section.compact_every is None
+
+
 def inferred_columns(
     config: Config, section: TableSection, table: IcebergTable | None, sample: Sample
 ) -> dict[str, str] | None:

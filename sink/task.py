@@ -71,6 +71,7 @@ class TaskPlan:
     :param dead_letters: the dead-letter table, or None if a bad record stops the job.
     :param source_partition: the order column with the Kafka partition, to say which partitions had snapshot rows; None
         if nobody wants to know.
+    :param lasting: pack all data files for a long life (`sink.tables.files_last`).
     """
 
     table: TableSpec
@@ -80,6 +81,7 @@ class TaskPlan:
     dead_letters: TableSpec | None
     source_partition: str | None
     index: IndexPlan | None = None
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -287,9 +289,9 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
     writer: DeltaWriter | AppendWriter
     if plan.options is None:
-        writer = AppendWriter(plan.table, task)
+        writer = AppendWriter(plan.table, task, lasting=plan.lasting)
     else:
-        writer = DeltaWriter(plan.table, plan.options, task, index)
+        writer = DeltaWriter(plan.table, plan.options, task, index, lasting=plan.lasting)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, samples = Counter[str](), list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()

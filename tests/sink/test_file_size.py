@@ -1,6 +1,7 @@
-"""What a row of a first load takes on disk, beside Spark's own writer of Iceberg tables."""
+"""What a row takes on disk: in a first load, beside Spark's own writer; and where nothing merges the files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from changelog.rows import BAD, BAD_FIELDS, KIND, RowKind, order_column
+from deltawriters import DeltaOptions, TableSpec, TaskId
 from deltawriters.partitioning import LASTING_BYTES
+from sink import task
+from sink.config import TableSection
+from sink.tables import files_last
 from tests.sink.harness import Job
-
-pytestmark = pytest.mark.spark
 
 ROWS = 150_000
 
@@ -41,6 +45,50 @@ def changes() -> pa.Table:
     )
 
 
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ({"mode": "append"}, True),
+        ({"deletes": "equality"}, True),
+        ({"merge_small_files": False}, True),
+        ({}, False),
+        ({"mode": "append", "compact_every": 8}, False),
+        ({"deletes": "equality", "compact_every": 8}, False),
+    ],
+)
+def test_files_last_where_nothing_merges_them(entries: dict[str, Any], expected: bool) -> None:
+    section = TableSection.model_validate({"source": "shop.orders", "target": "lake.shop.orders", **entries})
+    assert files_last(section) == expected
+
+
+@pytest.mark.parametrize("options", [None, DeltaOptions(("id",), table_is_empty=True)], ids=["append", "upsert"])
+def test_small_files_that_last_are_packed_well(tmp_path: Path, options: DeltaOptions | None) -> None:
+    schema = """{"type":"struct","schema-id":0,"fields":[
+      {"id":1,"name":"id","required":true,"type":"long"},{"id":2,"name":"comment","required":false,"type":"string"}]}"""
+    rows = changes().slice(0, 10_000)
+    columns = {
+        KIND: pa.repeat(pa.scalar(int(RowKind.INSERT), pa.int8()), rows.num_rows),
+        order_column(0): rows.column("seq").combine_chunks(),
+        "id": rows.column("id").combine_chunks(),
+        "comment": rows.column("comment").combine_chunks(),
+        BAD: pa.nulls(rows.num_rows, pa.struct([(name, pa.string()) for name in BAD_FIELDS])),
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+
+    def written(*, lasting: bool, level: int | None = None) -> int:
+        """Bytes of the files."""
+        properties = (("write.parquet.compression-level", str(level)),) if level else ()
+        table = TableSpec(str(tmp_path), 2, schema, ('{"spec-id":0,"fields":[]}',), 0, properties)
+        plan = task.TaskPlan(table, options, "op", "lake.shop.orders", None, None, lasting=lasting)
+        summary, _ = task._written(plan, TaskId(0, 1, "op"), [batch])
+        assert summary["records"]["DATA"] == rows.num_rows
+        return int(summary["bytes"])
+
+    assert written(lasting=True) == written(lasting=False, level=3)
+    assert written(lasting=False) == written(lasting=False, level=1) > written(lasting=True)
+
+
+@pytest.mark.spark
 def test_a_first_load_is_no_larger_than_by_sparks_own_writer(spark: SparkSession, tmp_path: Path) -> None:
     columns = {"id": "bigint", "customer": "bigint", "note": "string", "comment": "string", "at": "timestamp"}
     job = Job(spark, tmp_path, columns=columns, tasks=1)
