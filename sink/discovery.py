@@ -18,7 +18,7 @@ from changelog.recognition import Recognized, json_rows, kind_options, recognize
 from changelog.schema_registry import Registry, RegistryError
 from sink.config import RESERVED, Config, SourceSection
 from sink.errors import ConfigError, TemporaryError
-from sink.inference import infer_fields, message_keys
+from sink.inference import infer_fields, message_keys, raw_records
 from sink.redaction import masked
 from sink.sources.kafka_client import Broker, Message
 
@@ -173,12 +173,8 @@ def _topic(
     what = recognize([(message.key, message.value) for message in messages], registry)
     if not isinstance(what, Recognized):
         return LeftOut(name, what.reason, internal=what.internal, needs_registry=what.needs_registry)
-    records = {
-        name: [getattr(message, name) for message in messages] for name in ("partition", "offset", "key", "value")
-    }
-    records |= {"source": [name] * len(messages), "timestamp": [None] * len(messages)}
     options = registry_options if what.format in ("avro", "debezium-avro") else {}
-    return _found(name, what, pa.table(records, schema=RAW_SCHEMA), options, key)
+    return _found(name, what, raw_records(name, messages), options, key)
 
 
 def directories(

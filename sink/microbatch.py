@@ -161,6 +161,7 @@ class TableSink:
         self._config = config
         self._resolved = with_key(resolved, key)
         self._key = key
+        self._key_warning: str | None = None
         self._source = source
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
@@ -458,10 +459,26 @@ class TableSink:
         if self._appends or not stated:
             return
         key = compared(self._key, stated, section, property_name(self._config))
-        warning = key.warning(section)
-        if key != self._key and warning is not None:
-            log.warning("%s", warning)
+        if key != self._key:
+            self._warn_of(key)
         self._key = key
+
+    @property
+    def awaits_message_keys(self) -> bool:
+        """Whether the key is configured, and no micro-batch has said yet what the messages' key is."""
+        return self._key.configured and not self._key.messages
+
+    def note_message_keys(self, stated: Iterable[tuple[str, ...]]) -> None:
+        """Warn if some messages, which no micro-batch has had yet, have another key than the configured one."""
+        if self.awaits_message_keys:
+            self._warn_of(replace(self._key, messages=tuple(sorted(fields for fields in stated if fields))))
+
+    def _warn_of(self, key: TableKey) -> None:
+        """Warn, once, that the messages have another key than the configured one."""
+        warning = key.warning(self.plan.section)
+        if warning is not None and warning != self._key_warning:
+            self._key_warning = warning
+            log.warning("%s", warning)
 
     def _commit_attempt(self, pending: Pending, attempt: Attempt, retries: Retries) -> None:
         end, begun, written = pending.batch.end, attempt.begun, attempt.written

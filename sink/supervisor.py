@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from threading import BoundedSemaphore, Lock
+from threading import BoundedSemaphore, Lock, Thread
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -23,6 +23,7 @@ from sink.commit import doubled
 from sink.config import Config
 from sink.dead_letters import DeadLetters, open_dead_letters
 from sink.errors import NoMessagesError, RowdeltaError, TemporaryError, summary
+from sink.inference import stated_keys
 from sink.joint import JointWriter
 from sink.microbatch import Pending, TableShare, TableSink
 from sink.patterns import ResolvedTable
@@ -144,7 +145,23 @@ class Supervisor:
         if self._dead_letters is None and self._config.sink.on_bad_record == "dead-letter":
             self._dead_letters = open_dead_letters(self._spark, self._config)
         self._each(members, self._open, "opened")
+        opened = {member.source: member.opened for member in members if member.opened is not None}
+        unseen = {source: sink for source, sink in opened.items() if sink.awaits_message_keys}
+        if self._config.source.type == "kafka" and unseen:
+            Thread(target=self._compare_keys, args=(unseen,), name="rowdelta-keys", daemon=True).start()
         return [member for member in members if member.opened is not None]
+
+    def _compare_keys(self, sinks: Mapping[str, TableSink]) -> None:
+        """Look at messages before the first micro-batch, and warn of those that have another key than the table.
+
+        In a thread of its own: nothing waits for a broker that the plain client can't reach. The first micro-batch
+        compares the keys too, before its commit.
+        """
+        try:
+            for source, stated in stated_keys(self._config, sinks).items():
+                sinks[source].note_message_keys(stated)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run itself meets it too, or needs no plain client
+            log.debug("can't look at the messages' keys: %s", error)
 
     def take_up(self, members: Sequence[Member]) -> list[Member]:
         """Have tables that `open` opened work, except for those whose group has another one that failed. To be called

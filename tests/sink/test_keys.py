@@ -208,6 +208,35 @@ def test_a_configured_key_that_differs_is_a_warning(
     assert ids(database.rows("orders")) == [1, 2, 3, 4]
 
 
+def test_the_warning_comes_at_the_start(database: Database, kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
+    """Before any micro-batch, which here are none: what there is isn't read."""
+    kafka.create_topic(database.topic(), 2)
+    database.insert("orders", ["tenant", "id"], {"id": 1, "tenant": 1})
+    job = replace(
+        database,
+        entry={"key": ["id"], "columns": {"id": "int", "tenant": "int"}},
+        sink={"trigger": "1 second"},
+        options={"startingOffsets": "latest"},
+    )
+    warning = f"{job.target()}: key is id, but the key of the messages of {job.topic()} is tenant, id"
+
+    def times() -> int:
+        return sum(warning in record.message for record in caplog.records)
+
+    def knows_its_start() -> bool:
+        return job.has("orders") and "rowdelta.shop.start" in {
+            row.key for row in job.spark.sql(f"SHOW TBLPROPERTIES {job.target()}").collect()
+        }
+
+    with caplog.at_level(logging.WARNING, "rowdelta"), Running(job):
+        assert wait_until(lambda: times() == 1 and knows_its_start())
+        assert job.rows() == []
+        # the first micro-batch doesn't repeat it
+        job.insert("orders", ["tenant", "id"], {"id": 2, "tenant": 1})
+        assert wait_until(lambda: ids(job.rows()) == [2])
+        assert times() == 1
+
+
 def test_no_warning_for_the_same_key(database: Database, kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
     kafka.create_topic(database.topic())
     database.insert("orders", ["tenant", "id"], {"id": 1, "tenant": 1})
