@@ -49,8 +49,9 @@ demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo
 test: jdk setup lint ## The whole suite, after lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then decoding, the key index alone, the start
+bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then mode append, decoding, the key index alone, the start
 	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.bench --inserts-only --only '(append|position) v2, unpartitioned$$' --batches 10
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.keyindex
 	$(BIN)/python -m benchmarks.start

@@ -3,7 +3,8 @@
 The sinks take turns after every few micro-batches, so that the machine's moods hit all of them alike. A micro-batch's
 seconds are its whole trigger: listing files, planning, writing, committing, and Spark's own logs. After each turn the
 table is scanned, and its totals are compared with the workload's; at the end, its content by checksum. Then it is
-compacted as maintenance would, and scanned in turns with what it was before.
+compacted as maintenance would, and scanned in turns with what it was before. Last, how the first load is packed: its
+bytes a row beside those of Spark's own writer, and what the better packing costs (`--only packing` does nothing else).
 """
 
 import argparse
@@ -22,12 +23,15 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks import merge_baseline
 from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session
 from benchmarks.workload import SPARK_TABLE_SCHEMA, Dataset, Totals, Workload, checksum, publish, totals, write_dataset
+from deltawriters.parquet import COMPRESSION_LEVEL
 from sink import session
 from sink.config import Config
 
 FILES_PER_BATCH = 2
 SCANS = 7
 ENOUGH_SECONDS = 4
+PACKING = "packing"
+PACKING_TURNS = 5
 COMPACT_EVERY = 8
 """Commits, of the cases that compact their table: so that each scan finds another number of them since the last
 compaction. What a compaction takes is in the time of the micro-batch that it ends; that the index then reads the new
@@ -65,6 +69,7 @@ class RowdeltaCase:
     """Our sink as a user would configure it; the table exists, so that both sinks start alike.
 
     :param deletes: or `append`, for the mode of this name, which has none.
+    :param level: of zstd, for all files.
     """
 
     def __init__(
@@ -76,15 +81,17 @@ class RowdeltaCase:
         deletes: str,
         version: int = 2,
         compact_every: int | None = None,
+        level: int | None = None,
     ) -> None:
         compacted = "_compacted" if compact_every else ""
-        suffix = f"{deletes}_v{version}_{f'bucket{buckets}' if buckets else 'plain'}{compacted}"
+        leveled = f"_level{level}" if level else ""
+        suffix = f"{deletes}_v{version}_{f'bucket{buckets}' if buckets else 'plain'}{compacted}{leveled}"
         table = f"{CATALOG}.{folder.name}.rowdelta_{suffix}"
         name = f"rowdelta {deletes} v{version}, {_partitioning(buckets)}{', compacted' if compact_every else ''}"
         self.case = Case(name, table, buckets)
         self._compact_every = compact_every
         self._deletes = deletes
-        self._version = version
+        self._properties = {"format-version": str(version), **({COMPRESSION_LEVEL: str(level)} if level else {})}
         self._spark = spark
         self._folder = folder / f"rowdelta_{suffix}"
         self._warehouse = warehouse
@@ -120,7 +127,7 @@ class RowdeltaCase:
                     "order_by": ["seq"],
                     "partition_by": [f"bucket({self.case.buckets}, id)"] if self.case.buckets else [],
                     "compact_every": self._compact_every,
-                    "properties": {"format-version": str(self._version)},
+                    "properties": self._properties,
                 }
             ],
             "spark": {"spark.sql.shuffle.partitions": self._spark.conf.get("spark.sql.shuffle.partitions")},
@@ -166,6 +173,9 @@ def run(
     warehouse = folder / "warehouse"
     spark = build_session(warehouse)
     spark.sparkContext.setLogLevel("ERROR")
+    if only == PACKING:
+        _compare_packing(spark, folder, warehouse, dataset)
+        return []
     _warm_up(spark, folder / "warm_up", warehouse, seed, only, inserts_only)
     sinks = _sinks(spark, folder / "measured", warehouse, only, inserts_only)
     for sink in sinks:
@@ -198,7 +208,42 @@ def run(
     for sink in sinks:
         _scan_compacted(spark, sink.case, dataset, batches)
     _report(spark, [sink.case for sink in sinks], rows)
+    if not only:
+        _compare_packing(spark, folder, warehouse, dataset)
     return [sink.case for sink in sinks]
+
+
+def _compare_packing(spark: SparkSession, folder: Path, warehouse: Path, dataset: Dataset) -> None:
+    """Load the same rows as a first load is packed, with zstd's level 1, and by Spark's own writer, in turns. Print the
+    bytes of a row and the seconds.
+    """
+    names = ("rowdelta", "rowdelta, level 1", "Spark's writer")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    size: dict[str, float] = {}
+    for turn in range(PACKING_TURNS + 1):
+        place = folder / f"packing{turn}"
+        sinks: list[tuple[str, RowdeltaCase | MergeCase]] = [
+            (names[0], RowdeltaCase(spark, place, warehouse, None, "position")),
+            (names[1], RowdeltaCase(spark, place, warehouse, None, "position", level=1)),
+            (names[2], MergeCase(spark, place, None)),
+        ]
+        for name, sink in sinks if turn % 2 else reversed(sinks):
+            taken = sink.load(dataset)
+            if turn:  # the first one is for the JVM's compiler
+                seconds[name].append(taken)
+            size[name] = _bytes_a_row(spark, sink.case.table)
+    print("\npacking of the load")
+    for name in names:
+        print(f"  {name:18} {size[name]:6.1f} bytes a row, {statistics.median(seconds[name]):6.2f} s")
+    ratios = [ours / quick for ours, quick in zip(seconds[names[0]], seconds[names[1]], strict=True)]
+    print(f"  bytes a row {size[names[0]] / size[names[2]]:.2f}x those of Spark's writer (target: at most 1.00x)")
+    print(f"  load {statistics.median(ratios):.2f}x as long as with level 1 (target: at most 1.15x)", flush=True)
+
+
+def _bytes_a_row(spark: SparkSession, table: str) -> float:
+    row = spark.sql(f"SELECT sum(file_size_in_bytes) / sum(record_count) FROM {table}.files").first()
+    assert row is not None, "an aggregate without keys has one row"
+    return float(row[0])
 
 
 def table_columns() -> dict[str, str]:
@@ -323,7 +368,9 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000, help="events in a micro-batch")
     parser.add_argument("--turn", type=int, default=5, help="micro-batches between scans")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="a regular expression for the names of the sinks to run")
+    parser.add_argument(
+        "--only", default="", help=f"a regular expression for the names of the sinks to run; or {PACKING}"
+    )
     parser.add_argument("--inserts-only", action="store_true", help="no updates and deletes; with mode append")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
