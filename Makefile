@@ -5,20 +5,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# of test-spark
+SPARK ?= 3.5.7
+SPARK_VENV := .venv-spark-$(SPARK)
+
 JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 21. Install one: \
 	Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; \
 	macOS: brew install openjdk@17. If it is not on the PATH, set JAVA_HOME.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench docs lint clean jdk
+.PHONY: help setup demo test test-spark bench docs lint clean jdk
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Create .venv and install the project into it, with what its tests need
 
+$(INSTALLED): PACKAGES = '.[dev]'
+$(SPARK_VENV)/.installed: PACKAGES = '.[test]' 'pyspark==$(SPARK)'
+
 # Again only when pyproject.toml changes.
-$(INSTALLED): pyproject.toml
+$(INSTALLED) $(SPARK_VENV)/.installed: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "There is no $(PYTHON). Install Python 3.11 or newer, or name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
 		exit 1; }
@@ -29,8 +36,8 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) has no venv module. Debian, Ubuntu: apt install python3-venv" >&2; \
 		exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable $(PACKAGES)
 	@touch $@
 
 jdk:
@@ -49,6 +56,10 @@ demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo
 test: jdk setup lint ## The whole suite, after lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
+# Without what only other parts of the suite need, such as the engines of test_readers.py: that is most of `dev`.
+test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
+	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py --numprocesses 2 --dist worksteal
+
 bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO side by side, then mode append, decoding, the key index alone, the start
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.bench --inserts-only --only '(append|position) v2, unpartitioned$$' --batches 10
@@ -65,7 +76,8 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-clean: ## Remove what the targets made, .venv included; ./demo only if `rowdelta demo` made it
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .services spark-warehouse site
+clean: ## Remove what the targets made, .venv* included; ./demo only if `rowdelta demo` made it
+	rm -rf $(VENV) .venv-spark-* build *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .services spark-warehouse site
 	@test ! -f demo/.rowdelta-demo || rm -rf demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

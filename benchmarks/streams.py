@@ -14,11 +14,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.workload import SPARK_CHANGE_SCHEMA
-from sink import session
+from sink import session, spark_versions
 from sink.config import Config
 from sink.pipeline import Pipeline, Run
 
-ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0"
 CATALOG = "bench"
 
 
@@ -43,7 +42,7 @@ def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") ->
         builder.appName("rowdelta benchmarks")
         .master(f"local[{cores}]")
         .config("spark.driver.memory", driver_memory)
-        .config("spark.jars.packages", f"{ICEBERG},{session.LOCAL_FILES}")
+        .config("spark.jars.packages", f"{spark_versions.installed().iceberg_runtime},{session.LOCAL_FILES}")
         .config("spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
         .config(f"spark.sql.catalog.{CATALOG}", "org.apache.iceberg.spark.SparkCatalog")
         .config(f"spark.sql.catalog.{CATALOG}.type", "hadoop")

@@ -1,6 +1,9 @@
-"""Imports point one way: sink -> deltawriters -> changelog. The layers below run where there is no Spark and no JVM."""
+"""Imports point one way: sink -> deltawriters -> changelog. The layers below run where there is no Spark and no JVM.
+What differs between the versions of Spark stands in one module.
+"""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +41,34 @@ def test_writers_load_without_spark(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"pyspark", "py4j", "sink"} & set(result.stdout.split())
+
+
+_MOVING = r"org\.apache\.spark\.sql\.execution\.streaming"
+"""Package whose classes are elsewhere in another version."""
+_TEXT_OF_ONE_VERSION = re.compile(rf"{_MOVING}|iceberg-spark-runtime-\d|spark-sql-kafka-0-10_\d")
+_INSTALLED_VERSION = re.compile(rf"{_MOVING}|\bpyspark\.__version__$|\b(spark|sparkContext)\.version$|\.minor$")
+
+
+def version_dependent(file: Path) -> set[str]:
+    """What a module says of one version of Spark, or asks of the installed one. Comments don't count."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and _TEXT_OF_ONE_VERSION.search(str(node.value)):
+            found.add(str(node.value))
+        if isinstance(node, ast.Attribute) and _INSTALLED_VERSION.search(ast.unparse(node)):
+            found.add(ast.unparse(node))
+        # `--version` shows it, and a cache's key has it; both is fine
+        judged = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        judged += [node.value] if isinstance(node, ast.Attribute) else []
+        found |= {text for text in map(ast.unparse, judged) if text.endswith(".full")}
+    return found
+
+
+def test_what_differs_between_versions_of_spark_is_in_one_module() -> None:
+    the_one = ROOT / "sink" / "spark_versions.py"
+    files = {file for folder in (*PACKAGES, "benchmarks") for file in (ROOT / folder).rglob("*.py")}
+    assert {"org.apache.spark.sql.execution.streaming", "self.minor", "self.full"} <= version_dependent(the_one)
+    assert {str(file): found for file in files - {the_one} if (found := version_dependent(file))} == {}
 
 
 def test_modules_are_named_for_what_they_hold() -> None:

@@ -226,6 +226,7 @@ def command(
     return call
 
 
+@pytest.mark.versions
 def test_list_and_counts(files: Job, command: Any) -> None:
     files.write_text("old one\n")
     files.run()
@@ -278,7 +279,12 @@ def test_no_dead_letter_table(files: Job, command: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deletes", "mode"), [("position", "upsert"), ("equality", "upsert"), ("equality", "changelog")]
+    ("deletes", "mode"),
+    [
+        pytest.param("position", "upsert", marks=pytest.mark.versions),
+        ("equality", "upsert"),
+        ("equality", "changelog"),
+    ],
 )
 def test_replay_applies_what_was_refused_but_undoes_nothing_newer(job: KafkaJob, deletes: str, mode: str) -> None:
     job.table = {"deletes": deletes, "mode": mode}
@@ -524,6 +530,7 @@ def topic(job: KafkaJob, kafka: Kafka) -> str:
     return name
 
 
+@pytest.mark.versions
 def test_bad_records_go_to_the_topic_too(job: KafkaJob, kafka: Kafka, topic: str) -> None:
     job.produce([change("c", 1, "a"), (b"\xfe", NOT_UTF_8), (None, b"[1]")], partition=1)
     job.run()

@@ -94,6 +94,7 @@ def test_rows_go_through_spark_to_their_task_in_bounded_pieces(spark: SparkSessi
     _check(exchanged(dealt, 3, look))
 
 
+@pytest.mark.versions
 def test_so_do_rows_of_files_that_are_read_whole(spark: SparkSession, tmp_path: Path) -> None:
     paths = [tmp_path / f"part {part} %20 é" for part in "abcde"]
     for number, path in enumerate(paths):

@@ -205,7 +205,7 @@ class Shop:
         return self._next - 1
 
 
-@pytest.mark.parametrize("mode", ["upsert", "changelog"])
+@pytest.mark.parametrize("mode", [pytest.param("upsert", marks=pytest.mark.versions), "changelog"])
 def test_table_equals_source_over_restarts(spark: SparkSession, tmp_path: Path, kafka: Kafka, mode: str) -> None:
     """Three partitions, several micro-batches, restarts with the checkpoint, without it, and with nothing to do."""
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"maxOffsetsPerTrigger": 60}, table={"mode": mode})

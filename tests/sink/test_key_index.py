@@ -105,6 +105,7 @@ def test_a_micro_batch_of_bad_records_only_has_no_keys_to_show() -> None:
     assert "; keys: 2 duplicate rows removed, 6 dead letters" in written.shown(unites_deletes=False)
 
 
+@pytest.mark.versions
 def test_duplicates_of_others_are_all_deleted_on_the_keys_next_change(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:

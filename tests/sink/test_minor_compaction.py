@@ -82,6 +82,7 @@ def test_small_files_are_merged(
     assert "others" not in caplog.text
 
 
+@pytest.mark.versions
 @BOTH
 def test_runs_of_one_micro_batch_have_them_too(spark: SparkSession, tmp_path: Path, version: int) -> None:
     """As a scheduler would start them: commits are counted across runs."""

@@ -415,7 +415,7 @@ def parquet(job: Job, columns: Mapping[str, str]) -> Job:
     return job
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("together", [pytest.param(False, marks=pytest.mark.versions), True])
 @BOTH
 def test_files_with_more_and_wider_columns(job: Job, deletes: Any, version: str, together: bool) -> None:
     first = {"id": "bigint", "name": "string", "i": "int", "d": "decimal(4,2)"}

@@ -70,7 +70,7 @@ NEW = {
 }
 
 
-@pytest.mark.parametrize("deletes", ["position", "equality"])
+@pytest.mark.parametrize("deletes", [pytest.param("position", marks=pytest.mark.versions), "equality"])
 def test_an_envelope_changes_in_the_middle_of_a_micro_batch(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, deletes: str
 ) -> None:

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.versions
 def test_no_process_is_forked_for_the_permissions_of_a_local_file(spark: SparkSession, tmp_path: Path) -> None:
     jvm = spark.sparkContext._jvm
     assert jvm is not None

@@ -10,6 +10,8 @@ import pytest
 from sink import cli, spark_versions
 from sink.errors import ConfigError
 
+pytestmark = pytest.mark.versions
+
 CONFIG = """\
 sink: {id: shop, checkpoint: state}
 source: {type: kafka, format: debezium-json, options: {kafka.bootstrap.servers: "nowhere:9092"}}

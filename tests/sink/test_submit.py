@@ -255,6 +255,7 @@ def test_a_second_ctrl_c_interrupts(spark: SparkSession, tmp_path: Path, submitt
     assert commits(spark, tmp_path) in (3, 4)
 
 
+@pytest.mark.versions
 def test_killed_at_once_and_started_again(spark: SparkSession, tmp_path: Path) -> None:
     """SIGKILL asks nobody; the table is as its last commit left it, and the next run does the rest, once."""
     expected = write_changes(tmp_path, 10)
@@ -290,6 +291,7 @@ def test_the_jvm_dies(spark: SparkSession, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------
 
 
+@pytest.mark.versions
 def test_check_run_status(spark: SparkSession, tmp_path: Path) -> None:
     expected = write_changes(tmp_path, 2)
     path = write_config(tmp_path, catalogs=SECRETS, spark=LOCAL | event_log(tmp_path))
@@ -483,6 +485,7 @@ def submit(path: Path, master: str, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.versions
 def test_spark_submit_local(spark: SparkSession, tmp_path: Path) -> None:
     expected = write_changes(tmp_path, 4)
     given = event_log(tmp_path) | {"spark.redaction.regex": "custom", "spark.my.custom": "hunter2"}
