@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 # other modules are imported by the functions that use them: until they are, which takes a second, nobody handles
 # signals
 from sink import interrupts
-from sink.errors import ConfigError, DataError, RowdeltaError
+from sink.errors import ConfigError, DataError, NeedsSparkError, RowdeltaError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -297,13 +297,29 @@ def _warm(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from sink import inspection
 
-    return _inspect(args, inspection.check, short=True)
+    return _look_at(args, inspection.check)
 
 
 def _status(args: argparse.Namespace) -> int:
     from sink import inspection
 
-    return _inspect(args, inspection.status, short=True)
+    return _look_at(args, inspection.status)
+
+
+def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Config], Iterator[str]]") -> int:
+    """Without Spark's JVM if that can answer, else with it."""
+    from sink import config
+
+    lines: list[str] = []
+    try:
+        lines.extend(look(None, config.load(args.config)))  # which keeps what came before an error
+    except NeedsSparkError:
+        return _inspect(args, look, short=True)
+    except RowdeltaError:
+        print(*lines, sep="\n", end="\n" if lines else "")
+        raise
+    print(*lines, sep="\n")
+    return 0
 
 
 def _init(args: argparse.Namespace) -> int:

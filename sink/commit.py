@@ -20,7 +20,6 @@ from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError,
 from sink.iceberg import (
     JAVA_ERRORS,
     IcebergTable,
-    StoredPosition,
     java_class,
     java_exception,
     java_message,
@@ -28,6 +27,7 @@ from sink.iceberg import (
 )
 from sink.keyindex import IndexCommit
 from sink.sources.source import Position
+from sink.table_state import StoredPosition
 
 log = logging.getLogger("rowdelta")
 

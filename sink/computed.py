@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from changelog.decoding import spark_schema
 from changelog.row_kind_columns import quoted
 from changelog.rows import PREFIX
-from sink.errors import ConfigError
+from sink.errors import ConfigError, NeedsSparkError
 
 if TYPE_CHECKING:
     from sink.tables import TablePlan
@@ -40,15 +40,18 @@ def compute(rows: DataFrame, plan: "TablePlan") -> DataFrame:
         raise ConfigError(f"{plan.section.target}: a computed column can't be computed. {_sentence(error)}") from None
 
 
-def check_computed(spark: SparkSession, plan: "TablePlan", path: str) -> None:
+def check_computed(spark: SparkSession | None, plan: "TablePlan", path: str) -> None:
     """Refuse expressions before anything runs.
 
     :param path: the table's place in the configuration, `tables[0]`.
     :raises ConfigError: an expression doesn't parse, names an unknown column, has another type than its column, makes
         several rows of one, or isn't the same each time.
+    :raises NeedsSparkError: there are expressions, and no session.
     """
     if not plan.computed:
         return
+    if spark is None:
+        raise NeedsSparkError("only Spark understands the expressions of computed columns")
     rows = spark.createDataFrame(
         [], T.StructType([f for f in spark_schema(plan.changelog) if not f.name.startswith(PREFIX)])
     )

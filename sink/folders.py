@@ -1,5 +1,6 @@
 """Whether the sink can write where the configuration says, before anything depends on it."""
 
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +11,17 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError
+from sink.local_paths import local_path
 
 
-def check_folders(spark: SparkSession, config: Config) -> None:
+def check_folders(spark: SparkSession | None, config: Config) -> None:
     """Look at the folders on local disks that a run writes into. Other file systems answer for themselves when it does.
 
+    :param spark: None: without it, as Hadoop's defaults are.
     :raises ConfigError: one of them is none, and can't be made.
     """
     for key, place in _folders(config):
-        path = _local(spark, place)
+        path = _local(spark, place) if spark is not None else _local_by_default(place)
         reason = None if path is None else _obstacle(path)
         if reason is not None:
             raise ConfigError(f"{key}: got {place!r}, expected a folder to write into, but {reason}. Name another.")
@@ -43,6 +46,11 @@ def _local(spark: SparkSession, place: str) -> Path | None:
     except (Py4JError, PySparkException):
         return None
     return Path(str(path.toUri().getPath())) if scheme == "file" else None
+
+
+def _local_by_default(place: str) -> Path | None:
+    """The same where Hadoop's settings are its defaults."""
+    return None if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*://", place) else local_path(place)
 
 
 def _obstacle(path: Path) -> str | None:

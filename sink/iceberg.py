@@ -6,7 +6,6 @@ its own.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +22,8 @@ from deltawriters import TableSpec
 from sink.config import PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TableGoneError, TemporaryError
 from sink.redaction import masked
-from sink.sources.source import Position
 from sink.spark_versions import parse_ddl
+from sink.table_state import Snapshot, TableState
 
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
 """What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw
@@ -51,23 +50,7 @@ def java_exception(error: Exception) -> JavaObject:
     return error.java_exception if isinstance(error, Py4JJavaError) else error._origin  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True)
-class StoredPosition:
-    """A sink's position as a table stores it, and which commit stored it.
-
-    `index` names the version of the key index that belongs to the commit (`sink.keyindex`), if it has one, and
-    `index_snapshot_id` the snapshot that is the last one in it: the commit's own, or that of a rewrite which came
-    after.
-    """
-
-    position: Position
-    operation: str
-    snapshot_id: int | None = None
-    index: Mapping[str, Any] | None = None
-    index_snapshot_id: int | None = None
-
-
-class IcebergTable:
+class IcebergTable(TableState):
     """One table as the sink sees it. Immutable views are cached until `refresh`."""
 
     def __init__(self, spark: SparkSession, name: str, table: JavaObject) -> None:
@@ -137,6 +120,37 @@ class IcebergTable:
         metadata: dict[str, Any] = json.loads(text)
         return metadata
 
+    def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
+        found = None if snapshot_id is None else self.java.snapshot(snapshot_id)
+        if found is None:
+            return None
+        parent = found.parentId()
+        return Snapshot(
+            snapshot_id=int(found.snapshotId()),
+            parent_id=None if parent is None else int(parent),
+            sequence_number=int(found.sequenceNumber()),
+            timestamp_ms=int(found.timestampMillis()),
+            summary=self.summary(found),
+        )
+
+    def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
+        return bool(self.iceberg.util.SnapshotUtil.isAncestorOf(self.java, snapshot_id, ancestor_id))
+
+    def is_sorted(self) -> bool:
+        return not self.java.sortOrder().isUnsorted()
+
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        try:
+            converted = self.iceberg.spark.SparkSchemaUtil.convert(self.java.schema())
+        except JAVA_ERRORS as error:
+            raise TableError(f"{self.name}: {java_message(error)}") from None
+        struct = T.StructType.fromJson(json.loads(converted.json()))
+        fields = self.spec.iceberg_schema.fields
+        return tuple(
+            ColumnSpec(s.name, s.dataType, required=f.required, is_uuid=str(f.field_type) == "uuid")
+            for s, f in zip(struct.fields, fields, strict=True)
+        )
+
     def snapshot_id(self) -> int | None:
         snapshot = self.java.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
@@ -175,69 +189,6 @@ class IcebergTable:
 
     def set_property(self, name: str, value: str) -> None:
         self.java.updateProperties().set(name, value).commit()
-
-    def position(self, prefix: str) -> StoredPosition | None:
-        """The sink's position, as of the current snapshot.
-
-        The property is newest. After a rollback it is ahead of the data; then the nearest ancestor snapshot that this
-        sink committed says how far the data really is. That the property's own snapshot is unknown doesn't tell which:
-        ancestors expire, and so do snapshots that were rolled back.
-
-        :raises TableError: rolled back, or replaced, past everything that could say so.
-        """
-        text = self.property(f"{prefix}.position")
-        if text is None:
-            return None
-        stored = json.loads(text)
-        current, committed = self.snapshot_id(), stored.get("snapshot-id")
-        result = StoredPosition(stored["position"], stored["operation"], committed, stored.get("index"), committed)
-        if current == committed or committed is None:
-            return result  # as is nearly always
-        util = self.iceberg.util.SnapshotUtil
-        if current is not None and util.isAncestorOf(self.java, current, committed):
-            return self._with_newer_index(result, prefix, current)
-        snapshot, may_have_expired = self.java.currentSnapshot(), False
-        sequence_number = self._sequence_number(prefix, stored)
-        is_behind = False
-        while snapshot is not None:
-            summary = snapshot.summary().get(f"{prefix}.position")
-            if summary is not None:
-                older = json.loads(str(summary))
-                number = int(snapshot.snapshotId())
-                return StoredPosition(older["position"], older["operation"], number, older.get("index"), number)
-            # on the way back, the commit would come before what is older than it, were it an ancestor
-            is_behind = is_behind or int(snapshot.sequenceNumber()) < sequence_number
-            parent = snapshot.parentId()
-            snapshot = None if parent is None else self.java.snapshot(parent)
-            may_have_expired = parent is not None and snapshot is None
-        if may_have_expired and not is_behind:
-            assert current is not None
-            return self._with_newer_index(result, prefix, current)
-        raise TableError(
-            f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
-            "the source again from the start, remove the stored position (see docs/operations.md, Reset)."
-        )
-
-    def _sequence_number(self, prefix: str, stored: Mapping[str, Any]) -> int:
-        """Of the snapshot that has the position `stored`; 0 if it isn't known. See
-        `IcebergCommitter.note_sequence_number`.
-        """
-        text = self.property(f"{prefix}.sequence-number")
-        noted = json.loads(text) if text is not None else {}
-        if noted.get("operation") == stored["operation"]:
-            return int(noted["sequence-number"])
-        return int(stored.get("sequence-number", 0))
-
-    def _with_newer_index(self, stored: StoredPosition, prefix: str, current: int) -> StoredPosition:
-        """With the index version of a rewrite that came after the commit, if one did."""
-        text = self.property(f"{prefix}.index")
-        newer = json.loads(text) if text is not None else {}
-        number = newer.get("snapshot-id")
-        if newer.get("operation") != stored.operation:
-            return stored
-        if current != number and not self.iceberg.util.SnapshotUtil.isAncestorOf(self.java, current, number):
-            return stored
-        return replace(stored, index=newer["index"], index_snapshot_id=number)
 
     def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.
@@ -307,7 +258,7 @@ class Catalogs:
     def __init__(self, spark: SparkSession) -> None:
         jvm = spark.sparkContext._jvm
         assert jvm is not None
-        self._spark = spark
+        self.spark = spark
         self._jvm = jvm
         self._iceberg = jvm.org.apache.iceberg
 
@@ -318,7 +269,7 @@ class Catalogs:
         """
         catalog, identifier = self._resolve(name)
         try:
-            return IcebergTable(self._spark, name, catalog.loadTable(identifier))
+            return IcebergTable(self.spark, name, catalog.loadTable(identifier))
         except JAVA_ERRORS as error:
             if java_class(error) in ("NoSuchTableException", "NoSuchNamespaceException"):
                 return None
@@ -338,7 +289,7 @@ class Catalogs:
         """
         catalog, identifier = self._resolve(name)
         of_catalog = f"spark.sql.catalog.{name.split('.')[0]}.table-default."
-        defaults = {n: v for n, v in _DEFAULTS.items() if self._spark.conf.get(f"{of_catalog}{n}", None) is None}
+        defaults = {n: v for n, v in _DEFAULTS.items() if self.spark.conf.get(f"{of_catalog}{n}", None) is None}
         converted = self._converted(columns)
         ids = self._jvm.java.util.HashSet()
         for column in key:
@@ -354,7 +305,7 @@ class Catalogs:
             table = builder.create()
         except JAVA_ERRORS as error:
             raise table_error(name, error) from None
-        return IcebergTable(self._spark, name, table)
+        return IcebergTable(self.spark, name, table)
 
     def partition_spec(self, columns: T.StructType, partition_by: Sequence[PartitionField], path: str) -> JavaObject:
         """Iceberg's, for a new table of these columns.
@@ -391,12 +342,12 @@ class Catalogs:
 
     def _resolve(self, name: str) -> tuple[JavaObject, JavaObject]:
         catalog_name, *namespace, table = name.split(".")
-        manager = self._spark._jsparkSession.sessionState().catalogManager()
+        manager = self.spark._jsparkSession.sessionState().catalogManager()
         try:
             catalog = manager.catalog(catalog_name).icebergCatalog()
         except JAVA_ERRORS as error:
             raise self._unusable(catalog_name, error) from None
-        gateway = self._spark.sparkContext._gateway
+        gateway = self.spark.sparkContext._gateway
         assert gateway is not None
         levels = gateway.new_array(self._jvm.java.lang.String, len(namespace))
         for i, level in enumerate(namespace):
@@ -409,8 +360,8 @@ class Catalogs:
         if kind in (*_REFUSALS, "ClassNotFoundException", "CatalogNotFoundException"):
             return ConfigError(f"catalogs.{catalog}: it can't be opened: {message}. Correct its properties.")
         prefix = f"spark.sql.catalog.{catalog}"
-        uri = self._spark.conf.get(f"{prefix}.uri", None)
-        if uri is None and self._spark.conf.get(f"{prefix}.type", None) == "rest":
+        uri = self.spark.conf.get(f"{prefix}.uri", None)
+        if uri is None and self.spark.conf.get(f"{prefix}.type", None) == "rest":
             return ConfigError(f"catalogs.{catalog}: a catalog of type rest needs its address. Add uri.")
         at = "" if uri is None else f" at {masked(uri)}"
         return TemporaryError(
@@ -457,23 +408,6 @@ def table_error(name: str, error: Exception) -> TableError | TemporaryError:
     if kind in (*_REFUSALS, "ValidationException"):
         return TableError(f"{name}: {message}")
     return TemporaryError(f"{name}: catalog {name.split('.')[0]} failed: {kind}: {_with_cause(error)}")
-
-
-def column_specs(table: IcebergTable) -> tuple[ColumnSpec, ...]:
-    """The table's columns as Spark types.
-
-    :raises TableError: a column has a type that Spark can't represent.
-    """
-    try:
-        converted = table.iceberg.spark.SparkSchemaUtil.convert(table.java.schema())
-    except JAVA_ERRORS as error:
-        raise TableError(f"{table.name}: {java_message(error)}") from None
-    struct = T.StructType.fromJson(json.loads(converted.json()))
-    fields = table.spec.iceberg_schema.fields
-    return tuple(
-        ColumnSpec(s.name, s.dataType, required=f.required, is_uuid=str(f.field_type) == "uuid")
-        for s, f in zip(struct.fields, fields, strict=True)
-    )
 
 
 def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | None = None) -> T.StructType | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -18,8 +18,10 @@ from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
 from changelog.values import spark_type
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, RowdeltaError, TemporaryError
+from sink.errors import ConfigError, NeedsSparkError, RowdeltaError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, java_class, java_message
+from sink.sources.kafka_client import Message, Range
+from sink.sources.plain import PlainTopics
 from sink.sources.source import Source
 from sink.spark_versions import to_arrow
 
@@ -34,8 +36,31 @@ LAST = 20
 T = TypeVar("T")
 
 
-class Sample:
-    """Messages of one table's source, read at the first question.
+class Sample(Protocol):
+    """Messages of one table's source, read at the first question."""
+
+    def columns(self) -> dict[str, str] | None:
+        """Name -> Spark SQL type of each field; None if the source has no messages yet.
+
+        A schema that comes with the messages says it exactly; of plain JSON the types are a guess, so it is worth a
+        look (`rowdelta check`).
+
+        :raises TemporaryError: the schema registry doesn't answer.
+        """
+
+    def message_keys(self) -> frozenset[tuple[str, ...]]:
+        """What messages say of their table's key (`MessageKey.fields`): the first ones, and the last of each partition.
+
+        :raises TemporaryError: the schema registry doesn't answer.
+        """
+
+    @property
+    def is_empty(self) -> bool:
+        """The source has no messages."""
+
+
+class SparkSample:
+    """Messages that Spark reads.
 
     :param source: whose last messages are looked at too.
     """
@@ -47,13 +72,6 @@ class Sample:
         self._source = source
 
     def columns(self) -> dict[str, str] | None:
-        """Name -> Spark SQL type of each field; None if the source has no messages yet.
-
-        A schema that comes with the messages says it exactly; of plain JSON the types are a guess, so it is worth a
-        look (`rowdelta check`).
-
-        :raises TemporaryError: the schema registry doesn't answer.
-        """
         config, table = self._config, self._table
         if config.source.type == "files" and config.source.file_format == "parquet":
             schema = _parquet_schema(self._spark, table)
@@ -63,10 +81,6 @@ class Sample:
         return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
 
     def message_keys(self) -> frozenset[tuple[str, ...]]:
-        """What messages say of their table's key (`MessageKey.fields`): the first ones, and the last of each partition.
-
-        :raises TemporaryError: the schema registry doesn't answer.
-        """
         found = self._asking_registry(lambda: message_keys(self._config, self._first))
         if self._first.num_rows >= SAMPLE:
             last = self._source.last_records(self._table, LAST)
@@ -77,7 +91,6 @@ class Sample:
 
     @property
     def is_empty(self) -> bool:
-        """The source has no messages."""
         return not len(self._first)
 
     @cached_property
@@ -91,10 +104,76 @@ class Sample:
             raise
 
     def _asking_registry(self, question: Callable[[], T]) -> T:
-        try:
-            return question()
-        except RegistryError as error:
-            raise TemporaryError(f"{self._table.target}: {error}. Nothing was applied; run again.") from error
+        return _asking_registry(self._table, question)
+
+
+class PlainSample:
+    """Messages of a topic that a plain client reads.
+
+    Spark reads the first ones of all partitions in an order of its own, so they answer only if those of each partition
+    say the same.
+
+    :param topics: None: the source is files.
+    """
+
+    def __init__(self, config: Config, table: TableSection, topics: PlainTopics | None) -> None:
+        self._config = config
+        self._table = table
+        self._topics = topics
+
+    def columns(self) -> dict[str, str] | None:
+        found = [self._asked(records, infer_fields) for records in self._first.values()]
+        if any(list(one.items()) != list(found[0].items()) for one in found):
+            raise NeedsSparkError(f"{self._table.source}: other columns in each partition")
+        exclude = self._table.exclude
+        return {name: dtype for name, dtype in found[0].items() if name not in exclude} or None if found else None
+
+    def message_keys(self) -> frozenset[tuple[str, ...]]:
+        parts = list(self._first.values())
+        if sum(part.num_rows for part in parts) >= SAMPLE:
+            parts += self._read(lambda first, end: (max(first, end - LAST), end)).values()
+        found = [self._asked(records, message_keys) for records in parts]
+        if any(one != found[0] for one in found):
+            raise NeedsSparkError(f"{self._table.source}: other keys in each partition")
+        return found[0] if found else frozenset()
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(part.num_rows for part in self._first.values())
+
+    def _asked(self, records: pa.Table, question: Callable[[Config, pa.Table], T]) -> T:
+        return _asking_registry(self._table, lambda: question(self._config, records))
+
+    @cached_property
+    def _first(self) -> dict[int, pa.Table]:
+        return self._read(lambda first, end: (first, end))
+
+    def _read(self, part: Callable[[int, int], Range]) -> dict[int, pa.Table]:
+        """:param part: of the offsets of a partition those to read."""
+        if self._topics is None:
+            raise NeedsSparkError("only Spark knows which lines of files it looks at")
+        ranges = self._topics.ranges(self._table)
+        wanted = {number: part(*range_) for number, range_ in ranges.items()}
+        return {n: _records(found) for n, found in self._topics.messages(self._table, wanted, SAMPLE).items()}
+
+
+def _records(messages: Sequence[Message]) -> pa.Table:
+    columns = {
+        "source": [message.topic for message in messages],
+        "partition": [message.partition for message in messages],
+        "offset": [message.offset for message in messages],
+        "timestamp": [None] * len(messages),
+        "key": [message.key for message in messages],
+        "value": [message.value for message in messages],
+    }
+    return pa.table(columns, schema=RAW_SCHEMA)
+
+
+def _asking_registry(table: TableSection, question: Callable[[], T]) -> T:
+    try:
+        return question()
+    except RegistryError as error:
+        raise TemporaryError(f"{table.target}: {error}. Nothing was applied; run again.") from error
 
 
 def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:

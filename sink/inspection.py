@@ -5,50 +5,56 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pyspark.sql import SparkSession
-
+from sink.access import Access, by_spark, check_settings, without_spark
 from sink.config import Config
 from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
-from sink.folders import check_folders
-from sink.iceberg import Catalogs, IcebergTable
-from sink.inference import Sample
-from sink.keys import TableKey, shown, table_key, with_key
-from sink.microbatch import property_prefix, start_position
-from sink.patterns import ResolvedTable
-from sink.pipeline import find_tables, open_source
+from sink.patterns import ResolvedTable, find_tables
 from sink.redaction import redacted
-from sink.session import activate
-from sink.sources.source import Position, Source
-from sink.tables import TablePlan, inferred_columns, plan_table
+from sink.sources.source import Position
+from sink.table_state import Tables, TableState, property_prefix
+
+if TYPE_CHECKING:
+    # `check` imports these when it needs them: `status` never does, and they take a second
+    from pyspark.sql import SparkSession
+
+    from sink.keys import TableKey
+    from sink.tables import TablePlan
 
 T = TypeVar("T")
 R = TypeVar("R")
 _THREADS = 8
 
 
-def check(spark: SparkSession, config: Config) -> Iterator[str]:
+def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
     """Validate everything a run would need, without creating or writing. Yields what was found, line by line.
 
+    :param spark: None: without Spark.
     :raises RowdeltaError: the first thing that a run would fail on.
+    :raises NeedsSparkError: without Spark not all can be validated.
     """
+    from sink.folders import check_folders
+    from sink.keys import shown
+
+    if spark is None:
+        check_settings(config)
+    access = by_spark(spark, config) if spark is not None else without_spark(config)
+    source = access.source
     yield f"sink {config.sink.id}: {config.source.type} ({config.source.format}), trigger {config.sink.trigger}"
     for name, properties in config.catalogs.items():
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
     check_folders(spark, config)
-    catalogs = Catalogs(spark)
-    source = open_source(spark, config, {})
     tables = find_tables(config, source)
     found = source.check([table.section for table in tables])
 
-    def plan_of(pair: tuple[ResolvedTable, str | RowdeltaError]) -> tuple[TablePlan, TableKey] | RowdeltaError:
+    def plan_of(pair: tuple[ResolvedTable, str | RowdeltaError]) -> "tuple[TablePlan, TableKey] | RowdeltaError":
         table, reached = pair
         if isinstance(reached, RowdeltaError) and (table.section.columns is None or not table.section.key):
             return reached  # there is nothing to infer them from
-        return _plan(spark, catalogs, config, table, source)
+        return _plan(access, config, table)
 
-    planned = _in_parallel(spark, plan_of, list(zip(tables, found, strict=True)))
+    planned = _in_parallel(access, plan_of, list(zip(tables, found, strict=True)))
     errors: list[RowdeltaError] = list(source.check_patterns())
     for table, made, reached in zip(tables, planned, found, strict=True):
         section = table.section
@@ -94,13 +100,17 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     yield "ok"
 
 
-def status(spark: SparkSession, config: Config) -> Iterator[str]:
-    """Per table the last snapshot, the stored position and the lag."""
-    catalogs = Catalogs(spark)
-    source = open_source(spark, config, {})
+def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
+    """Per table the last snapshot, the stored position and the lag.
+
+    :param spark: None: without Spark.
+    :raises NeedsSparkError: without Spark it can't be told for sure.
+    """
+    access = by_spark(spark, config) if spark is not None else without_spark(config)
+    source = access.source
     prefix = property_prefix(config)
     tables = find_tables(config, source)
-    loaded = _in_parallel(spark, lambda table: _load(catalogs, table, prefix), tables)
+    loaded = _in_parallel(access, lambda table: _load(access.tables, table, prefix), tables)
     places = [
         (table.section, found[1]) for table, found in zip(tables, loaded, strict=True) if isinstance(found, tuple)
     ]
@@ -116,14 +126,14 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
         table, position = found
         if section.group is not None:
             yield f"group {section.group}:"
-        snapshot = table.java.currentSnapshot()
+        snapshot = table.current_snapshot()
         if snapshot is None:
             yield f"{section.target}: empty, no snapshot"
         else:
-            at = datetime.fromtimestamp(int(snapshot.timestampMillis()) / 1000, UTC)
-            summary = snapshot.summary()
+            at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+            summary = snapshot.summary
             yield (
-                f"{section.target}: snapshot {snapshot.snapshotId()} of {at:%Y-%m-%d %H:%M:%S} UTC, "
+                f"{section.target}: snapshot {snapshot.snapshot_id} of {at:%Y-%m-%d %H:%M:%S} UTC, "
                 f"{summary.get('total-data-files')} data files, {summary.get('total-delete-files')} delete files, "
                 f"{int(summary.get('total-equality-deletes') or 0):,} equality deletes"
             )
@@ -131,18 +141,19 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
         yield f"  lag: {next(lags)}"
 
 
-def _plan(
-    spark: SparkSession, catalogs: Catalogs, config: Config, resolved: ResolvedTable, source: Source
-) -> tuple[TablePlan, TableKey] | RowdeltaError:
+def _plan(access: Access, config: Config, resolved: ResolvedTable) -> "tuple[TablePlan, TableKey] | RowdeltaError":
+    from sink.keys import table_key, with_key
+    from sink.tables import inferred_columns, plan_table
+
     if resolved.error is not None:
         return resolved.error
     section = resolved.section
     try:
-        table = catalogs.load(section.target)
-        sample = Sample(spark, config, section, source)
+        table = access.tables.load(section.target)
+        sample = access.sample(section)
         key = table_key(config, resolved, table, sample)
         types = inferred_columns(config, section, table, sample)
-        plan = plan_table(spark, config, with_key(resolved, key), table, types)
+        plan = plan_table(access.tables, config, with_key(resolved, key), table, types)
         if config.source.type == "kafka" and key.configured and not key.messages:
             key = replace(key, messages=tuple(fields for fields in sample.message_keys() if fields))
         return plan, key
@@ -151,21 +162,21 @@ def _plan(
 
 
 def _load(
-    catalogs: Catalogs, resolved: ResolvedTable, prefix: str
-) -> tuple[IcebergTable, Position | None] | RowdeltaError | None:
+    tables: Tables, resolved: ResolvedTable, prefix: str
+) -> tuple[TableState, Position | None] | RowdeltaError | None:
     if resolved.error is not None:
         return resolved.error
-    table = catalogs.load(resolved.section.target)
+    table = tables.load(resolved.section.target)
     if table is None:
         return None
     try:
         stored = table.position(prefix)
     except TableError as error:
         return error
-    return table, stored.position if stored else start_position(table, prefix)
+    return table, stored.position if stored else table.start_position(prefix)
 
 
-def _in_parallel(spark: SparkSession, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def _in_parallel(access: Access, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Each item waits for the catalog, so several at a time."""
-    with ThreadPoolExecutor(_THREADS, initializer=activate, initargs=(spark,)) as pool:
+    with ThreadPoolExecutor(_THREADS, initializer=access.activate) as pool:
         return list(pool.map(work, items))

@@ -51,8 +51,9 @@ from sink.compaction import OWN
 from sink.deletion_vectors import DeletionVectors, Vector
 from sink.errors import TableError
 from sink.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
-from sink.iceberg import IcebergTable, StoredPosition
+from sink.iceberg import IcebergTable
 from sink.routing import RANGES, Bucket, KeyHash, bucket_of_key
+from sink.table_state import StoredPosition
 from sink.tables import TablePlan
 
 log = logging.getLogger("rowdelta")

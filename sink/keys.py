@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from changelog.decoding import StatedKeys
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NoMessagesError, TableError
-from sink.iceberg import IcebergTable
 from sink.inference import Sample
 from sink.options import MisplacedError, did_you_mean
 from sink.patterns import ResolvedTable
+from sink.table_state import TableState, property_prefix
 
 Fields = tuple[str, ...]
 
@@ -65,10 +65,10 @@ class TableKey:
 
 
 def property_name(config: Config) -> str:
-    return f"rowdelta.{config.sink.id}.key"
+    return f"{property_prefix(config)}.key"
 
 
-def table_key(config: Config, resolved: ResolvedTable, table: IcebergTable | None, sample: Sample) -> TableKey:
+def table_key(config: Config, resolved: ResolvedTable, table: TableState | None, sample: Sample) -> TableKey:
     """The key of a table.
 
     :param table: if it exists.
@@ -204,7 +204,7 @@ def _fields(section: TableSection, columns: Sequence[str]) -> Fields:
     return tuple(named[name].source or name if name in named else name for name in columns)
 
 
-def _identifiers(table: IcebergTable) -> tuple[str, ...]:
+def _identifiers(table: TableState) -> tuple[str, ...]:
     schema = table.spec.iceberg_schema
     names = schema.identifier_field_names()
     return tuple(name for name in (schema.find_column_name(field.field_id) for field in schema.fields) if name in names)

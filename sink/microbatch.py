@@ -48,13 +48,14 @@ from sink.exchange import (
     in_arrow,
 )
 from sink.history import ROWS
-from sink.iceberg import IcebergTable, StoredPosition
+from sink.iceberg import Catalogs, IcebergTable
 from sink.keyindex import IndexLostError, KeyIndex
 from sink.keys import TableKey, compared, property_name, with_key
 from sink.minor_compaction import MinorCompaction
 from sink.patterns import ResolvedTable
 from sink.routing import RANGES, KeyHash, bucket_of_key
 from sink.sources.source import Position, Source, Stream, TableBatch
+from sink.table_state import StoredPosition, property_prefix
 from sink.tables import (
     TablePlan,
     declared_changes,
@@ -189,7 +190,7 @@ class TableSink:
     @property
     def position(self) -> Position | None:
         """Where the table got to: its last commit's position, else where it was first read from."""
-        return self._stored.position if self._stored else start_position(self.table, self._prefix)
+        return self._stored.position if self._stored else self.table.start_position(self._prefix)
 
     @property
     def _appends(self) -> bool:
@@ -222,7 +223,7 @@ class TableSink:
                 "source from "
                 f"its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
             )
-        if position is not None and start_position(self.table, self._prefix) is None:
+        if position is not None and self.table.start_position(self._prefix) is None:
             self.table.set_property(f"{self._prefix}.start", json.dumps(dict(position)))
             self.table.refresh()
 
@@ -406,7 +407,7 @@ class TableSink:
             self._spec = self.table.spec
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
-        self.plan = plan_table(self.table.spark, self._config, self._resolved, self.table)
+        self.plan = plan_table(Catalogs(self.table.spark), self._config, self._resolved, self.table)
         self._global_deletes = self.table.has_data_under_other_specs()
         if deletes_by_value(self.plan.section) and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.ensure_unpartitioned_spec()
@@ -886,18 +887,6 @@ def _is_small(estimated_rows: int | None) -> bool:
 
 def _shuffle_partitions(spark: SparkSession) -> int:
     return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-
-
-def property_prefix(config: Config) -> str:
-    """Prefix of the table properties that hold the sink's state."""
-    return f"rowdelta.{config.sink.id}"
-
-
-def start_position(table: IcebergTable, prefix: str) -> Position | None:
-    """Where a table without commits is read from, if a run has begun."""
-    text = table.property(f"{prefix}.start")
-    start: Position | None = json.loads(text) if text else None
-    return start
 
 
 def job_error(target: str, error: Exception) -> RowdeltaError:

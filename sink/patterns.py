@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sink.config import Config, TableSection
 from sink.errors import ConfigError
+from sink.sources.source import SourceView
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,15 @@ def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
                 taken.add(name)
                 resolved.append(_expanded(table, path, match))
     return _refuse_shared_targets(resolved, config.dead_letter_table)
+
+
+def find_tables(config: Config, source: SourceView) -> list[ResolvedTable]:
+    """The tables of a configuration, with those that its patterns find in the source.
+
+    :raises TemporaryError: the source did not answer.
+    """
+    names = source.names() if any(table.is_pattern for table in config.tables) else ()
+    return resolve_tables(config, names)
 
 
 def source_pattern(table: TableSection, *, is_path: bool) -> re.Pattern[str]:

@@ -22,7 +22,7 @@ from sink.errors import ConfigError, DataError, RowdeltaError, TableError, Tempo
 from sink.folders import check_folders
 from sink.iceberg import JAVA_ERRORS
 from sink.interrupts import jvms
-from sink.patterns import ResolvedTable, resolve_tables
+from sink.patterns import find_tables
 from sink.sources.files import FilesSource
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source, Stream
@@ -377,15 +377,6 @@ _KINDS = (ConfigError, DataError, TableError, TemporaryError)
 
 class _StoppedError(Exception):
     """The pipeline is stopping."""
-
-
-def find_tables(config: Config, source: Source) -> list[ResolvedTable]:
-    """The tables of a configuration, with those that its patterns find in the source.
-
-    :raises TemporaryError: the source did not answer.
-    """
-    names = source.names() if any(table.is_pattern for table in config.tables) else ()
-    return resolve_tables(config, names)
 
 
 def open_source(spark: SparkSession, config: Config, changelogs: dict[str, ChangelogSpec]) -> Source:

@@ -36,11 +36,11 @@ from sink.config import Config
 from sink.dead_letters import RECORD, Selection, same_record
 from sink.errors import ConfigError, DataError, TableError
 from sink.iceberg import Catalogs
-from sink.inference import Sample
+from sink.inference import SparkSample
 from sink.keys import table_key, with_key
 from sink.microbatch import TableSink
-from sink.patterns import ResolvedTable
-from sink.pipeline import find_tables, open_source
+from sink.patterns import ResolvedTable, find_tables
+from sink.pipeline import open_source
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
 from sink.tables import plan_table
@@ -128,14 +128,15 @@ class _Replay:
         self._spark = spark
         self._config = config
         self._section = resolved.section
-        table = Catalogs(spark).load(self._section.target)
+        catalogs = Catalogs(spark)
+        table = catalogs.load(self._section.target)
         if table is None:
             raise TableError(
                 f"{self._section.target} does not exist, so there is nothing to replay into. rowdelta run creates it."
             )
         self._source = source
-        key = table_key(config, resolved, table, Sample(spark, config, resolved.section, source))
-        plan = plan_table(spark, config, with_key(resolved, key), table)
+        key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
+        plan = plan_table(catalogs, config, with_key(resolved, key), table)
         self._section = plan.section
         self._sink = TableSink(config, resolved, table, plan, key, source, dead_letters=None)
 

@@ -19,13 +19,14 @@ from deltawriters.partitioning import source_columns
 from sink.computed import check_computed
 from sink.config import RESERVED, Config, TableSection
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
-from sink.iceberg import Catalogs, IcebergTable, column_specs, parse_type, wanted_columns
-from sink.inference import Sample
+from sink.iceberg import Catalogs, IcebergTable, parse_type, wanted_columns
+from sink.inference import Sample, SparkSample
 from sink.keys import TableKey, property_name, table_key, with_key
 from sink.patterns import ResolvedTable
 from sink.sources.source import Source
 from sink.spark_versions import parse_ddl
 from sink.table_properties import FEATURES, check_properties, ignored
+from sink.table_state import Tables, TableState
 
 log = logging.getLogger("rowdelta")
 _NO_FLOATS = "Its NaN has no form in which a commit could name the partition. Partition by another column."
@@ -61,10 +62,10 @@ class TablePlan:
 
 
 def plan_table(
-    spark: SparkSession,
+    catalogs: Tables,
     config: Config,
     resolved: ResolvedTable,
-    table: IcebergTable | None,
+    table: TableState | None,
     types: Mapping[str, str] | None = None,
 ) -> TablePlan:
     """Check a table's configuration against the target, if it exists.
@@ -77,7 +78,7 @@ def plan_table(
     section, path = resolved.section, resolved.path
     wanted = wanted_columns(section, path, None if table else types)
     if table is None:
-        _check_parent(spark, section, path)
+        _check_parent(catalogs, section, path)
         if wanted is None:
             raise ConfigError(
                 f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add "
@@ -97,10 +98,10 @@ def plan_table(
             if column.name in whole and isinstance(column.type, T.FloatType | T.DoubleType):
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {_NO_FLOATS}")
         if section.partition_by:
-            Catalogs(spark).partition_spec(wanted, section.partition_fields, path)
+            catalogs.partition_spec(wanted, section.partition_fields, path)
     else:
         check_properties(table.name, table.spec.properties_by_name)
-        columns = column_specs(table)
+        columns = table.columns()
         _check_columns(section, wanted, columns)
         _check_key(section, table)
         _check_partitioning(section, table)
@@ -110,7 +111,7 @@ def plan_table(
             )
         sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
     plan = _plan(config, section, path, columns, sources, table is not None)
-    check_computed(spark, plan, path)
+    check_computed(catalogs.spark, plan, path)
     return replace(plan, warnings=tuple(_not_followed(section, table)))
 
 
@@ -124,12 +125,12 @@ def open_table(
     """
     catalogs = Catalogs(spark)
     table = catalogs.load(resolved.section.target)
-    sample = Sample(spark, config, resolved.section, source)
+    sample = SparkSample(spark, config, resolved.section, source)
     key = table_key(config, resolved, table, sample)
     resolved = with_key(resolved, key)
     section = resolved.section
     types = inferred_columns(config, section, table, sample)
-    plan = plan_table(spark, config, resolved, table, types)
+    plan = plan_table(catalogs, config, resolved, table, types)
     warning = key.warning(section)
     if warning is not None:
         log.warning("%s", warning)
@@ -160,7 +161,7 @@ def files_last(section: TableSection) -> bool:
 
 
 def inferred_columns(
-    config: Config, section: TableSection, table: IcebergTable | None, sample: Sample
+    config: Config, section: TableSection, table: TableState | None, sample: Sample
 ) -> dict[str, str] | None:
     """Columns for a table that doesn't exist and that nobody described; None for another.
 
@@ -365,24 +366,24 @@ def deletes_carry_row(config: Config) -> bool:
     return formats.find(config.source.format).DELETES_CARRY_ROW
 
 
-def _check_parent(spark: SparkSession, section: TableSection, path: str) -> None:
+def _check_parent(catalogs: Tables, section: TableSection, path: str) -> None:
     """A name inside of a table is one of its branches or tags.
 
     :raises ConfigError: the target is inside of a table.
     """
     parent = section.target.rpartition(".")[0]
-    if parent.count(".") >= 2 and Catalogs(spark).load(parent) is not None:
+    if parent.count(".") >= 2 and catalogs.load(parent) is not None:
         raise ConfigError(
             f"{path}.target: {parent} is a table, and rowdelta does not write to its branches or tags: commits go to "
             f"main. Write {parent}."
         )
 
 
-def _not_followed(section: TableSection, table: IcebergTable | None) -> Iterator[str]:
+def _not_followed(section: TableSection, table: TableState | None) -> Iterator[str]:
     yield from ignored(section.properties if table is None else table.spec.properties_by_name)
     if table is None:
         return
-    if not table.java.sortOrder().isUnsorted():
+    if table.is_sorted():
         yield f"the table's sort order is not followed: {FEATURES['sort order'].does}"
     for column in table.spec.iceberg_schema.fields:
         if column.write_default is not None:
@@ -420,7 +421,7 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
         )
 
 
-def _check_key(section: TableSection, table: IcebergTable) -> None:
+def _check_key(section: TableSection, table: TableState) -> None:
     schema = table.spec.iceberg_schema
     identifiers = schema.identifier_field_names()
     if section.mode == "append":
@@ -444,7 +445,7 @@ def _check_key(section: TableSection, table: IcebergTable) -> None:
             )
 
 
-def _check_partitioning(section: TableSection, table: IcebergTable) -> None:
+def _check_partitioning(section: TableSection, table: TableState) -> None:
     schema = table.spec.iceberg_schema
     for field in table.spec.current_spec.fields:
         if isinstance(field.transform, IdentityTransform) and str(schema.find_type(field.source_id)) in (

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
@@ -32,10 +31,11 @@ from changelog.row_kind_columns import SOURCE, columns_to_read
 from changelog.row_kind_parquet import MOST_BYTES
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
+from sink.errors import DataError, RowdeltaError, TemporaryError
 from sink.iceberg import JAVA_ERRORS, java_class, java_message
 from sink.session import activate
 from sink.sources.checkpoint import CheckpointFolder
+from sink.sources.directories import ChangeFile, Directories, is_beyond
 from sink.sources.source import Position, Stream, TableBatch
 
 Found = TypeVar("Found")
@@ -50,29 +50,12 @@ _ANY_AGE = "36500d"
 """By default Spark ignores a file, in silence, that comes with a modification time a week before the newest one's."""
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _AS_WRITTEN = "CORRECTED"
-_JSON = re.compile(r"\.(json|jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)
 _LOCAL = "^file:/+"
 _FEW = 4
 _AT_ONCE = 16
 """Footers read at a time, if there are more than a few."""
 _FILE_SCHEMAS = 100
 """Schemas of files that are remembered: nearly always there is one."""
-
-
-@dataclass(frozen=True)
-class _ChangeFile:
-    """:param path: its URI, as Spark's log has it.
-    :param modified: milliseconds.
-    :param name: its path below the table's directory.
-    """
-
-    path: str
-    modified: int
-    name: str
-
-    def is_named_by(self, names: Collection[str], position: Position) -> bool:
-        """Whether it is one of the files that `names`, which are of `position`, stand for."""
-        return self.name in names or (not position.get("relative") and self.name.rsplit("/", 1)[-1] in names)
 
 
 @dataclass(frozen=True)
@@ -84,19 +67,19 @@ class _Footer:
     bytes: int
 
 
-class FilesSource:
+class FilesSource(Directories):
     """Reads each table's directory, Parquet or JSON lines."""
 
     one_stream = False
 
     def __init__(self, spark: SparkSession, config: Config, specs: Mapping[str, ChangelogSpec]) -> None:
+        self._hadoop = HadoopFolders(spark)
+        super().__init__(config, self._hadoop)
         self._spark = spark
-        self._config = config
         self._specs = specs
         self._folders: dict[str, CheckpointFolder] = {}
         self._generations: dict[str, str] = {}
         self._positions: dict[str, Position | None] = {}
-        self._roots: dict[str, str] = {}
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         # looked up once: to find a class by its name takes a round trip for each of the name's parts
@@ -111,22 +94,6 @@ class FilesSource:
         self._file_schemas: dict[str, T.StructType] = {}
         self._dates_as_written = all(spark.conf.get(name) == _AS_WRITTEN for name in _CALENDARS)
 
-    def names(self) -> Sequence[str]:
-        return [name for parent in self._parents() for name in self._directories(parent)]
-
-    def _parents(self) -> list[str]:
-        """Folders before the last `/` of patterns."""
-        return sorted({_parent(table) for table in self._config.tables if table.is_pattern})
-
-    def _directories(self, parent: str) -> list[str]:
-        with _translated(parent):
-            path = self._hadoop_path(parent)
-            fs = path.getFileSystem(self._hadoop_conf)
-            if not fs.exists(path):
-                return []
-            names = [str(status.getPath().getName()) for status in fs.listStatus(path) if status.isDirectory()]
-        return [f"{parent.rstrip('/')}/{name}" for name in names if not name.startswith(("_", "."))]
-
     def locate(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
     ) -> Mapping[str, RowdeltaError]:
@@ -134,7 +101,7 @@ class FilesSource:
         for table, position in tables:
             self._positions[table.source] = position
             try:
-                self._look(table)
+                self.look(table)
             except RowdeltaError as error:
                 failures[table.source] = error
         return failures
@@ -179,7 +146,7 @@ class FilesSource:
             earlier = position.get("earlier", [])
             fresh = [f for f in files if f.modified != position["modified"] or not f.is_named_by(earlier, position)]
         elif position is not None:
-            fresh = [file for file in files if _is_beyond(file, position)]
+            fresh = [file for file in files if is_beyond(file, position)]
         if not fresh:
             return None
         is_parquet = self._config.source.file_format == "parquet"
@@ -230,39 +197,7 @@ class FilesSource:
     def last_records(self, table: TableSection, count: int) -> DataFrame | None:
         return None
 
-    def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
-        def behind(table: TableSection, position: Position | None) -> str:
-            try:
-                files = [self._change_file(table, path, modified) for path, modified in self._list(table)]
-            except ConfigError:
-                return f"unknown; there is no directory {table.source}"
-            waiting = [file for file in files if position is None or _is_beyond(file, position)]
-            return f"{len(waiting):,} files behind"
-
-        return [behind(table, position) for table, position in tables]
-
-    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
-        def found(table: TableSection) -> str | RowdeltaError:
-            try:
-                return f"directory {table.source}: {len(self._look(table)):,} files"
-            except ConfigError as error:
-                return error
-
-        return [found(table) for table in tables]
-
-    def check_patterns(self) -> Sequence[RowdeltaError]:
-        missing = [parent for parent in self._parents() if not self._exists(self._hadoop_path(parent))]
-        return [
-            ConfigError(f"tables[{n}].source: there is no folder {_parent(table)}. Create it, or correct the path.")
-            for n, table in enumerate(self._config.tables)
-            if table.is_pattern and _parent(table) in missing
-        ]
-
-    def _exists(self, path: JavaObject) -> bool:
-        with _translated(str(path)):
-            return bool(path.getFileSystem(self._hadoop_conf).exists(path))
-
-    def _files(self, table: TableSection, batch_id: int) -> list[_ChangeFile]:
+    def _files(self, table: TableSection, batch_id: int) -> list[ChangeFile]:
         """The files of a micro-batch, from Spark's `FileStreamSourceLog`."""
         folder, generation = self._folders[table.target], self._generations[table.target]
         end = folder.offsets(generation, batch_id)["logOffset"]
@@ -274,37 +209,25 @@ class FilesSource:
             lines = folder.read_lines(log if folder.exists(log) else f"{log}.compact")[1:]
             entries = [json.loads(line) for line in lines]
             ours = (entry for entry in entries if entry["batchId"] == number)
-            files += [self._change_file(table, entry["path"], int(entry["timestamp"])) for entry in ours]
+            files += [self.change_file(table, entry["path"], int(entry["timestamp"])) for entry in ours]
         return files
 
-    def _change_file(self, table: TableSection, uri: str, modified: int) -> _ChangeFile:
-        path = unquote(urlsplit(uri).path)
-        return _ChangeFile(uri, modified, path.removeprefix(f"{self._root(table)}/"))
-
-    def _root(self, table: TableSection) -> str:
-        """The directory, as paths of its files begin."""
-        if table.source not in self._roots:
-            path = self._hadoop_path(table.source)
-            qualified = path.getFileSystem(self._hadoop_conf).makeQualified(path)
-            self._roots[table.source] = str(qualified.toUri().getPath()).rstrip("/")
-        return self._roots[table.source]
-
-    def _footers(self, table: TableSection, files: Sequence[_ChangeFile]) -> dict[str, "_Footer"]:
+    def _footers(self, table: TableSection, files: Sequence[ChangeFile]) -> dict[str, "_Footer"]:
         found = self._each(functools.partial(self._footer, table), files)
         return {file.path: footer for file, footer in zip(files, found, strict=True)}
 
-    def _each(self, look: Callable[[_ChangeFile], Found], files: Sequence[_ChangeFile]) -> list[Found]:
+    def _each(self, look: Callable[[ChangeFile], Found], files: Sequence[ChangeFile]) -> list[Found]:
         if len(files) <= _FEW:
             return [look(file) for file in files]
         # of an object store, each takes several round trips
         with ThreadPoolExecutor(_AT_ONCE, initializer=activate, initargs=(self._spark,)) as pool:
             return list(pool.map(look, files))
 
-    def _check_is_there(self, table: TableSection, file: _ChangeFile) -> None:
+    def _check_is_there(self, table: TableSection, file: ChangeFile) -> None:
         """Spark lists a micro-batch's files once more before it reads them, and leaves out in silence what is gone by
         then.
         """
-        if self._exists(self._hadoop_path(self._uri(file.path))):
+        if self._hadoop.exists_at(self._hadoop_path(self._uri(file.path))):
             return
         raise DataError(
             f"{table.target}: {self._decoded(file.path)} was listed as a change file and is gone now. Nothing of its "
@@ -316,7 +239,7 @@ class FilesSource:
     def _checkpoint(self, table: TableSection) -> str:
         return f"{self._config.sink.checkpoint.rstrip('/')}/files/{table.target}"
 
-    def _footer(self, table: TableSection, file: _ChangeFile) -> "_Footer":
+    def _footer(self, table: TableSection, file: ChangeFile) -> "_Footer":
         path = self._hadoop_path(self._uri(file.path))
         try:
             content = self._parquet_input.fromPath(path, self._hadoop_conf)
@@ -360,36 +283,44 @@ class FilesSource:
         """A file's URI as Spark's reader takes it, unescaped."""
         return str(self._hadoop_path(self._uri(path)))
 
-    def _look(self, table: TableSection) -> list[tuple[str, int]]:
-        """The directory's files, if they seem to be what the configuration says.
 
-        :raises ConfigError: there is no such directory, or it has only JSON where nobody said so.
-        """
-        files = self._list(table)
-        is_assumed = "path_format" not in self._config.source.options and self._config.source.file_format == "parquet"
-        if is_assumed and files and all(_JSON.search(uri) for uri, _ in files):
-            raise ConfigError(
-                f"source.options.path_format: it is left out, which means parquet, but {table.source} has only JSON "
-                "files "
-                f"({unquote(files[0][0].rsplit('/', 1)[-1])}, …). Set path_format: json."
-            )
-        return files
+class HadoopFolders:
+    """Folders of the file systems that Hadoop's clients in the JVM know."""
 
-    def _list(self, table: TableSection) -> list[tuple[str, int]]:
-        with _translated(table.source):
-            path = self._hadoop_path(table.source)
-            fs = path.getFileSystem(self._hadoop_conf)
-            if not fs.exists(path):
-                raise ConfigError(
-                    f"tables[].source: there is no directory {table.source}. Create it, or correct the path."
-                )
-            if fs.getFileStatus(path).isFile():
-                raise ConfigError(
-                    f"tables[].source: {table.source} is a file, expected a directory of change files. Name its folder."
-                )
-            statuses = [status for status in fs.listStatus(path) if status.isFile()]
-            named = [(str(s.getPath().toUri().toString()), int(s.getModificationTime())) for s in statuses]
-        return [(uri, modified) for uri, modified in named if not uri.rsplit("/", 1)[-1].startswith(("_", "."))]
+    def __init__(self, spark: SparkSession) -> None:
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._conf = spark._jsc.hadoopConfiguration()
+
+    def exists(self, place: str) -> bool:
+        with _translated(place):
+            return self.exists_at(self._path(place))
+
+    def exists_at(self, path: JavaObject) -> bool:
+        with _translated(str(path)):
+            return bool(path.getFileSystem(self._conf).exists(path))
+
+    def is_file(self, place: str) -> bool:
+        with _translated(place):
+            path = self._path(place)
+            return bool(path.getFileSystem(self._conf).getFileStatus(path).isFile())
+
+    def folders(self, place: str) -> list[str]:
+        with _translated(place):
+            path = self._path(place)
+            statuses = path.getFileSystem(self._conf).listStatus(path)
+            return [str(status.getPath().getName()) for status in statuses if status.isDirectory()]
+
+    def files(self, place: str) -> list[tuple[str, int]]:
+        with _translated(place):
+            path = self._path(place)
+            statuses = [status for status in path.getFileSystem(self._conf).listStatus(path) if status.isFile()]
+            return [(str(s.getPath().toUri().toString()), int(s.getModificationTime())) for s in statuses]
+
+    def qualified(self, place: str) -> str:
+        path = self._path(place)
+        return str(path.getFileSystem(self._conf).makeQualified(path).toUri().getPath())
 
 
 @contextmanager
@@ -402,11 +333,6 @@ def _translated(directory: str) -> Iterator[None]:
             f"directory {directory} can't be listed: {java_class(error)}: {java_message(error)}. If the path is "
             "right, run again."
         ) from None
-
-
-def _parent(table: TableSection) -> str:
-    """Of a pattern, the folder before the last `/`."""
-    return table.source.rpartition("/")[0] or "/"
 
 
 def _continues(folder: CheckpointFolder, position: Position) -> bool:
@@ -424,12 +350,7 @@ def _same_spelling(uri: str) -> str:
     return re.sub(_LOCAL, "/", uri)
 
 
-def _is_beyond(file: _ChangeFile, position: Position) -> bool:
-    modified = int(position["modified"])
-    return file.modified > modified or (file.modified == modified and not file.is_named_by(position["files"], position))
-
-
-def _mark(files: list[_ChangeFile], position: Position | None, generation: str, batch_id: int) -> Position:
+def _mark(files: list[ChangeFile], position: Position | None, generation: str, batch_id: int) -> Position:
     newest = max(file.modified for file in files)
     names = {file.name for file in files if file.modified == newest}
     mark = {"modified": newest, "files": sorted(names), "generation": generation, "batch": batch_id, "relative": True}

@@ -19,6 +19,7 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import Position, Range, SharedRead, Stream, TableBatch
+from sink.sources.topics import Admin, Offsets, Topics
 
 _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
@@ -29,11 +30,8 @@ the end of a topic, where a stream nearly always is, half a second later by Kafk
 that has anything."""
 _EARLIEST = -2
 
-Offsets = dict[str, int]
-"""Partition -> next offset."""
 
-
-class KafkaSource:
+class KafkaSource(Topics):
     """Reads each topic from where its table got to; Spark's checkpoint is fresh in every run, and whenever a table
     joins.
     """
@@ -48,10 +46,6 @@ class KafkaSource:
         self._generation = ""
         self._starts: dict[str, Offsets] = {}
         self._read: tuple[int, dict[str, Offsets], dict[str, Offsets]] | None = None
-
-    def names(self) -> Sequence[str]:
-        with self._admin() as admin:
-            return admin.topics()
 
     def locate(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
@@ -259,35 +253,6 @@ class KafkaSource:
             earliest, latest = admin.offsets(topics, admin.earliest()), admin.offsets(topics, admin.latest())
         return [topic for topic in topics if latest.get(topic) != earliest.get(topic)]
 
-    def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
-        with self._admin() as admin:
-            topics = [table.source for table, _ in tables]
-            latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
-
-        def behind(topic: str, position: Position) -> str:
-            if topic not in latest or topic not in earliest:
-                return f"unknown; there is no topic {topic}"
-            count = sum(max(0, end - int(position.get(p, earliest[topic][p]))) for p, end in latest[topic].items())
-            return f"{count:,} messages behind"
-
-        return [behind(table.source, position or {}) for table, position in tables]
-
-    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
-        with self._admin() as admin:
-            topics = [table.source for table in tables]
-            latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
-
-            def found(topic: str) -> str | RowdeltaError:
-                if topic not in latest or topic not in earliest:
-                    return admin.no_topic(topic)
-                messages = sum(end - earliest[topic][p] for p, end in latest[topic].items())
-                return f"topic {topic}: {len(latest[topic])} partitions, {messages:,} messages"
-
-            return [found(topic) for topic in topics]
-
-    def check_patterns(self) -> Sequence[RowdeltaError]:
-        return ()
-
     def _admin(self) -> "_Admin":
         return _Admin(self._spark, self._options)
 
@@ -312,7 +277,7 @@ def _milliseconds(text: str) -> int:
         ) from None
 
 
-class _Admin:
+class _Admin(Admin):
     """Kafka's own admin client in the JVM: it takes the very options that Spark's source takes, SASL and
     TLS included.
     """
@@ -321,7 +286,7 @@ class _Admin:
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         self._jvm = jvm
-        self._servers = options["kafka.bootstrap.servers"]
+        super().__init__(options["kafka.bootstrap.servers"])
         properties = jvm.java.util.HashMap()
         properties.put("default.api.timeout.ms", str(_TIMEOUT_MS))
         properties.put("request.timeout.ms", str(_TIMEOUT_MS // 2))
@@ -334,11 +299,11 @@ class _Admin:
             reason = _innermost(error)
             if "No resolvable bootstrap" in reason:
                 raise TemporaryError(
-                    f"Kafka at {self._servers} can't be reached: no server of this name is known. Correct "
+                    f"Kafka at {self.servers} can't be reached: no server of this name is known. Correct "
                     "source.options.kafka.bootstrap.servers, or run again when the name can be resolved."
                 ) from None
             raise ConfigError(
-                f"source.options: Kafka's client refuses the options for {self._servers}: {reason}"
+                f"source.options: Kafka's client refuses the options for {self.servers}: {reason}"
             ) from None
 
     def __enter__(self) -> "_Admin":
@@ -378,9 +343,6 @@ class _Admin:
             result.setdefault(str(place.topic()), {})[str(place.partition())] = int(entry.getValue().offset())
         return result
 
-    def no_topic(self, topic: str) -> ConfigError:
-        return ConfigError(f"Kafka at {self._servers} has no topic {topic!r}. Create it, or correct tables[].source.")
-
     def _partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
         names = self._jvm.java.util.ArrayList()
         for topic in topics:
@@ -402,7 +364,7 @@ class _Admin:
             reason = str(error.java_exception)
             if "UnknownTopicOrPartition" in reason or "InvalidTopicException" in reason:
                 raise _UnknownTopicError from None
-            raise TemporaryError(f"Kafka at {self._servers} did not answer for topic {topic!r}: {reason}") from None
+            raise TemporaryError(f"Kafka at {self.servers} did not answer for topic {topic!r}: {reason}") from None
 
 
 def _innermost(error: Py4JJavaError) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from sink.errors import ConfigError, TemporaryError
@@ -24,6 +24,10 @@ _TIMEOUT_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
 """So long nothing may arrive of messages that there are."""
 _TOPICS_AT_ONCE = 100
+_NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
+
+EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 Range = tuple[int, int]
 """First offset of a partition, and the one after the last."""
@@ -132,25 +136,59 @@ class Broker:
         self._partitions = {name: sorted(topic.partitions) for name, topic in found.items()}
         return sorted(found)
 
+    def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        """The partitions of each topic, but of those that don't exist.
+
+        :raises TemporaryError: no broker answers.
+        :raises ConfigError: it refuses who we are.
+        """
+        admin = self._client()
+        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=_TIMEOUT_SECONDS)
+        found = {}
+        for topic, answer in asked.items():
+            try:
+                found[topic] = sorted(partition.id for partition in answer.result().partitions)
+            except KafkaException as error:
+                admin.poll(0)  # for its errors, which say more
+                if error.args[0].code() not in _NO_TOPIC:
+                    raise self._unreachable(error) from None
+        return found
+
+    def offsets(self, partitions: Mapping[str, Sequence[int]], spec: OffsetSpec) -> dict[str, dict[int, int]]:
+        """By topic and partition the offset that `spec` selects.
+
+        :raises TemporaryError: no broker answers.
+        """
+        places = [TopicPartition(topic, number) for topic, numbers in partitions.items() for number in numbers]
+        found: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
+        if not places:
+            return found
+        asked = self._client().list_offsets(dict.fromkeys(places, spec), request_timeout=_TIMEOUT_SECONDS)
+        try:
+            for place, answer in asked.items():
+                found[place.topic][place.partition] = answer.result().offset
+        except KafkaException as error:
+            raise self._unreachable(error) from None
+        return found
+
+    def messages(self, topic: str, ranges: Mapping[int, Range], most: int) -> dict[int, list[Message]]:
+        """Of each partition the first messages in a range of offsets, at most so many.
+
+        :raises TemporaryError: they don't come.
+        """
+        found: dict[int, list[Message]] = {number: [] for number in ranges}
+        for message in self._read({(topic, number): range_ for number, range_ in ranges.items()}, most):
+            found[message.partition].append(message)
+        return found
+
     def ranges(self, topics: Sequence[str]) -> dict[str, dict[int, Range]]:
         """By topic the partitions that have messages, and where these are."""
-        places = [TopicPartition(topic, number) for topic in topics for number in self._partitions[topic]]
-        if not places:
-            return {}
-        admin = self._client()
-        ends: list[dict[tuple[str, int], int]] = []
-        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
-            asked = admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_TIMEOUT_SECONDS)
-            try:
-                ends.append({(place.topic, place.partition): found.result().offset for place, found in asked.items()})
-            except KafkaException as error:
-                raise self._unreachable(error) from None
-        found: dict[str, dict[int, Range]] = {topic: {} for topic in topics}
-        for (topic, number), first in ends[0].items():
-            end = ends[1][topic, number]
-            if end > first:
-                found[topic][number] = first, end
-        return found
+        partitions = {topic: self._partitions[topic] for topic in topics}
+        firsts, ends = self.offsets(partitions, EARLIEST), self.offsets(partitions, LATEST)
+        return {
+            topic: {number: (first, ends[topic][number]) for number, first in of.items() if ends[topic][number] > first}
+            for topic, of in firsts.items()
+        }
 
     def sample(self, topics: Sequence[str], count: int) -> Iterator[tuple[str, list[Message]]]:
         """Of each topic its first and its last messages, about `count` of either, in order.
@@ -174,9 +212,10 @@ class Broker:
                 found[message.topic].append(message)
             yield from found.items()
 
-    def _read(self, ranges: Mapping[tuple[str, int], Range]) -> Iterable[Message]:
+    def _read(self, ranges: Mapping[tuple[str, int], Range], most: int | None = None) -> Iterable[Message]:
         """The messages in ranges of partitions.
 
+        :param most: of each partition at most so many.
         :raises TemporaryError: they don't come.
         """
         if not ranges:
@@ -186,11 +225,13 @@ class Broker:
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
+            "isolation.level": "read_uncommitted",  # the Java client's default
             "max.partition.fetch.bytes": 262_144,
             "queued.max.messages.kbytes": 16_384,
         }
         consumer = Consumer(settings)
         left = dict(ranges)
+        counts = dict.fromkeys(ranges, 0)
         began = told = last = time.monotonic()
         try:
             consumer.assign([TopicPartition(*place, first) for place, (first, _) in ranges.items()])
@@ -213,8 +254,9 @@ class Broker:
                         continue
                     offset, end = int(message.offset() or 0), left[place][1]
                     if error is None and offset < end:
+                        counts[place] += 1
                         yield Message(*place, offset, _bytes(message.key()), _bytes(message.value()))
-                    if error is not None or offset >= end - 1:
+                    if error is not None or offset >= end - 1 or counts[place] == most:
                         del left[place]
                         consumer.incremental_unassign([TopicPartition(*place)])
         finally:

@@ -5,13 +5,14 @@ A *position* says how far a table has got in its source, as a JSON object. It is
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from pyspark.sql import DataFrame
-from pyspark.sql import types as T
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sink.config import TableSection
 from sink.errors import RowdeltaError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql import types as T
 
 Position = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ class Stream:
     """One streaming query: its frame, where Spark keeps its checkpoint, and the tables that it feeds."""
 
     name: str
-    frame: DataFrame
+    frame: "DataFrame"
     checkpoint: str
     tables: tuple[TableSection, ...]
 
@@ -42,7 +43,7 @@ class SharedRead:
     """Where records are, and what makes one frame of all such ranges."""
 
     range: Range
-    read: Callable[[Sequence[Range]], DataFrame]
+    read: Callable[[Sequence[Range]], "DataFrame"]
 
 
 @dataclass(frozen=True)
@@ -58,26 +59,43 @@ class TableBatch:
     :param files: path -> size of the Parquet files, if they can be read whole, and as nothing but their bytes.
     """
 
-    records: Callable[[], DataFrame]
+    records: Callable[[], "DataFrame"]
     end: Position
     estimated_rows: int | None
-    changes: DataFrame | None = None
-    declared: Mapping[str, T.StructType] | None = None
+    changes: "DataFrame | None" = None
+    declared: "Mapping[str, T.StructType] | None" = None
     share: SharedRead | None = None
     files: Mapping[str, int] | None = None
 
 
-class Source(Protocol):
-    """Kafka or files."""
-
-    one_stream: bool
-    """Whether one query feeds all tables. Then a table that joins has the query started anew."""
+class SourceView(Protocol):
+    """Kafka or files, only looked at."""
 
     def names(self) -> Sequence[str]:
         """Topics or directories that exist and that a pattern may match.
 
         :raises TemporaryError: the source did not answer.
         """
+
+    def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
+        """How far each position is behind the source, for people."""
+
+    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
+        """Reach the source. Returns for each table what was found, for people, or that it has no such topic or
+        directory.
+
+        :raises TemporaryError: it can't be reached.
+        """
+
+    def check_patterns(self) -> Sequence[RowdeltaError]:
+        """Why patterns can't find anything, now."""
+
+
+class Source(SourceView, Protocol):
+    """Kafka or files, for Spark to read."""
+
+    one_stream: bool
+    """Whether one query feeds all tables. Then a table that joins has the query started anew."""
 
     def locate(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
@@ -97,7 +115,7 @@ class Source(Protocol):
         """Sources of the stream's tables for which a micro-batch has something. The others needn't be looked at."""
 
     def batch(
-        self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
+        self, stream: Stream, batch_id: int, frame: "DataFrame", table: TableSection, position: Position | None
     ) -> TableBatch | None:
         """The table's part of a micro-batch; None if the table has had all of it, or it has nothing for the table."""
 
@@ -107,7 +125,7 @@ class Source(Protocol):
     def start_position(self, table: TableSection) -> Position | None:
         """Where a table without a position is read from, to be remembered; known after `locate`."""
 
-    def last_records(self, table: TableSection, count: int) -> DataFrame | None:
+    def last_records(self, table: TableSection, count: int) -> "DataFrame | None":
         """Raw records: the last `count` of each partition. None if there are none, or the source has no partitions.
 
         :raises TemporaryError: the source did not answer.
@@ -118,16 +136,3 @@ class Source(Protocol):
 
         :raises TemporaryError: the source did not answer.
         """
-
-    def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
-        """How far each position is behind the source, for people."""
-
-    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
-        """Reach the source. Returns for each table what was found, for people, or that it has no such topic or
-        directory.
-
-        :raises TemporaryError: it can't be reached.
-        """
-
-    def check_patterns(self) -> Sequence[RowdeltaError]:
-        """Why patterns can't find anything, now."""

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from sink import exchange, microbatch, task
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
+from sink.iceberg import Catalogs
 from sink.patterns import resolve_tables
 from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
@@ -506,4 +507,4 @@ def test_malformed_format_options_are_refused_before_anything_runs(
     )
     (mapped,) = resolve_tables(config, ())
     with pytest.raises(ConfigError, match=message):
-        plan_table(spark, config, mapped, None)
+        plan_table(Catalogs(spark), config, mapped, None)

@@ -16,6 +16,7 @@ from sink.errors import ConfigError, TemporaryError
 from sink.pipeline import Pipeline
 from tests.services.process import free_ports
 from tests.services.rest_catalog import RestCatalog, running_rest_catalog
+from tests.sink.harness import seen
 
 pytestmark = pytest.mark.spark
 
@@ -139,9 +140,11 @@ def test_table_equals_source(
     equality_deletes = [(2, "PARQUET")] if deletes == "equality" else []
     assert delete_files(spark, target) == [position_deletes, *equality_deletes]
     assert spark.sql(f"SELECT * FROM {target}.snapshots").count() == 2
-    status = list(inspection.status(spark, config))
+    status = seen(inspection.status, spark, config)
     assert any("lag: 0 files behind" in line for line in status)
-    assert f"{target}: exists" in "\n".join(inspection.check(spark, config)).replace(f"{tmp_path}/changes -> ", "")
+    assert f"{target}: exists" in "\n".join(seen(inspection.check, spark, config)).replace(
+        f"{tmp_path}/changes -> ", ""
+    )
 
 
 def test_rest_catalog_gone_and_back(spark: SparkSession, tmp_path: Path, rest_catalog: RestCatalog) -> None:

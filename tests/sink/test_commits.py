@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from sink.commit import CommitUnknownError, IcebergCommitter, Retries, RowDeltaCommit
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.iceberg import Catalogs
 from sink.keyindex import KeyIndex
 from sink.microbatch import TableSink
 from sink.patterns import resolve_tables
@@ -875,7 +876,7 @@ def test_partitions_that_do_not_fit_their_column_leave_no_table(
     job.write([("+I", row)])
     mapped = resolve_tables(job.config(), ())[0]
     with pytest.raises(ConfigError, match=message):  # as `check` does
-        plan_table(job.spark, job.config(), mapped, None)
+        plan_table(Catalogs(job.spark), job.config(), mapped, None)
     with pytest.raises(ConfigError, match=message):
         job.run()
     job.partition_by = ["region", "day(day)"]

@@ -26,6 +26,7 @@ from tests.changelog.messages import SAMPLES
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import free_ports
 from tests.services.registry import Registry, running_registry
+from tests.sink.harness import seen
 
 ORDERS_OF_SHOP = [  # what dml.sql left of the table, in the messages with an envelope
     {"id": 1, "customer": "ann", "amount": "11.00", "status": "paid"},
@@ -86,7 +87,7 @@ def tables(file: Path) -> dict[str, tuple[str, Sequence[str]]]:
 
 
 def check(spark: SparkSession, loaded: Config) -> list[str]:
-    lines = list(inspection.check(spark, loaded))
+    lines = seen(inspection.check, spark, loaded)
     assert lines[-1] == "ok"
     return lines
 

@@ -27,7 +27,7 @@ from sink.spark_versions import to_arrow
 from tests.changelog.messages import sample
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import free_ports, wait_until
-from tests.sink.harness import java_catalog
+from tests.sink.harness import java_catalog, seen
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -226,7 +226,7 @@ def test_table_equals_source_over_restarts(spark: SparkSession, tmp_path: Path, 
     job.lose_checkpoint()
     job.run()
     assert job.snapshots() == snapshots
-    assert any("lag: 0 messages behind" in line for line in inspection.status(spark, job.config()))
+    assert any("lag: 0 messages behind" in line for line in seen(inspection.status, spark, job.config()))
 
 
 def test_real_messages_into_two_tables(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:

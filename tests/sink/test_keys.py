@@ -17,6 +17,7 @@ from sink.errors import ConfigError, RowdeltaError, TableError
 from tests.changelog.messages import sample
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
+from tests.sink.harness import seen
 from tests.sink.test_kafka import KafkaJob, Running
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -62,7 +63,7 @@ class Database(KafkaJob):
         return bool(self.spark.catalog.tableExists(self.target(table)))
 
     def checked(self) -> str:
-        return "\n".join(inspection.check(self.spark, self.config()))
+        return "\n".join(seen(inspection.check, self.spark, self.config()))
 
 
 @pytest.fixture

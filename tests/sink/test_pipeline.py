@@ -15,7 +15,8 @@ from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
 from sink.folders import check_folders
 from sink.microbatch import TableSink
-from sink.pipeline import Pipeline, find_tables, open_source
+from sink.patterns import find_tables
+from sink.pipeline import Pipeline, open_source
 from sink.sources.files import FilesSource
 from sink.supervisor import Supervisor
 from tests.services.process import wait_until

@@ -14,7 +14,7 @@ from sink.errors import ConfigError, TableError
 from sink.iceberg import Catalogs
 from sink.inspection import check
 from sink.table_properties import FEATURES, RULES, ignored, refusal, rule
-from tests.sink.harness import Job
+from tests.sink.harness import Job, seen
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "table-properties.md").read_text(encoding="utf-8")
 DEFAULTS = {
@@ -183,7 +183,7 @@ def test_tables_that_exist(
         "the table's sort order is not followed: rows are not sorted by it",
         "the write default of column region is not followed: a field that messages lack becomes null",
     ]
-    checked = list(check(spark, job.config()))
+    checked = seen(check, spark, job.config())
     assert [line for line in checked if "WARNING" in line] == [f"  WARNING: {warning}" for warning in warnings]
     monkeypatch.setattr(logging.getLogger("rowdelta"), "propagate", True)
     job.write([("+I", {"id": 2, "region": "us"})])

@@ -1,0 +1,320 @@
+"""`rowdelta check` and `status` without a JVM: the same answers, or none.
+
+Other files compare the two on what they have anyway, by `harness.seen`: each kind of catalog and both table formats
+(`test_catalogs`), Kafka (`test_kafka`, `test_keys`), configurations that `init` wrote (`test_init`).
+"""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink import inspection, type_names
+from sink.config import Config
+from sink.errors import ConfigError, NeedsSparkError
+from sink.iceberg import Catalogs
+from sink.metadata import MetadataTables
+from sink.spark_versions import parse_ddl
+from sink.table_state import TableState
+from tests.sink.harness import Job, seen
+
+TYPES = (
+    "boolean", "tinyint", "byte", "smallint", "short", "int", "INTEGER", "bigint", "long", "float", "real", "double",
+    "date", "timestamp", "timestamp_ntz", "string", "binary", "decimal", "dec", "numeric", "decimal(12)",
+    "decimal(38,38)",
+)  # fmt: skip
+NESTED = (
+    "decimal( 12 , 2 )",
+    "array<array<int>>",
+    "MAP<string, decimal(5,1)>",
+    "struct<a: int, b string>",
+    "struct<`a b`:array<struct<x_1:int>>,`c``d`:date>",
+    " array < map < int , struct < a : bigint > > > ",
+)
+NO_TYPES = (
+    "", "bigintt", "a int, b int", "varchar(3)", "decimal(39,0)", "decimal(5,6)", "decimal(0)", "decimal(1,2,3)",
+    "struct<a int NOT NULL>", "struct<a: int COMMENT 'x'>", "array<int", "array<int>>", "map<int>", "struct<>", "void",
+    "interval day", "int int", "`int`", "string collate unicode", "variant", "struct<$oid: int>",
+)  # fmt: skip
+
+
+@pytest.mark.spark
+def test_names_of_types_mean_what_spark_says(spark: SparkSession) -> None:
+    for text in (*TYPES, *NESTED):
+        assert type_names.parse(text) == parse_ddl(text), text
+
+
+@pytest.mark.parametrize("text", NO_TYPES)
+def test_other_names_are_left_to_spark(text: str) -> None:
+    with pytest.raises(NeedsSparkError):
+        type_names.parse(text)
+
+
+COLUMNS = (
+    "b boolean, i int, l bigint, f float, d double, day date, t timestamp, n timestamp_ntz, s string, bin binary, "
+    "dec decimal(12,2), a array<int>, m map<string, array<bigint>>, st struct<x: int, y: struct<z: date COMMENT 'c'>>, "
+    "r int NOT NULL COMMENT 'c'"
+)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("version", ["2", "3"])
+def test_a_table_is_the_same(spark: SparkSession, tmp_path: Path, version: str) -> None:
+    """Types, specs, properties, sort order, ancestors; and how far it got after rollbacks and expired snapshots."""
+    job = Job(spark, tmp_path, columns={"id": "bigint"})
+    name = f"{job.target.rpartition('.')[0]}.all_types"
+    spark.sql(
+        f"CREATE TABLE {name} ({COLUMNS}) USING iceberg PARTITIONED BY (bucket(4, l), s) "
+        f"TBLPROPERTIES ('format-version' = '{version}', 'a' = 'b')"
+    )
+    assert_same(spark, job.config(), name)
+    java = Catalogs(spark).load(name)
+    assert java is not None
+    term, first = java.iceberg.expressions.Expressions.ref("l"), java.iceberg.NullOrder.NULLS_FIRST
+    java.java.replaceSortOrder().asc(term, first).commit()
+    java.java.updateSpec().addField("i").commit()
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN later string FIRST")
+    for n in range(3):
+        java.java.newAppend().set("n", str(n)).commit()
+    table = assert_same(spark, job.config(), name)
+    assert table.is_sorted()
+    ids = [row[0] for row in spark.sql(f"SELECT snapshot_id FROM {name}.snapshots ORDER BY committed_at").collect()]
+    assert [table.is_ancestor(ids[0], ids[2]), table.is_ancestor(ids[2], ids[0]), table.is_ancestor(1, ids[0])] == [
+        True, False, False,
+    ]  # fmt: skip
+
+
+def assert_same(spark: SparkSession, loaded: Config, name: str) -> TableState:
+    """By both ways to read it."""
+    java, plain = Catalogs(spark).load(name), MetadataTables(loaded).load(name)
+    assert java is not None
+    assert plain is not None
+    assert plain.columns() == java.columns()
+    assert plain.is_sorted() == java.is_sorted()
+    assert plain.current_snapshot() == java.current_snapshot()
+    mine, theirs = plain.spec, java.spec
+    assert mine.iceberg_schema == theirs.iceberg_schema
+    assert mine.specs_by_id == theirs.specs_by_id
+    assert mine.properties == theirs.properties
+    for part in ("location", "format_version", "current_spec_id"):
+        assert getattr(mine, part) == getattr(theirs, part)
+    return plain
+
+
+@pytest.mark.spark
+def test_a_table_that_was_rolled_back(spark: SparkSession, tmp_path: Path) -> None:
+    """The position is that of the data, by the same rules."""
+    job = Job(spark, tmp_path, columns={"id": "bigint"})
+    assert "does not exist yet" in seen(inspection.status, spark, job.config())[0]
+    for number in range(3):
+        job.write([("+I", {"id": number})])
+        job.run()
+    name = job.target
+    ids = [row[0] for row in spark.sql(f"SELECT snapshot_id FROM {name}.snapshots ORDER BY committed_at").collect()]
+    assert "lag: 0 files" in seen(inspection.status, spark, job.config())[-1]
+    catalog, _, table = name.partition(".")
+    spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{table}', {ids[0]})")
+    spark.catalog.refreshTable(name)
+    assert "lag: 2 files" in seen(inspection.status, spark, job.config())[-1]
+    assert seen(inspection.check, spark, job.config())[-1] == "ok"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("version", ["2", "3"])
+def test_a_machine_without_java(spark: SparkSession, tmp_path: Path, version: str) -> None:
+    """The commands themselves, before the table exists and after."""
+    job = Job(spark, tmp_path, properties={"format-version": version}, partition_by=["bucket(2, id)"])
+    job.write([("+I", {"id": 1, "region": "eu"}), ("+I", {"id": 2, "region": "us"})])
+    path = written(tmp_path, job.config())
+    for name, look in (("check", inspection.check), ("status", inspection.status)):
+        assert without_java(name, path) == (0, list(look(spark, job.config())), "")
+    job.run()
+    job.write([("+I", {"id": 3, "region": "eu"})])
+    for name, look in (("check", inspection.check), ("status", inspection.status)):
+        assert without_java(name, path) == (0, list(look(spark, job.config())), "")
+
+
+def test_what_it_finds_wrong(tmp_path: Path) -> None:
+    """Lines, and then the error and its exit code."""
+    (tmp_path / "changes").mkdir()
+    values = configuration(tmp_path)
+    code, lines, error = without_java("check", written(tmp_path, values))
+    assert (code, lines[-1], error) == (0, "ok", "")
+    values["tables"][0]["source"] = str(tmp_path / "absent")
+    code, lines, error = without_java("check", written(tmp_path, values))
+    assert code == ConfigError.exit_code
+    assert lines[0].startswith("sink shop: files")
+    assert (
+        error == f"rowdelta: tables[].source: there is no directory {tmp_path}/absent. Create it, or correct the path."
+    )
+
+
+LEFT_TO_SPARK: Mapping[str, Callable[[dict[str, Any]], object]] = {
+    "a catalog that only Java knows": lambda values: values["catalogs"].update(lake={"type": "hive"}),
+    "a catalog of another class": lambda values: values["catalogs"].update(lake={"catalog-impl": "org.example.Own"}),
+    "a warehouse that isn't on a local disk": lambda values: values["catalogs"]["lake"].update(warehouse="s3a://b/w"),
+    "a client for files": lambda values: values["catalogs"]["lake"].update({"io-impl": "org.example.Own"}),
+    "no warehouse": lambda values: values["catalogs"]["lake"].pop("warehouse"),
+    "a database that only Java has a driver for": lambda values: values["catalogs"].update(
+        lake={"type": "jdbc", "uri": "jdbc:postgresql://db/lake", "warehouse": "/w"}
+    ),
+    "a server that doesn't answer": lambda values: values["catalogs"].update(
+        lake={"type": "rest", "uri": "http://127.0.0.1:1"}
+    ),
+    "a property of REST that PyIceberg may take otherwise": lambda values: values["catalogs"].update(
+        lake={"type": "rest", "uri": "http://127.0.0.1:1", "rest.auth.type": "sigv4"}
+    ),
+    "the user's own settings of a catalog": lambda values: values["spark"].update(
+        {"spark.sql.catalog.lake.warehouse": "/elsewhere"}
+    ),
+    "Hadoop's settings": lambda values: values["spark"].update({"spark.hadoop.fs.defaultFS": "hdfs://n"}),
+    "Kafka with TLS": lambda values: kafka(values, {"kafka.security.protocol": "SSL"}),
+    "an option of Kafka's Java client": lambda values: kafka(values, {"kafka.client.dns.lookup": "use_all_dns_ips"}),
+}
+ALSO_BY_CHECK: Mapping[str, Callable[[dict[str, Any]], object]] = {
+    "a broker that doesn't answer": lambda values: kafka(values, {}),
+    "a directory that isn't on a local disk": lambda values: values["tables"][0].update(source="s3a://b/changes"),
+    "settings with which Spark may not start": lambda values: values["spark"].update(
+        {"spark.driver.maxResultSize": "lots"}
+    ),
+    "packages": lambda values: values["spark"].update({"spark.jars.packages": "org.example:driver:1"}),
+    "too little memory": lambda values: values["spark"].update({"spark.driver.memory": "100m"}),
+    "an expression": lambda values: values["tables"][0]["columns"].update(v={"type": "bigint", "expression": "id"}),
+    "columns inferred from files": lambda values: values["tables"][0].pop("columns"),
+    "a transform that its column doesn't have": lambda values: values["tables"][0].update(partition_by=["day(id)"]),
+    "partition fields that say the same": lambda values: (
+        values["tables"][0]["columns"].update(t="timestamp"),
+        values["tables"][0].update(partition_by=["day(t)", "hour(t)"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_TO_SPARK)
+def test_what_only_spark_can_answer(case: str, tmp_path: Path) -> None:
+    loaded = changed(tmp_path, LEFT_TO_SPARK[case])
+    for look in (inspection.status, inspection.check):
+        with pytest.raises(NeedsSparkError):
+            list(look(None, loaded))
+
+
+@pytest.mark.parametrize("case", ALSO_BY_CHECK)
+def test_what_only_spark_can_check(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sink.sources.kafka_client._TIMEOUT_SECONDS", 0.5)
+    loaded = changed(tmp_path, ALSO_BY_CHECK[case])
+    assert list(inspection.status(None, loaded)) == ["lake.shop.orders: does not exist yet; rowdelta run creates it"]
+    with pytest.raises(NeedsSparkError):
+        list(inspection.check(None, loaded))
+
+
+@pytest.mark.parametrize("place", ["HADOOP_CONF_DIR", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT"])
+def test_settings_beside_the_configuration(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spark-defaults.conf").touch()
+    monkeypatch.setenv(place, str(tmp_path))
+    with pytest.raises(NeedsSparkError):
+        list(inspection.status(None, changed(tmp_path, lambda _: None)))
+
+
+def test_then_the_commands_start_spark(tmp_path: Path) -> None:
+    """Which here there is no Java for."""
+    (tmp_path / "changes").mkdir()
+    values = configuration(tmp_path)
+    values["spark"]["spark.hadoop.a"] = "b"
+    for name in ("check", "status"):
+        code, lines, error = without_java(name, written(tmp_path, values))
+        assert (code, lines) == (ConfigError.exit_code, [])
+        assert error.startswith("rowdelta: no Java found.")
+
+
+def test_a_hadoop_catalog_is_read_as_iceberg_does(tmp_path: Path) -> None:
+    """The hint may be behind, or missing; metadata may be compressed; a hint to nowhere is left to Iceberg."""
+    loaded = changed(tmp_path, lambda _: None)
+    folder = tmp_path / "warehouse/shop/orders/metadata"
+    folder.mkdir(parents=True)
+
+    def number() -> str | None:
+        table = MetadataTables(loaded).load("lake.shop.orders")
+        return None if table is None else table.property("n")
+
+    assert number() is None
+    for n, name in enumerate(["v1.metadata.json", "v2.gz.metadata.json", "v3.metadata.json.gz"], start=1):
+        content = json.dumps({"properties": {"n": str(n)}}).encode()
+        (folder / name).write_bytes(gzip.compress(content) if "gz" in name else content)
+    assert number() == "3"
+    hint = folder / "version-hint.text"
+    hint.write_text("2")
+    assert number() == "3"
+    hint.write_text("4")
+    with pytest.raises(NeedsSparkError):
+        number()
+    hint.write_text("no number")
+    with pytest.raises(NeedsSparkError):
+        number()
+
+
+def test_status_imports_little(tmp_path: Path) -> None:
+    (tmp_path / "changes").mkdir()
+    code = (
+        "import sys; from sink import cli; cli.main(['status', sys.argv[1]]); "
+        "print([name for name in ('pandas', 'pyiceberg', 'deltawriters', 'sink.iceberg') if name in sys.modules])"
+    )
+    path = written(tmp_path, configuration(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def configuration(folder: Path) -> dict[str, Any]:
+    return {
+        "sink": {"id": "shop", "checkpoint": str(folder / "state")},
+        "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
+        "catalogs": {"lake": {"type": "hadoop", "warehouse": str(folder / "warehouse")}},
+        "tables": [
+            {
+                "source": str(folder / "changes"),
+                "target": "lake.shop.orders",
+                "key": ["id"],
+                "columns": {"id": "bigint", "v": "string"},
+                "order_by": ["seq bigint"],
+            }
+        ],
+        "spark": {"spark.master": "local[2]"},
+    }
+
+
+def kafka(values: dict[str, Any], options: Mapping[str, str]) -> None:
+    values["source"]["type"] = "kafka"
+    values["source"]["options"] = {"kafka.bootstrap.servers": "127.0.0.1:1", **options}
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> Config:
+    (folder / "changes").mkdir()
+    values = configuration(folder)
+    change(values)
+    return Config.model_validate(values)
+
+
+def written(folder: Path, values: Config | Mapping[str, Any]) -> Path:
+    if isinstance(values, Config):
+        values = values.model_dump(by_alias=True, exclude_unset=True)
+    path = folder / "sink.yaml"
+    path.write_text(json.dumps(values))
+    return path
+
+
+def without_java(name: str, path: Path) -> tuple[int, list[str], str]:
+    """Exit code, lines and stderr of a command where there is no Java."""
+    environment = {n: value for n, value in os.environ.items() if n != "JAVA_HOME" and not n.startswith("PYSPARK")}
+    done = subprocess.run(
+        [sys.executable, "-m", "sink", name, path],
+        env=environment | {"PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr.rstrip("\n")
