@@ -207,6 +207,8 @@ class IcebergCommitter:
                 return
             retryable = java_class(refusal) in ("ValidationException", "CommitFailedException")
             if not retryable and not _base_is_gone(refusal):
+                # an upgrade that came after staging: Iceberg's own retry refuses the delete files of the version before
+                self._check_layout(request, self._table.java)
                 raise table_error(self._table.name, refusal) from None
             self._table.refresh()
             self.own_position(request.prefix, request.previous_operation)
@@ -217,6 +219,16 @@ class IcebergCommitter:
             base = self._table.snapshot_id()
             retries.wait(refusal)
 
+    def _check_layout(self, request: RowDeltaCommit, found: JavaObject) -> None:
+        """:raises TableChangedError: the files are for another schema, spec or format version than those of `found`."""
+        if request.written_under_spec not in (None, int(found.spec().specId())):
+            # a delete in a partition of the one doesn't reach the rows that others moved to partitions of the other
+            raise TableChangedError("the table was partitioned in another way")
+        if request.written_under_schema not in (None, int(found.schema().schemaId())):
+            raise TableChangedError("the table has other columns")
+        if request.written_under_version not in (None, self._table.format_version(found)):
+            raise TableChangedError("the table has another format version")
+
     def _stage(self, request: RowDeltaCommit, base: int | None) -> _Staged:
         table, parser, mapper = self._table.java, self._table.content_file_parser, self._table.json_mapper
         specs = table.specs()
@@ -226,13 +238,7 @@ class IcebergCommitter:
             stored["index"] = request.index.stored
         transaction = table.newTransaction()  # of metadata that it reads anew
         found = transaction.table()
-        if request.written_under_spec not in (None, int(found.spec().specId())):
-            # a delete in a partition of the one doesn't reach the rows that others moved to partitions of the other
-            raise TableChangedError("the table was partitioned in another way")
-        if request.written_under_schema not in (None, int(found.schema().schemaId())):
-            raise TableChangedError("the table has other columns")
-        if request.written_under_version not in (None, self._table.format_version(found)):
-            raise TableChangedError("the table has another format version")
+        self._check_layout(request, found)
         before = found.properties().get(name)
         delta = transaction.newRowDelta()
         for key, value in request.summary.items():

@@ -8,6 +8,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
 from uuid import uuid4
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from sink import commit, supervisor
 from sink.commit import CommitUnknownError, IcebergCommitter, Retries, RewriteCommit, RowDeltaCommit, TableChangedError
+from sink.dead_letters import DeadLetters
 from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError, TemporaryError
 from sink.iceberg import IcebergTable
 from sink.keyindex import IndexCommit
@@ -267,6 +269,24 @@ def test_another_version_between_write_and_commit(table: Table) -> None:
 
 
 @pytest.mark.spark
+def test_another_version_between_staging_and_sending(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iceberg's own retry then refuses the position deletes, and there is nothing wrong with the table."""
+    original = IcebergCommitter._send
+
+    def send(self: IcebergCommitter, staged: Any) -> None:
+        if table.opened().property("upgraded") is None:
+            table.opened().java.updateProperties().set("format-version", "3").set("upgraded", "yes").commit()
+        original(self, staged)
+
+    monkeypatch.setattr(IcebergCommitter, "_send", send)
+    deletes = json.loads(file("deletes")) | {"content": "POSITION_DELETES"}
+    request = replace(table.request("ours", written_under_version=2), files=[file("ours"), json.dumps(deletes)])
+    with pytest.raises(TableChangedError, match="format version"):
+        table.commit(request)
+    assert table.files() == []
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("heals", ["at once", "at the next start"])
 def test_a_position_whose_snapshot_was_rolled_back_and_has_expired(
     table: Table, monkeypatch: pytest.MonkeyPatch, heals: str
@@ -332,6 +352,30 @@ def test_appends_that_do_not_conflict(table: Table, monkeypatch: pytest.MonkeyPa
     table.commit(table.request("second", "first", conflicts_with=("table", "t1")))
     assert attempts == ["second", "second"]
     assert len(table.files()) == 4
+
+
+@pytest.mark.spark
+def test_dead_letters_of_jobs_that_share_their_table(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each commits its bad records at once, however often the other one does."""
+    letters = {name: dead_letters(table, name) for name in ("crm", "shop")}
+    attempts: list[str] = []
+    original = IcebergCommitter._stage
+
+    def stage(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> Any:
+        attempts.append(request.operation)
+        if request.operation == "of shop":
+            letters["crm"].commit("lake.crm.t1", "of crm", {"0": 1}, [file("of crm", "lake.crm.t1")], {}, 0)
+        return original(self, request, base)
+
+    monkeypatch.setattr(IcebergCommitter, "_stage", stage)
+    letters["shop"].commit("lake.shop.t1", "of shop", {"0": 1}, [file("of shop", "lake.shop.t1")], {}, 0)
+    assert attempts == ["of shop", "of crm"]
+    assert table.files() == ["of crm", "of shop"]
+
+
+def dead_letters(table: Table, sink_id: str) -> DeadLetters:
+    section = SimpleNamespace(id=sink_id, dead_letter_topic=None)
+    return DeadLetters(SimpleNamespace(sink=section), table.opened())  # type: ignore[arg-type]
 
 
 def test_pauses_stay_numbers_however_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
