@@ -129,6 +129,14 @@ class ChangelogDecoder:
             self.observe_keys(decoder.stated_keys)
 
 
+_DECODER_FAILED = "the decoder failed: "
+
+
+def failed_with(reason: str) -> str:
+    """The exception that the format raised, by the reason of a `BadRecord.DECODER_FAILED`."""
+    return reason.removeprefix(_DECODER_FAILED).partition(":")[0]
+
+
 @dataclass
 class _Bad:
     """Bad records of a batch: row number in the batch -> (error class, reason). The first reason of a record counts."""
@@ -172,7 +180,7 @@ class _TaskDecoder:
             self._format = formats.find(self._format_name)(self._spec)
             if raw.num_rows == 1:
                 bad = _Bad()
-                reason = f"the decoder failed: {type(error).__name__}: {_shown(str(error))}"
+                reason = f"{_DECODER_FAILED}{type(error).__name__}: {_shown(str(error))}"
                 bad.add(pa.array([0], pa.int64()), BadRecord.DECODER_FAILED, reason)
                 yield from self._bad_rows(raw, bad).to_batches()
                 return

@@ -55,6 +55,7 @@ from sink.minor_compaction import MinorCompaction
 from sink.patterns import ResolvedTable
 from sink.routing import RANGES, KeyHash, bucket_of_key
 from sink.sources.source import Position, Source, Stream, TableBatch
+from sink.table_properties import check_properties
 from sink.table_state import StoredPosition, property_prefix
 from sink.tables import (
     TablePlan,
@@ -75,8 +76,8 @@ _MOST_SCHEMAS = 10
 """A micro-batch may need several: what doesn't fit is known only of the columns that the table has."""
 
 _MOST_UNDECODED = 10
-"""Records in succession on which a format fails, and that are taken for bad ones. With more it is the format: one that
-is broken would make dead letters of a whole topic.
+"""Records on which a format fails, and that are taken for bad ones: in succession, or in a micro-batch of which they
+are a large part. With more it is the format: one that is broken would make dead letters of a whole topic.
 """
 
 SMALL_BATCH = 10_000
@@ -403,6 +404,9 @@ class TableSink:
             self._global_deletes = self.table.has_data_under_other_specs()
 
     def _replan_if_altered(self) -> None:
+        now = self.table.spec.properties_by_name
+        if now.keys() != self._spec.properties_by_name.keys():  # as is rare, and whatever their values
+            check_properties(self.table.name, now)
         if not self._is_altered():
             self._spec = self.table.spec
             return
@@ -729,9 +733,13 @@ class TableSink:
                 + ". Correct the source, or set on_bad_record: dead-letter."
             )
         undecoded = written.undecoded_since(self._undecoded())
-        if undecoded > _MOST_UNDECODED:
+        alike = written.failing_alike(_MOST_UNDECODED)
+        if undecoded > _MOST_UNDECODED or alike is not None:
+            failed = f"on all of the last {undecoded:,} records"
+            if undecoded <= _MOST_UNDECODED and alike is not None:
+                failed = f"with {alike} on {written.undecoded[alike]:,} of the {written.read:,} records of a micro-batch"
             raise DataError(
-                f"{self.table.name}: the format failed on all of the last {undecoded:,} records, so it seems to be at "
+                f"{self.table.name}: the format failed {failed}, so it seems to be at "
                 f"fault, not they: {'; '.join(written.samples)}. Nothing of this micro-batch was applied. Correct the "
                 "format, or the package that it comes from, and run again. If the records are wrong, have the format "
                 "reject them (changelog.changes.Rejected)."

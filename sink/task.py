@@ -20,9 +20,9 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder, StatedKeys, merged_keys, merged_types
+from changelog.decoding import ChangelogDecoder, StatedKeys, failed_with, merged_keys, merged_types
 from changelog.row_kind_parquet import NotPlainError, PlainRows
-from changelog.rows import BAD, HASH, SNAPSHOT
+from changelog.rows import BAD, HASH, SNAPSHOT, BadRecord
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
@@ -293,7 +293,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     else:
         writer = DeltaWriter(plan.table, plan.options, task, index, lasting=plan.lasting)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
-    bad, samples = Counter[str](), list[str]()
+    bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()
     try:
         for batch in batches:
@@ -301,6 +301,8 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
             if rejected is not None:
                 for found in pc.value_counts(rejected.field("error_class")):
                     bad[found["values"].as_py()] += found["counts"].as_py()
+                is_failure = pc.equal(rejected.field("error_class"), BadRecord.DECODER_FAILED)
+                undecoded.update(map(failed_with, rejected.field("reason").filter(is_failure).to_pylist()))
                 samples += [_sample(row) for row in rejected.slice(0, _SAMPLES - len(samples)).to_pylist()]
                 if dead:
                     dead.write(rejected)
@@ -326,6 +328,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         "bytes": sum(file.size_in_bytes for file in result.files),
         "records": {content.value: result.records(content) for content in FileContent},
         "bad": bad,
+        "undecoded": undecoded,
         "samples": samples,
         "snapshot_partitions": sorted(snapshot_partitions),
         "streamed_partitions": sorted(streamed_partitions),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from changelog.decoding import StatedKeys
-from changelog.rows import BadRecord
+from changelog.rows import BadRecord, RowKind
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Written:
 
     :param files: data and delete files, as `ContentFileParser` JSON; `dead_letters` those of the dead-letter table.
     :param rows: changes by kind.
+    :param undecoded: how many bad records are `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param records: rows in files by their content.
     :param index: each task's part of the key index.
     :param tasks: how many there were.
@@ -30,6 +31,7 @@ class Written:
     records: dict[str, int]
     bytes: int
     bad_by_class: dict[str, int]
+    undecoded: dict[str, int]
     samples: list[str]
     snapshot_partitions: set[int]
     streamed_partitions: set[int]
@@ -50,6 +52,20 @@ class Written:
         """
         failed = self.bad_by_class.get(BadRecord.DECODER_FAILED, 0)
         return 0 if any(self.rows.values()) or self.bad > failed else before + failed
+
+    @property
+    def read(self) -> int:
+        """How many records there were, about. The row before an update is mostly in the same record as the one after."""
+        return sum(self.rows.values()) - self.rows.get(RowKind.UPDATE_BEFORE.short, 0) + self.bad
+
+    def failing_alike(self, most: int) -> str | None:
+        """The exception that the format raised on so many records that it is at fault, rather than they: on all, if
+        they are several, or on more than `most` that are at least half of all.
+        """
+        for exception, count in self.undecoded.items():
+            if count == self.read > 1 or (count > most and 2 * count >= self.read):
+                return exception
+        return None
 
     def shown(self, unites_deletes: bool) -> str:
         """For the log: changes, files, deletes, what the key index knew, bad records."""
@@ -84,7 +100,7 @@ class Written:
 def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
     """All tasks' results as one."""
     rows: dict[str, int] = {}
-    bad = Counter[str]()
+    bad, undecoded = Counter[str](), Counter[str]()
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
     for result in results:
         for kind, count in result["rows"].items():
@@ -92,6 +108,7 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
         for content, count in result["records"].items():
             records[content] += count
         bad.update(result["bad"])
+        undecoded.update(result["undecoded"])
     return Written(
         files=[json.dumps(file) for result in results for file in result["files"]],
         dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
@@ -99,6 +116,7 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
         records=records,
         bytes=sum(result["bytes"] for result in results),
         bad_by_class=dict(bad),
+        undecoded=dict(undecoded),
         samples=[sample for result in results for sample in result["samples"]][:3],
         snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
         streamed_partitions={p for result in results for p in result["streamed_partitions"]},

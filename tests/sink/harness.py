@@ -572,17 +572,28 @@ def die_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatc
     yield from task.run(plan, written, _first_then(CrashError("crash in a task"), batches))
 
 
-def decode_with(failure: Exception) -> Callable[..., Iterator[pa.RecordBatch]]:
-    """`sink.task.decode` in place of which the format fails on every record."""
-
-    def raising(records: pa.RecordBatch) -> Iterator[Any]:
-        raise failure
+def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterator[pa.RecordBatch]]:
+    """`sink.task.decode` in place of which the format fails on every record that has `where` in it."""
 
     def decode(decoder: Any, then: Any, batches: Any) -> Iterator[pa.RecordBatch]:
         from changelog import formats
 
         find = formats.find
-        formats.find = lambda name: lambda spec: SimpleNamespace(changes=raising)  # type: ignore[assignment,return-value]
+
+        def failing(name: str) -> Any:
+            def open_format(spec: Any) -> Any:
+                original = find(name)(spec)
+
+                def changes(records: pa.RecordBatch) -> Iterator[Any]:
+                    if any(where in value for value in records.column("value").to_pylist()):
+                        raise failure
+                    yield from original.changes(records)
+
+                return SimpleNamespace(changes=changes)
+
+            return open_format
+
+        formats.find = failing  # type: ignore[assignment]
         try:
             yield from task.decode(decoder, then, batches)
         finally:

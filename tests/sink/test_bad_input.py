@@ -20,6 +20,7 @@ from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
 from sink.spark_versions import to_arrow
 from sink.tables import plan_table
+from sink.written import sum_up
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
 
 pytestmark = pytest.mark.spark
@@ -156,6 +157,46 @@ def test_a_format_that_fails_on_everything_makes_no_dead_letters_of_a_topic(
     assert len(dead_letters(json_job)) == 4
     json_job.run()
     assert ids(json_job) == [300, 500, 501, 502, 503]
+
+
+def test_a_format_that_fails_on_much_of_a_micro_batch(json_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade may break all deletes, and what else there is hides it; or all of a small topic."""
+    json_job.write([good(number) for number in range(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword")))
+        with pytest.raises(DataError, match=r"with TypeError on 2 of the 2 records .*Correct the format"):
+            json_job.run()
+        json_job.write([good(number) for number in range(2, 14)])
+        json_job.write([*(good(n) for n in range(14, 26)), *(good(n, "-D") for n in range(12))])
+        patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword"), b'"-D"'))
+        with pytest.raises(DataError, match=r"with TypeError on 12 of the 24 records"):
+            json_job.run()
+    assert ids(json_job) == list(range(14))
+    assert dead_letters(json_job) == []
+    json_job.run()
+    assert ids(json_job) == list(range(12, 26))
+
+
+@pytest.mark.parametrize(
+    ("rows", "undecoded", "exception"),
+    [
+        ({"+I": 11}, {"KeyError": 11}, "KeyError"),
+        ({"+I": 10}, {"KeyError": 10}, None),
+        ({"+I": 12}, {"KeyError": 11}, None),
+        ({"-U": 11, "+U": 11}, {"KeyError": 11}, "KeyError"),
+        ({"+I": 1}, {"KeyError": 11, "ValueError": 11}, None),
+        ({}, {"KeyError": 2}, "KeyError"),
+        ({}, {"KeyError": 1}, None),
+        ({}, {"KeyError": 1, "ValueError": 1}, None),
+    ],
+)
+def test_how_many_failures_are_the_formats(
+    rows: dict[str, int], undecoded: dict[str, int], exception: str | None
+) -> None:
+    counts = {"files": [], "records": {}, "bytes": 0, "samples": [], "snapshot_partitions": [], "peak_memory": 0}
+    bad = {"decoder_failed": sum(undecoded.values())}
+    written = sum_up([counts | {"streamed_partitions": [], "rows": rows, "bad": bad, "undecoded": undecoded}])
+    assert written.failing_alike(10) == exception
 
 
 def test_numbers_of_a_whole_file_of_garbage(json_job: Job) -> None:

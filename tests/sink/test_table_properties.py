@@ -14,7 +14,7 @@ from sink.errors import ConfigError, TableError
 from sink.iceberg import Catalogs
 from sink.inspection import check
 from sink.table_properties import FEATURES, RULES, ignored, refusal, rule
-from tests.sink.harness import Job, seen
+from tests.sink.harness import Job, before_commit, seen
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "table-properties.md").read_text(encoding="utf-8")
 DEFAULTS = {
@@ -196,3 +196,19 @@ def test_tables_that_exist(
         with pytest.raises(ConfigError, match=rf"target: {job.target} is a table, and rowdelta does not write to its"):
             refused()
     assert len(job.rows(job.target)) == 2
+
+
+@pytest.mark.spark
+def test_a_refused_property_that_is_set_while_the_job_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing is written to the table from then on: its files would be unencrypted, for one."""
+    job = Job(spark, tmp_path)
+    for number in range(2):
+        job.write([("+I", {"id": number, "region": "eu"})])
+
+    def encrypt() -> None:
+        spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('encryption.key-id' = 'x')")
+
+    with before_commit(encrypt), pytest.raises(TableError, match=r"has the property encryption\.key-id"):
+        job.run()
+    assert [row["id"] for row in job.rows()] == [0], "the micro-batch that was already written"
+    assert job.unreferenced_files() == []
