@@ -395,9 +395,13 @@ class TableSection(_Section):
 
 
 class IndexSection(_Section):
-    """`index:` where the key indexes of tables with `deletes: position` are kept."""
+    """`index:` where the key indexes of tables with `deletes: position` are kept.
 
-    location: str
+    `properties` are those by which tasks reach this place (`s3.endpoint`, …), instead of the catalog's.
+    """
+
+    location: str | None = None
+    properties: dict[str, Text] | None = None
 
 
 class Config(_Section):
@@ -531,7 +535,7 @@ class Config(_Section):
     def _check_places(self) -> None:
         """What the sink keeps for itself may not be where something else looks for its own files."""
         own = {("sink", "checkpoint"): self.sink.checkpoint}
-        if self.index is not None:
+        if self.index is not None and self.index.location is not None:
             own["index", "location"] = self.index.location
         taken = {}
         for table in self.tables:
@@ -662,8 +666,9 @@ class Config(_Section):
     @property
     def index_location(self) -> str:
         """Where this sink's key indexes are: in a folder of its own where configured, else beside the checkpoint."""
-        location = self.index.location.rstrip("/") if self.index else f"{self.sink.checkpoint.rstrip('/')}/index"
-        return f"{location}/{self.sink.id}"
+        location = self.index.location if self.index is not None else None
+        location = location or f"{self.sink.checkpoint.rstrip('/')}/index"
+        return f"{location.rstrip('/')}/{self.sink.id}"
 
     @property
     def dead_letter_table(self) -> str:

@@ -124,7 +124,10 @@ class DeadLetters:
     @property
     def spec(self) -> TableSpec:
         """What the tasks need to write to it."""
-        return self._table.spec
+        with self._turn:
+            if self._table.needs_credentials:
+                self._refresh()
+            return self._table.spec
 
     def position(self, target: str) -> Position | None:
         """Up to where in its source the target's bad records are in the table."""

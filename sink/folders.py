@@ -29,7 +29,7 @@ def check_folders(spark: SparkSession | None, config: Config) -> None:
 
 def _folders(config: Config) -> Iterator[tuple[str, str]]:
     yield "sink.checkpoint", config.sink.checkpoint
-    if config.index is not None:
+    if config.index is not None and config.index.location is not None:
         yield "index.location", config.index.location
     for name, properties in config.catalogs.items():
         if properties.get("type") == "hadoop" and "warehouse" in properties:

@@ -6,6 +6,9 @@ its own.
 
 import json
 from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,16 +22,20 @@ from pyspark.sql.pandas.types import from_arrow_type
 from changelog.decoding import METADATA
 from changelog.spec import ColumnSpec
 from deltawriters import TableSpec
-from sink.config import PartitionField, TableSection
+from sink.config import Config, PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TableGoneError, TemporaryError
 from sink.redaction import masked
 from sink.spark_versions import parse_ddl
 from sink.table_state import Snapshot, TableState
+from sink.storage_access import StorageAccess
 
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
 """What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw
 them.
 """
+
+
+_STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
 
 
 def java_class(error: Exception) -> str:
@@ -51,9 +58,14 @@ def java_exception(error: Exception) -> JavaObject:
 
 
 class IcebergTable(TableState):
-    """One table as the sink sees it. Immutable views are cached until `refresh`."""
+    """One table as the sink sees it. Immutable views are cached until `refresh`.
 
-    def __init__(self, spark: SparkSession, name: str, table: JavaObject) -> None:
+    :param load: asks the catalog for the table again, and so for new credentials.
+    """
+
+    def __init__(
+        self, spark: SparkSession, name: str, table: JavaObject, load: Callable[[], JavaObject] | None = None
+    ) -> None:
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         self.spark = spark
@@ -61,6 +73,8 @@ class IcebergTable(TableState):
         self.iceberg = jvm.org.apache.iceberg
         self.name = name
         self.java = table
+        self._load = load
+        self._loaded_at = time.time()
         # classes used for every micro-batch: to find one by its name takes a round trip for each of the name's parts
         self._schema_parser = self.iceberg.SchemaParser
         self._spec_parser = self.iceberg.PartitionSpecParser
@@ -76,10 +90,35 @@ class IcebergTable(TableState):
         :raises TemporaryError: the catalog did not answer.
         """
         try:
-            self.java.refresh()
+            if self.needs_credentials and self._load is not None:
+                self._load_again(self._load)
+            else:
+                self.java.refresh()
         except JAVA_ERRORS as error:
             raise table_error(self.name, error) from None
         self.__dict__.pop("spec", None)
+
+    @property
+    def needs_credentials(self) -> bool:
+        """The catalog has vended credentials that are about to expire; `refresh` gets new ones."""
+        return self._storage.is_running_out(time.time())
+
+    def _load_again(self, load: Callable[[], JavaObject]) -> None:
+        """Iceberg's own refresh keeps the credentials with which the table was loaded."""
+        asked_at, loaded = time.time(), load()
+        if str(loaded.uuid()) != str(self.java.uuid()):
+            raise _replaced(self.name)
+        self.java, self._loaded_at = loaded, asked_at
+        self.__dict__.pop("_storage", None)
+
+    @cached_property
+    def _storage(self) -> StorageAccess:
+        io, vended = self.java.io(), []
+        loader = self.java.getClass().getClassLoader()
+        supports = self.jvm.java.lang.Class.forName(_STORAGE_CREDENTIALS, True, loader)
+        if supports.isInstance(io):
+            vended = [(str(found.prefix()), self._as_json(found.config())) for found in self.elements(io.credentials())]
+        return StorageAccess(self._loaded_at, self._as_json(io.properties()), vended)
 
     def format_version(self, java: JavaObject) -> int:
         """Of this table, or of it in a transaction."""
@@ -90,14 +129,15 @@ class IcebergTable(TableState):
         """What the delta writers need, as plain values."""
         by_id = self.java.specs()
         ids = sorted(self._as_json(by_id.keySet()))
+        location, properties = str(self.java.location()), self._as_json(self.java.properties())
         return TableSpec(
-            location=str(self.java.location()),
+            location=location,
             format_version=self.format_version(self.java),
             schema=str(self._schema_parser.toJson(self.java.schema())),
             specs=tuple(str(self._spec_parser.toJson(by_id.get(i))) for i in ids),
             current_spec_id=int(self.java.spec().specId()),
-            properties=tuple(self._as_json(self.java.properties()).items()),
-            io_properties=tuple(self._as_json(self.java.io().properties()).items()),
+            properties=tuple(properties.items()),
+            io_properties=tuple(self._storage.at(properties.get("write.data.path", location)).items()),
         )
 
     def _as_json(self, collection: JavaObject) -> Any:
@@ -269,7 +309,7 @@ class Catalogs:
         """
         catalog, identifier = self._resolve(name)
         try:
-            return IcebergTable(self.spark, name, catalog.loadTable(identifier))
+            return self._opened(name, catalog, identifier, catalog.loadTable(identifier))
         except JAVA_ERRORS as error:
             if java_class(error) in ("NoSuchTableException", "NoSuchNamespaceException"):
                 return None
@@ -305,7 +345,28 @@ class Catalogs:
             table = builder.create()
         except JAVA_ERRORS as error:
             raise table_error(name, error) from None
-        return IcebergTable(self.spark, name, table)
+        return self._opened(name, catalog, identifier, table)
+
+    def _opened(self, name: str, catalog: JavaObject, identifier: JavaObject, table: JavaObject) -> IcebergTable:
+        def load() -> JavaObject:
+            # or a REST catalog that says "not modified" has Iceberg take the credentials that it had
+            catalog.invalidateTable(identifier)
+            return catalog.loadTable(identifier)
+
+        return IcebergTable(self.spark, name, table, load)
+
+    def storage_properties(self, config: Config, name: str) -> dict[str, str]:
+        """By what the catalog of a table reaches files that are no table's: as configured, and as a REST catalog says
+        for all tables alike. What it vends for a table isn't for other places.
+        """
+        configured = dict(config.catalogs[name.split(".")[0]])
+        if configured.get("type", "rest") != "rest":
+            return configured
+        catalog, _ = self._resolve(name)
+        rest = self._jvm.java.lang.Class.forName(
+            "org.apache.iceberg.rest.RESTCatalog", True, catalog.getClass().getClassLoader()
+        )
+        return configured | dict(catalog.properties()) if rest.isInstance(catalog) else configured
 
     def partition_spec(self, columns: T.StructType, partition_by: Sequence[PartitionField], path: str) -> JavaObject:
         """Iceberg's, for a new table of these columns.
@@ -395,6 +456,10 @@ def _with_cause(error: Exception) -> str:
     return message if inner in message else f"{message} ({inner})"
 
 
+def _replaced(name: str) -> TableGoneError:
+    return TableGoneError(f"{name} was dropped and created again while the sink ran. Start the sink again.")
+
+
 def table_error(name: str, error: Exception) -> TableError | TemporaryError:
     """What a Java exception means for the table: gone or replaced, or something that may pass."""
     kind, message = java_class(error), java_message(error)
@@ -404,7 +469,7 @@ def table_error(name: str, error: Exception) -> TableError | TemporaryError:
             f"{name} is gone: it was dropped or its files were removed. Start again to create it anew. ({message})"
         )
     if "UUID does not match" in message:
-        return TableGoneError(f"{name} was dropped and created again while the sink ran. Start the sink again.")
+        return _replaced(name)
     if kind in (*_REFUSALS, "ValidationException"):
         return TableError(f"{name}: {message}")
     return TemporaryError(f"{name}: catalog {name.split('.')[0]} failed: {kind}: {_with_cause(error)}")

@@ -35,6 +35,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.transforms import VoidTransform
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
@@ -154,8 +156,13 @@ class KeyIndex:
     `committed`.
     """
 
-    def __init__(self, table: IcebergTable, plan: TablePlan, location: str) -> None:
+    def __init__(self, table: IcebergTable, plan: TablePlan, location: str, properties: Mapping[str, str]) -> None:
+        """:param properties: by which tasks and the driver reach the index's files. The table's own are for its folder,
+        and credentials among them may expire.
+        """
         self._table = table
+        self._io_properties = tuple(properties.items())
+        self._io = PyArrowFileIO(dict(properties))
         self._plan = plan
         self._location = location.rstrip("/")
         if f"{_same_scheme(self._location)}/".startswith(f"{_same_scheme(table.spec.location).rstrip('/')}/"):
@@ -216,7 +223,7 @@ class KeyIndex:
         oldest = min((run.sequence for run in version.runs), default=0)
         return IndexSlice(
             location=f"{self._location}/runs",
-            io_properties=self._table.spec.io_properties,
+            io_properties=self._io_properties,
             runs=version.runs,
             dead=dict(version.dead),
             merge=merge,
@@ -272,8 +279,12 @@ class KeyIndex:
         except BaseException:
             for path in new_paths:
                 with contextlib.suppress(OSError):
-                    self._table.spec.io.delete(path)
+                    self.io_of(path, self._table.spec).delete(path)
             raise
+
+    def io_of(self, path: str, table: TableSpec) -> FileIO:
+        """What reaches a file: of the index, or else of the table."""
+        return self._io if path.startswith(f"{self._location}/") else table.io
 
     def _prepared_commit(
         self,
@@ -392,7 +403,7 @@ class KeyIndex:
             return dead
         oldest: dict[str, int] = {}
         for run in sorted(runs, key=lambda run: -run.sequence):
-            oldest |= dict.fromkeys(run_files(self._table.spec.io, f"{self._location}/runs", run), run.sequence)
+            oldest |= dict.fromkeys(run_files(self._io, f"{self._location}/runs", run), run.sequence)
         kept = {path: sequence for path, sequence in dead.items() if oldest.get(path, sequence) < sequence}
         self._dead_until_looked = max(_DEAD_UNTIL_LOOKED, 2 * len(kept))
         return kept
@@ -428,7 +439,7 @@ class KeyIndex:
         assert stored.index is not None
         name = str(stored.index["version"])
         try:
-            with self._table.spec.io.new_input(self._manifest(name)).open() as stream:
+            with self._io.new_input(self._manifest(name)).open() as stream:
                 version = IndexVersion.from_json(stream.read(), self._read_vectors)
             if not version.is_encoded(encoding):
                 raise IndexLostError("the key's columns, types or buckets, or the format version changed")
@@ -611,7 +622,7 @@ class KeyIndex:
             tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
             hash_keys, indexed = self.key_hash(table), tuple(file.file for file in files)
             entries = functools.partial(task.index_entries, table, path_hashes, hash_keys, base)
-            target = IndexSlice(f"{self._location}/runs", table.io_properties, (), {}, base=base)
+            target = IndexSlice(f"{self._location}/runs", self._io_properties, (), {}, base=base)
             build = functools.partial(task.build_index, target, indexed, sequence, name)
             if tasks > 1:
                 route = functools.partial(task.route_entries, entries, tasks)
@@ -632,7 +643,7 @@ class KeyIndex:
         return f"{self._location}/vectors/{name}"
 
     def _read_vectors(self, name: str) -> bytes:
-        with self._table.spec.io.new_input(self._vectors_file(name)).open() as stream:
+        with self._io.new_input(self._vectors_file(name)).open() as stream:
             return bytes(stream.read())
 
     def _written(self, name: str, version: IndexVersion, new_paths: list[str]) -> IndexVersion:
@@ -643,7 +654,7 @@ class KeyIndex:
 
         def write(path: str, content: bytes) -> None:
             new_paths.append(path)
-            with self._table.spec.io.new_output(path).create(overwrite=True) as stream:
+            with self._io.new_output(path).create(overwrite=True) as stream:
                 stream.write(content)
 
         vectors = version.vectors.stored(name, lambda part, content: write(self._vectors_file(part), content))

@@ -49,6 +49,7 @@ from sink.exchange import (
 )
 from sink.history import ROWS
 from sink.iceberg import Catalogs, IcebergTable
+from sink.iceberg import Catalogs, IcebergTable, StoredPosition
 from sink.keyindex import IndexLostError, KeyIndex
 from sink.keys import TableKey, compared, property_name, with_key
 from sink.minor_compaction import MinorCompaction
@@ -201,7 +202,11 @@ class TableSink:
     def _open_key_index(self) -> KeyIndex | None:
         if self._appends or self.plan.section.deletes != "position":
             return None
-        return KeyIndex(self.table, self.plan, f"{self._config.index_location}/{self.plan.section.target}")
+        target, index = self.plan.section.target, self._config.index
+        properties = index.properties if index is not None else None
+        if properties is None:
+            properties = Catalogs(self.table.spark).storage_properties(self._config, target)
+        return KeyIndex(self.table, self.plan, f"{self._config.index_location}/{target}", properties)
 
     def _open_decoder(self) -> RecordDecoder:
         batch_rows = int(self.table.spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0)
@@ -737,7 +742,9 @@ class TableSink:
         if undecoded > _MOST_UNDECODED or alike is not None:
             failed = f"on all of the last {undecoded:,} records"
             if undecoded <= _MOST_UNDECODED and alike is not None:
-                failed = f"with {alike} on {written.undecoded[alike]:,} of the {written.read:,} records of a micro-batch"
+                failed = (
+                    f"with {alike} on {written.undecoded[alike]:,} of the {written.read:,} records of a micro-batch"
+                )
             raise DataError(
                 f"{self.table.name}: the format failed {failed}, so it seems to be at "
                 f"fault, not they: {'; '.join(written.samples)}. Nothing of this micro-batch was applied. Correct the "
@@ -847,8 +854,9 @@ class TableSink:
 
     def _delete(self, paths: Iterable[str]) -> None:
         for path in paths:
+            io = self._spec.io if self._key_index is None else self._key_index.io_of(path, self._spec)
             try:
-                self._spec.io.delete(path)
+                io.delete(path)
             except OSError:
                 log.warning("%s: could not delete %s; Iceberg's remove_orphan_files will", self.table.name, path)
 
@@ -897,6 +905,10 @@ def _shuffle_partitions(spark: SparkSession) -> int:
     return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
 
 
+_EXPIRED = "Some data may have been lost because they are not available in Kafka any more"
+"""What Spark's Kafka source says of messages that it was to read, unless `failOnDataLoss` is false."""
+
+
 def job_error(target: str, error: Exception) -> RowdeltaError:
     """What a failed Spark job means for the user."""
     text = str(error)
@@ -918,6 +930,12 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
         return ConfigError(
             f"{target}: {broken.group(1)}. No record is at fault, and nothing was applied. Correct the format, or "
             "install the versions of the packages that it needs, and run again."
+        )
+    if _EXPIRED in text:
+        return DataError(
+            f"{target}: messages expired in Kafka before they were read. Nothing of this micro-batch was applied. Take "
+            "a new snapshot of the source into the topic (mode: upsert), with source.options.failOnDataLoss: false to "
+            f"go on from what is there. {_first_lines(text)}"
         )
     registry = re.search(r"RegistryError: (.*)", text)
     if registry:

@@ -193,7 +193,7 @@ class MinorCompaction:
             index = key_index.rewritten(name, gone, runs, self._written.value)
         except Exception as error:
             # whatever it is, nothing is lost by leaving the files as they are
-            self._delete(spec, self._written.value)
+            self._delete(spec, key_index, self._written.value)
             if isinstance(error, CorruptIndexError) or "CorruptIndexError" in str(error):
                 raise IndexLostError(str(error).split("\n", 1)[0]) from error
             self._give_up(error)
@@ -206,7 +206,7 @@ class MinorCompaction:
                 RewriteCommit(self._prefix, operation, files, replaced, index, summary, written_for)
             )
         except TableChangedError as error:
-            self._delete(spec, index.new_paths)
+            self._delete(spec, key_index, index.new_paths)
             self._give_up(error)
             return False
         log.info(
@@ -249,10 +249,10 @@ class MinorCompaction:
         reason = java_message(error) if isinstance(error, JAVA_ERRORS) else str(error)
         log.warning("%s: small files not merged, tried again later: %s", self._table.name, reason.split("\n", 1)[0])
 
-    def _delete(self, spec: TableSpec, paths: Iterable[str]) -> None:
+    def _delete(self, spec: TableSpec, key_index: KeyIndex, paths: Iterable[str]) -> None:
         for path in paths:
             try:
-                spec.io.delete(path)
+                key_index.io_of(path, spec).delete(path)
             except OSError:
                 log.warning("%s: could not delete %s; Iceberg's remove_orphan_files will", self._table.name, path)
 

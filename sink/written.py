@@ -55,7 +55,7 @@ class Written:
 
     @property
     def read(self) -> int:
-        """How many records there were, about. The row before an update is mostly in the same record as the one after."""
+        """How many records there were, about: the row before an update is mostly in the record of the one after."""
         return sum(self.rows.values()) - self.rows.get(RowKind.UPDATE_BEFORE.short, 0) + self.bad
 
     def failing_alike(self, most: int) -> str | None:

@@ -7,13 +7,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog.rows import KIND, RowKind, order_column
+from changelog.rows import HASH, KIND, RowKind, order_column
 from deltawriters import (
     CardinalityError,
     ContentFile,
@@ -24,7 +25,10 @@ from deltawriters import (
     TaskId,
     delta,
     partitioning,
+    resolve,
 )
+from deltawriters.keyindex import IndexSlice, RunInfo, low_hash, xxhash64
+from deltawriters.resolve import IndexTask
 from tests.deltawriters.lake import Lake
 
 SCHEMA = """{"type":"struct","schema-id":0,"identifier-field-ids":[1,2],"fields":[
@@ -292,6 +296,42 @@ def test_more_text_of_keys_than_32_bit_offsets_reach(
     assert len(keys) > 1
     found = [row for file in keys for row in pq.read_table(file.path).to_pylist()]
     assert sorted(row["shop"] for row in found) == names
+
+
+def test_more_text_of_keys_than_32_bit_offsets_reach_with_a_key_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All keys of the commit are hashed at once, and those of the commit before are found."""
+    monkeypatch.setattr(partitioning, "MOST_TEXT", 1000)
+    hashed: set[pa.DataType] = set()
+
+    def hashing(columns: list[pa.Array], base: int) -> Any:
+        hashed.update(column.type for column in columns)
+        return low_hash(columns, base)
+
+    monkeypatch.setattr(resolve, "low_hash", hashing)
+    table = table_at(tmp_path)
+    names = [f"shop {n:094d}" for n in range(40)]
+    runs: tuple[RunInfo, ...] = ()
+    results = []
+    for sequence, (kind, changed) in enumerate([(RowKind.INSERT, names[:30]), (RowKind.DELETE, names[10:])]):
+        index = IndexTask(IndexSlice(str(tmp_path), (), runs, {}), 0, 2**64, sequence, f"run{sequence}")
+        options = DeltaOptions(KEY, flush_bytes=EVERY_BATCH)
+        writer = DeltaWriter(table, options, TaskId(0, sequence, "op"), index)
+        for order, name in enumerate(changed):
+            changes = batch([(kind, order, {"id": 1, "shop": name})])
+            keys = [changes.column(key) for key in KEY]
+            writer.write(changes.append_column(HASH, pa.array(xxhash64(keys).view(np.int64))))
+        result = writer.close().index
+        assert result is not None
+        runs += tuple(result.runs)
+        results.append(result)
+    assert pa.large_string() in hashed
+    assert pa.string() not in hashed
+    assert [(r.inserted, r.updated, r.deleted, r.absent) for r in results] == [(30, 0, 0, 0), (0, 0, 20, 10)]
+    deleted = [(old.file.path, position) for old in results[1].old_rows for position in old.positions.tolist()]
+    found = [pq.read_table(path).column("shop")[position].as_py() for path, position in deleted]
+    assert sorted(found) == names[10:30]
 
 
 def test_a_table_pickles_without_what_it_has_cached(tmp_path: Path) -> None:

@@ -593,7 +593,7 @@ def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterato
 
             return open_format
 
-        formats.find = failing  # type: ignore[assignment]
+        formats.find = failing
         try:
             yield from task.decode(decoder, then, batches)
         finally:

@@ -28,6 +28,7 @@ from tests.changelog.messages import sample
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import free_ports, wait_until
 from tests.sink.harness import java_catalog, seen
+from tests.sink.harness import before_commit
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -377,6 +378,26 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     job.options = {"failOnDataLoss": "false"}
     job.run()
     assert job.rows() == [order(1, "a"), order(4, "b"), order(5, "b")]
+
+
+def test_messages_that_expire_while_the_job_runs(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
+    """To run again would not bring them back, so it ends as the next start would."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, sink={"trigger": "100 milliseconds"})
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"))])
+
+    def expire() -> None:
+        job.produce([insert(order(n, "b")) for n in range(2, 6)])
+        admin.delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
+
+    with before_commit(expire), pytest.raises(DataError, match=r"messages expired .*failOnDataLoss: false") as caught:
+        job.run()
+    assert caught.value.exit_code == 3
+    assert job.rows() == [order(1, "a")]
+    with pytest.raises(DataError, match="Kafka has removed what follows"):
+        job.run()
 
 
 DEAD_COLUMNS = ["table", "source", "partition", "offset", "key", "value", "error_class", "reason"]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from pyspark.sql import SparkSession
 from deltawriters.keyindex import BASE
 from sink import deletion_vectors, keyindex
 from sink.errors import TableError, TemporaryError
+from sink.keyindex import KeyIndex
 from sink.written import Written
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, tiny_thresholds
+from tests.sink.test_commit_faults import Table
 
 pytestmark = pytest.mark.spark
 
@@ -396,3 +399,14 @@ def test_an_index_of_an_earlier_release_keeps_its_base(
     apply(job, delete(1), insert(3))
     assert "key index" not in caplog.text
     assert job.rows() == [row(2), row(3)]
+
+
+def test_each_new_index_has_a_base_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever knows the base can make keys that collide."""
+    plan: Any = SimpleNamespace(section=SimpleNamespace(key=["id"]))
+    bases = set()
+    for name in ("a", "b"):
+        index = KeyIndex(Table(spark).opened(), plan, str(tmp_path / name), {})
+        index.synchronize(None)
+        bases.add(index.slice().base)
+    assert len(bases - {BASE}) == 2

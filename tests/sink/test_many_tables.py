@@ -300,6 +300,29 @@ def test_a_table_altered_underneath_comes_back_by_itself(shop: Shop) -> None:
     assert running.error is None
 
 
+def test_a_table_that_is_rolled_back_is_read_again(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """All share one stream, which goes back for this one alone."""
+    shop.create("a", "b", "c")
+    with shop.start() as running:
+        for _ in range(2):
+            for name in ("a", "b", "c"):
+                shop.change(name, 10)
+            assert wait_until(lambda: shop.is_exact(), 120)
+        first = shop.spark.sql(f"SELECT snapshot_id FROM {shop.target('b')}.snapshots ORDER BY committed_at").first()
+        assert first is not None
+        table = f"{shop.name}.b"
+        shop.spark.sql(f"CALL lake.system.rollback_to_snapshot('{table}', {first.snapshot_id})").collect()
+        assert not shop.is_exact("b")
+        before = {name: shop.snapshots(name) for name in ("a", "c")}
+        for name in ("a", "b", "c"):
+            shop.change(name, 10)
+        assert wait_until(lambda: shop.is_exact(), 120)
+    assert running.error is None
+    assert f"{shop.target('b')} was rolled back to an earlier snapshot while the sink ran" in caplog.text
+    assert "another run" not in caplog.text
+    assert all(shop.snapshots(name) > before[name] for name in before)
+
+
 def test_a_table_that_comes_back_gets_nothing_of_the_query_that_went_on(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,44 @@
+"""By what properties tasks reach a table's files: those of its FileIO, and credentials that a REST catalog vends."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_EXPIRES = re.compile(r"expires-at(-ms)?(\.|$)")
+"""`s3.session-token-expires-at-ms`, `gcs.oauth2.token-expires-at`, `adls.sas-token-expires-at-ms.<account>`; all are
+milliseconds since 1970.
+"""
+
+_Properties = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class StorageAccess:
+    """What a catalog said when it loaded a table.
+
+    :param loaded_at: seconds since 1970.
+    :param properties: of the table's FileIO.
+    :param credentials: prefix of locations -> properties that hold there (`storage-credentials` of a REST catalog).
+    """
+
+    loaded_at: float
+    properties: _Properties
+    credentials: Sequence[tuple[str, _Properties]] = ()
+
+    def at(self, location: str) -> dict[str, str]:
+        """The properties for files in a folder. The longest prefix wins, as in Iceberg's own FileIO."""
+        folder = f"{location.rstrip('/')}/"
+        fitting = [(prefix, config) for prefix, config in self.credentials if folder.startswith(prefix)]
+        _, vended = max(fitting, key=lambda found: len(found[0]), default=("", {}))
+        return {**self.properties, **vended}
+
+    def is_running_out(self, now: float) -> bool:
+        """Whether credentials have expired, or have lived half of their time: tasks may need them for a while."""
+        all_properties = [self.properties, *(config for _, config in self.credentials)]
+        ends = [
+            int(value) / 1000
+            for properties in all_properties
+            for name, value in properties.items()
+            if _EXPIRES.search(name) and value.isdecimal()
+        ]
+        return bool(ends) and now >= self.loaded_at + (min(ends) - self.loaded_at) / 2

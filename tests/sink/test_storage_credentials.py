@@ -1,0 +1,228 @@
+"""Credentials that a REST catalog vends with a table: tasks get those of their files' place, and before they expire.
+
+Without an object store: files are on the local disk, and what tasks would be given is looked at.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink import iceberg
+from sink.config import Config
+from sink.errors import TableGoneError
+from sink.iceberg import Catalogs, IcebergTable
+from sink.microbatch import TableSink
+from sink.pipeline import Pipeline
+from sink.storage_access import StorageAccess
+from sink.task import TaskPlan
+from tests.services.rest_catalog import RestCatalog, running_rest_catalog
+from tests.sink.test_catalogs import add_catalog, configuration, content, write
+
+KEY = "s3.access-key-id"
+ENDS = "s3.session-token-expires-at-ms"
+
+
+@pytest.mark.parametrize(
+    ("location", "key"),
+    [
+        ("s3://shop/orders/data", "orders"),
+        ("s3://shop/orders", "orders"),
+        ("s3://shop/orders2", "shop"),
+        ("s3://crm/orders", "all"),
+        ("gs://shop/orders", "own"),
+    ],
+)
+def test_the_longest_prefix_wins(location: str, key: str) -> None:
+    vended = {"s3://shop/orders/": "orders", "s3://shop/": "shop", "s3": "all", "s3://shop/orders/data/x": "x"}
+    credentials = [(prefix, {KEY: key}) for prefix, key in vended.items()]
+    access = StorageAccess(0.0, {KEY: "own", "s3.region": "eu"}, credentials)
+    assert access.at(location) == {KEY: key, "s3.region": "eu"}
+
+
+@pytest.mark.parametrize("name", [ENDS, "gcs.oauth2.token-expires-at", "adls.sas-token-expires-at-ms.account"])
+@pytest.mark.parametrize("is_vended", [True, False])
+def test_credentials_run_out_in_the_middle_of_their_life(name: str, is_vended: bool) -> None:
+    soon, late = {name: "1200000"}, {name: "9900000"}
+    access = StorageAccess(1000.0, *((late, [("s3", soon)]) if is_vended else (soon, [("s3", late)])))
+    assert [access.is_running_out(now) for now in (1000.0, 1099.0, 1100.0, 1300.0)] == [False, False, True, True]
+    assert not StorageAccess(1000.0, {"token-expires-in-ms": "1"}).is_running_out(1e9)
+
+
+@dataclass
+class Vending:
+    """What a catalog's answers say besides: the nth that loads a table has the key `vended n`, for `lifetime`
+    seconds.
+    """
+
+    uri: str
+    lifetime: float = 3600.0
+    loads: int = 0
+
+    def added_to(self, answer: dict[str, Any]) -> dict[str, Any]:
+        self.loads += 1
+        ends = str(int((time.time() + self.lifetime) * 1000))
+        location = answer["metadata"]["location"]
+        vended = {location: {KEY: f"vended {self.loads}", ENDS: ends}, "file": {KEY: "of all", ENDS: ends}}
+        credentials = [{"prefix": prefix, "config": config} for prefix, config in vended.items()]
+        config = {"s3.endpoint": "http://vended", "s3.session-token": "vended"}
+        return answer | {"config": answer.get("config", {}) | config, "storage-credentials": credentials}
+
+
+@contextmanager
+def vending(catalog: RestCatalog) -> Iterator[Vending]:
+    """In front of a catalog that vends nothing."""
+    address = urlparse(catalog.uri).netloc
+
+    class Proxy(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            behind = HTTPConnection(address, timeout=60)
+            behind.request(self.command, self.path, body, dict(self.headers.items()))
+            answer = behind.getresponse()
+            content = answer.read()
+            loads = {"GET": "/tables/" in self.path, "POST": self.path.endswith("/tables")}
+            if loads.get(self.command) and answer.status == 200:
+                content = json.dumps(state.added_to(json.loads(content))).encode()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+                    self.send_header(name, value)
+            if answer.status not in (204, 304):
+                self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+            behind.close()
+
+        do_GET = do_POST = do_DELETE = do_HEAD = do  # noqa: N815 - as http.server names them
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    server.daemon_threads = True
+    state = Vending(f"http://127.0.0.1:{server.server_port}")
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def rest_catalog() -> Iterator[RestCatalog]:
+    with running_rest_catalog() as catalog:
+        yield catalog
+
+
+@pytest.fixture
+def catalog(rest_catalog: RestCatalog) -> Iterator[Vending]:
+    with vending(rest_catalog) as state:
+        yield state
+
+
+def in_use(table: IcebergTable) -> str | None:
+    return dict(table.spec.io_properties).get(KEY)
+
+
+@pytest.mark.spark
+def test_a_table_is_loaded_again_before_its_credentials_expire(
+    spark: SparkSession, catalog: Vending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_catalog(spark, "vending", {"type": "rest", "uri": catalog.uri})
+    catalogs = Catalogs(spark)
+    columns = spark.createDataFrame([], "id bigint").schema
+    catalogs.create("vending.shop.reloaded", columns, [], {})
+    table = catalogs.load("vending.shop.reloaded")
+    assert table is not None
+    first = f"vended {catalog.loads}"
+    assert dict(table.spec.io_properties).items() >= {KEY: first, "s3.session-token": "vended"}.items()
+    assert "vended" not in repr(table.spec)
+    table.refresh()
+    assert in_use(table) == first, "they are good for an hour"
+    table.set_property("write.data.path", "file:/elsewhere")
+    table.refresh()
+    assert in_use(table) == "of all"
+    table.java.updateProperties().remove("write.data.path").commit()
+
+    now = time.time()
+    monkeypatch.setattr(iceberg, "time", SimpleClock(now + 1900))
+    before = catalog.loads
+    table.refresh()
+    assert catalog.loads == before + 1, "no more than Iceberg's own refresh asks"
+    assert in_use(table) == f"vended {catalog.loads}"
+    table.set_property("owner", "ada")
+    assert table.property("owner") == "ada"
+
+    monkeypatch.setattr(iceberg, "time", SimpleClock(now + 9999))
+    spark.sql("DROP TABLE vending.shop.reloaded")
+    catalogs.create("vending.shop.reloaded", columns, [], {})
+    with pytest.raises(TableGoneError, match="was dropped and created again"):
+        table.refresh()
+
+
+class SimpleClock:
+    def __init__(self, now: float) -> None:
+        self._now = now
+
+    def time(self) -> float:
+        return self._now
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("configured", [None, {KEY: "of the index"}], ids=["catalog", "index"])
+def test_each_micro_batch_has_fresh_credentials_and_the_index_has_its_own(
+    spark: SparkSession,
+    tmp_path: Path,
+    catalog: Vending,
+    monkeypatch: pytest.MonkeyPatch,
+    configured: dict[str, str] | None,
+) -> None:
+    catalog.lifetime = 0.0
+    name = f"vending_{'catalog' if configured is None else 'index'}"
+    properties = {"type": "rest", "uri": catalog.uri, KEY: "configured", "s3.endpoint": "http://configured"}
+    add_catalog(spark, name, properties)
+    config = configuration(tmp_path, name, properties, target=f"{name}.{name}.orders", deletes="position")
+    values = config.model_dump(by_alias=True, exclude_unset=True)
+    values["source"]["options"]["maxFilesPerTrigger"] = "1"
+    config = Config.model_validate(values | ({"index": {"properties": configured}} if configured else {}))
+    plans: list[TaskPlan] = []
+    original = TableSink._task_plan
+
+    def task_plan(self: TableSink, *arguments: Any) -> TaskPlan:
+        plans.append(original(self, *arguments))
+        return plans[-1]
+
+    monkeypatch.setattr(TableSink, "_task_plan", task_plan)
+    for number in range(3):
+        write(tmp_path, f"{number}.json", [("+I", number, "eu"), ("+U", 0, "us")], 10 * number)
+    Pipeline(spark, config).run()
+    assert content(spark, f"{name}.{name}.orders") == {0: "us", 1: "eu", 2: "eu"}
+    assert len(plans) == 3
+    for part in ("table", "dead_letters"):
+        used = [dict(getattr(plan, part).io_properties) for plan in plans]
+        numbers = [int(access[KEY].removeprefix("vended ")) for access in used]
+        assert numbers == sorted(set(numbers)), f"{part}: new ones for each micro-batch"
+        assert {access["s3.endpoint"] for access in used} == {"http://vended"}
+    of_index = [dict(plan.index.slice.io_properties) for plan in plans if plan.index is not None]
+    assert len(of_index) == 3
+    for access in of_index:
+        assert access[KEY] == ("configured" if configured is None else "of the index")
+        assert access.get("s3.endpoint") == ("http://configured" if configured is None else None)
+        assert "s3.session-token" not in access
