@@ -1,7 +1,7 @@
 """`deletes: position`, one sentence of its promise at a time. Random stories of it are in `test_properties`."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from deltawriters.keyindex import BASE
 from sink import deletion_vectors, keyindex
 from sink.errors import TableError, TemporaryError
+from sink.iceberg import IcebergTable
 from sink.keyindex import KeyIndex
 from sink.written import Written
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, tiny_thresholds
@@ -403,10 +404,22 @@ def test_an_index_of_an_earlier_release_keeps_its_base(
 
 def test_each_new_index_has_a_base_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
     """Whoever knows the base can make keys that collide."""
-    plan: Any = SimpleNamespace(section=SimpleNamespace(key=["id"]))
     bases = set()
     for name in ("a", "b"):
-        index = KeyIndex(Table(spark).opened(), plan, str(tmp_path / name), {})
+        index = index_of(Table(spark).opened(), tmp_path / name)
         index.synchronize(None)
         bases.add(index.slice().base)
     assert len(bases - {BASE}) == 2
+
+
+def test_files_are_deleted_by_what_reaches_them(spark: SparkSession, tmp_path: Path) -> None:
+    """A commit that fails leaves files of the table and of the index."""
+    table = Table(spark).opened()
+    index = index_of(table, tmp_path, {"s3.region": "eu"})
+    assert index.io_of(f"{tmp_path}/runs/run", table.spec).properties == {"s3.region": "eu"}
+    assert index.io_of(f"{table.spec.location}/data/file.parquet", table.spec) is table.spec.io
+
+
+def index_of(table: IcebergTable, location: Path, properties: Mapping[str, str] | None = None) -> KeyIndex:
+    plan: Any = SimpleNamespace(section=SimpleNamespace(key=["id"]))
+    return KeyIndex(table, plan, str(location), properties or {})

@@ -94,13 +94,19 @@ def vending(catalog: RestCatalog) -> Iterator[Vending]:
             answer = behind.getresponse()
             content = answer.read()
             loads = {"GET": "/tables/" in self.path, "POST": self.path.endswith("/tables")}
+            status, headers = answer.status, dict(answer.getheaders())
             if loads.get(self.command) and answer.status == 200:
-                content = json.dumps(state.added_to(json.loads(content))).encode()
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
+                loaded = json.loads(content)
+                headers["ETag"] = str(hash(loaded["metadata-location"]))
+                if self.headers.get("If-None-Match") == headers["ETag"]:
+                    status, content = 304, b""
+                else:
+                    content = json.dumps(state.added_to(loaded)).encode()
+            self.send_response(status)
+            for name, value in headers.items():
                 if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
                     self.send_header(name, value)
-            if answer.status not in (204, 304):
+            if status not in (204, 304):
                 self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command != "HEAD":
@@ -169,6 +175,11 @@ def test_a_table_is_loaded_again_before_its_credentials_expire(
     assert in_use(table) == f"vended {catalog.loads}"
     table.set_property("owner", "ada")
     assert table.property("owner") == "ada"
+    for later in (4000, 6000):
+        monkeypatch.setattr(iceberg, "time", SimpleClock(now + later))
+        before = catalog.loads
+        table.refresh()
+        assert in_use(table) == f"vended {catalog.loads}" != f"vended {before}", "also if the table is as it was"
 
     monkeypatch.setattr(iceberg, "time", SimpleClock(now + 9999))
     spark.sql("DROP TABLE vending.shop.reloaded")
