@@ -5,10 +5,8 @@ its own.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,8 +24,8 @@ from sink.config import Config, PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TableGoneError, TemporaryError
 from sink.redaction import masked
 from sink.spark_versions import parse_ddl
-from sink.table_state import Snapshot, TableState
 from sink.storage_access import StorageAccess
+from sink.table_state import Snapshot, TableState
 
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
 """What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw

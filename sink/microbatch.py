@@ -49,7 +49,6 @@ from sink.exchange import (
 )
 from sink.history import ROWS
 from sink.iceberg import Catalogs, IcebergTable
-from sink.iceberg import Catalogs, IcebergTable, StoredPosition
 from sink.keyindex import IndexLostError, KeyIndex
 from sink.keys import TableKey, compared, property_name, with_key
 from sink.minor_compaction import MinorCompaction

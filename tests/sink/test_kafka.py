@@ -27,8 +27,7 @@ from sink.spark_versions import to_arrow
 from tests.changelog.messages import sample
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import free_ports, wait_until
-from tests.sink.harness import java_catalog, seen
-from tests.sink.harness import before_commit
+from tests.sink.harness import before_commit, java_catalog, seen
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
