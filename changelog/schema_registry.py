@@ -16,15 +16,16 @@ Each Python worker asks for a schema once.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
-from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from changelog.avro_schema import Node, SchemaError, parse
 from changelog.changes import BadOptionError, UnavailableError
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema, SchemaReference
 
 HEADER_BYTES = 5
 
@@ -104,6 +105,9 @@ class Registry:
     """
 
     def __init__(self, options: Mapping[str, str | tuple[str, ...]]) -> None:
+        # the client takes as long to import as all else here, and most formats have no registry
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
         settings = client_settings(options)
         # the URL for messages, without user and password
         self.url = re.sub(r"//[^/@]*@", "//", str(settings["url"]))
@@ -125,7 +129,7 @@ class Registry:
         what = f"subject {subject}"
         return self._parse(what, self._ask(what, lambda: self._client.get_latest_version(subject).schema))
 
-    def _parse(self, what: str, schema: Schema) -> Node:
+    def _parse(self, what: str, schema: "Schema") -> Node:
         if schema.schema_type not in (None, "AVRO"):
             raise SchemaError(f"{what} is {schema.schema_type}, not Avro")
         try:
@@ -133,17 +137,19 @@ class Registry:
         except SchemaError as error:
             raise SchemaError(f"{what}: {error}") from None
 
-    def _references(self, what: str, schema: Schema) -> Iterator[str]:
+    def _references(self, what: str, schema: "Schema") -> Iterator[str]:
         """Texts of the schemas that a schema refers to. A schema comes after the schemas that it refers to itself."""
         for reference in schema.references or []:
             other = self._ask(what, partial(self._version, reference))
             yield from self._references(what, other)
             yield other.schema_str or ""
 
-    def _version(self, reference: SchemaReference) -> Schema:
+    def _version(self, reference: "SchemaReference") -> "Schema":
         return self._client.get_version(str(reference.subject), reference.version or "latest").schema
 
-    def _ask(self, what: str, question: Callable[[], Schema]) -> Schema:
+    def _ask(self, what: str, question: "Callable[[], Schema]") -> "Schema":
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
         try:
             return question()
         except SchemaRegistryError as error:

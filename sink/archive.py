@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,7 +34,12 @@ _KEPT = 3
 """Archives: of several configurations, with Kafka and without, or of several versions."""
 _SPACE = 1 << 30
 """Bytes that must be free: an archive isn't worth a full disk."""
+_DAYS = 30
+"""An archive that no start has used for so long is removed."""
 QUIET = "-Xshare:auto -Xlog:cds*=off,class+path*=off"
+_CHECKED = "-XX:+VerifySharedSpaces"
+"""The JVM looks at the archive's checksums, which takes it less than a tenth of a second. Without it, it crashes on a
+damaged archive, or runs what it finds there."""
 _SHORT = "-XX:TieredStopAtLevel=1"
 _SMALL = "-XX:+UseSerialGC"
 _OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -105,6 +111,11 @@ def find(options: Mapping[str, str], packages: Sequence[Jar]) -> Archive | None:
 _OTHER_JARS = ("SPARK_DIST_CLASSPATH", "CLASSPATH")
 
 
+def using(path: Path) -> Sequence[str]:
+    """Options for a JVM to take its classes from an archive. If it can't, it starts without, and says nothing."""
+    return [f"-XX:SharedArchiveFile={path}", _CHECKED, QUIET]
+
+
 @contextmanager
 def launching(
     options: Mapping[str, str], packages: Sequence[Jar], *, short: bool = False, training: Path | None = None
@@ -131,7 +142,7 @@ def launching(
     if training is not None:
         flags = [f"-XX:ArchiveClassesAtExit={training}", QUIET]
     elif found is not None and found.exists:
-        flags = [f"-XX:SharedArchiveFile={found.path}", QUIET]
+        flags = [*using(found.path)]
         with suppress(OSError):
             os.utime(found.path)  # the one used last is kept longest
     if short:
@@ -224,7 +235,8 @@ def accepted(path: Path, class_path: str) -> bool:
     jvm = _jvm()
     # A JVM that crashes on the archive writes a report. It goes beside the archive, and is removed with its folder.
     report = f"-XX:ErrorFile={path.with_suffix('.crash')}"
-    command = [f"{jvm}/bin/java", report, "-Xshare:on", f"-XX:SharedArchiveFile={path}", "-cp", class_path, "-version"]
+    options = [report, "-Xshare:on", f"-XX:SharedArchiveFile={path}", _CHECKED]
+    command = [f"{jvm}/bin/java", *options, "-cp", class_path, "-version"]
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
@@ -236,7 +248,16 @@ def _clear(folder: Path) -> None:
 
 def _make_room(folder: Path) -> None:
     """Keep those used last. One whose JVM or jars have changed is never used again."""
-    archives = sorted(folder.glob("*.jsa"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in archives[_KEPT:]:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".size").unlink(missing_ok=True)
+    long_ago = time.time() - _DAYS * 24 * 3600
+    archives = sorted(folder.glob("*.jsa"), key=_used, reverse=True)
+    for number, path in enumerate(archives):
+        if number >= _KEPT or _used(path) < long_ago:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".size").unlink(missing_ok=True)
+    for path in folder.glob("*.refused"):
+        if _used(path) < long_ago:
+            path.unlink(missing_ok=True)
+
+
+def _used(path: Path) -> float:
+    return path.stat().st_mtime

@@ -273,10 +273,16 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
 
 def _run(args: argparse.Namespace) -> int:
     config = _load(args)
+    from concurrent.futures import ThreadPoolExecutor
+    from importlib import import_module
+
     from sink import session
+
+    with ThreadPoolExecutor(1, "rowdelta-import") as pool:
+        pool.submit(import_module, "sink.pipeline")  # takes a second, which the JVM needs to start
+        spark = session.start(config)
     from sink.pipeline import Pipeline, stops_on_signals
 
-    spark = session.start(config)
     with session.stopping(spark):
         pipeline = Pipeline(spark, config)
         with stops_on_signals(spark, pipeline):

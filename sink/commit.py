@@ -17,14 +17,8 @@ from typing import Any
 from py4j.java_gateway import JavaObject
 
 from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError, TemporaryError
-from sink.iceberg import (
-    JAVA_ERRORS,
-    IcebergTable,
-    java_class,
-    java_exception,
-    java_message,
-    table_error,
-)
+from sink.iceberg import IcebergTable, table_error
+from sink.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.keyindex import IndexCommit
 from sink.sources.source import Position
 from sink.table_state import StoredPosition

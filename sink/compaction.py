@@ -9,7 +9,8 @@ import time
 
 from py4j.java_gateway import JavaObject
 
-from sink.iceberg import JAVA_ERRORS, IcebergTable, java_message
+from sink.iceberg import IcebergTable
+from sink.java_errors import JAVA_ERRORS, java_message
 
 log = logging.getLogger("rowdelta")
 

@@ -32,7 +32,8 @@ from sink.commit import IcebergCommitter, RowDeltaCommit, TableChangedError
 from sink.config import Config
 from sink.dead_letter_topic import DeadLetterTopic
 from sink.errors import TableError, TableGoneError, TemporaryError, TooManyBadRecordsError
-from sink.iceberg import JAVA_ERRORS, Catalogs, IcebergTable, java_class, java_message
+from sink.iceberg import Catalogs, IcebergTable
+from sink.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.sources.source import Position
 from sink.spark_versions import to_arrow
 from sink.table_properties import check_properties

@@ -12,10 +12,11 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark import RDD, SparkContext
 from pyspark.serializers import NoOpSerializer
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -138,26 +139,38 @@ def _as_tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
 
 @functools.lru_cache(maxsize=8)
 def _by_number(tasks: int, context: SparkContext) -> Column:
-    return _to_task(F.col("task"), tasks, context)
+    """:param context: to which the column belongs."""
+    return _to_task(F.col("task"), tasks)
 
 
-def _to_task(number: Column, tasks: int, context: SparkContext) -> Column:
+def _to_task(number: Column, tasks: int) -> Column:
     """What to repartition by, so that a row goes to task `number` of `tasks`.
 
     Spark hashes what it is given once more, so each task is named by an integer that hashes to its number.
     """
-    return F.array(*(F.lit(name) for name in _names(tasks, context)))[number]
+    return F.array(*(F.lit(name) for name in _names(tasks)))[number]
 
 
 @functools.lru_cache(maxsize=8)
-def _names(tasks: int, context: SparkContext) -> tuple[int, ...]:
-    numbers = (
-        SparkSession(context)
-        .range(100 * tasks)
-        .select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(tasks)).alias("task"))
-    )
-    chosen = {row.task: row.id for row in numbers.groupBy("task").agg(F.min("id").alias("id")).collect()}
-    return tuple(int(chosen[number]) for number in range(tasks))
+def _names(tasks: int) -> tuple[int, ...]:
+    """For each task the smallest integer that Spark's hash partitioning sends to it."""
+    numbers, first = np.unique(_murmur3(np.arange(100 * tasks, dtype=np.uint32)) % tasks, return_index=True)
+    assert len(numbers) == tasks
+    return tuple(first.tolist())
+
+
+def _murmur3(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+    """Spark's `hash` of ints: 32-bit Murmur3 of four bytes, with the seed 42."""
+    k = _rotated(values * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    h = _rotated(np.uint32(42) ^ k, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    h ^= np.uint32(4)
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return (h ^ (h >> np.uint32(16))).view(np.int32)
+
+
+def _rotated(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    return (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))
 
 
 def _gathered(changes: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

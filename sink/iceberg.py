@@ -11,8 +11,6 @@ from functools import cached_property
 from typing import Any
 
 from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JJavaError
-from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
@@ -22,37 +20,13 @@ from changelog.spec import ColumnSpec
 from deltawriters import TableSpec
 from sink.config import Config, PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TableGoneError, TemporaryError
+from sink.java_errors import JAVA_ERRORS, exception_message, java_class, java_exception, java_message
 from sink.redaction import masked
 from sink.spark_versions import parse_ddl
 from sink.storage_access import StorageAccess
 from sink.table_state import Snapshot, TableState
 
-JAVA_ERRORS = (Py4JJavaError, CapturedException)
-"""What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw
-them.
-"""
-
-
 _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
-
-
-def java_class(error: Exception) -> str:
-    """Simple class name of the Java exception of one of `JAVA_ERRORS`."""
-    return str(java_exception(error).getClass().getSimpleName())
-
-
-def java_message(error: Exception) -> str:
-    """Without secrets: a driver's message may quote the whole address."""
-    return _message(java_exception(error))
-
-
-def _message(exception: JavaObject) -> str:
-    return masked(str(exception.getMessage() or exception))
-
-
-def java_exception(error: Exception) -> JavaObject:
-    """The Java object itself, of one of `JAVA_ERRORS`."""
-    return error.java_exception if isinstance(error, Py4JJavaError) else error._origin  # type: ignore[attr-defined]
 
 
 class IcebergTable(TableState):
@@ -450,7 +424,7 @@ def _with_cause(error: Exception) -> str:
     exception = java_exception(error)
     while (cause := exception.getCause()) is not None:
         exception = cause
-    message, inner = java_message(error).strip(), _message(exception)
+    message, inner = java_message(error).strip(), exception_message(exception)
     return message if inner in message else f"{message} ({inner})"
 
 

@@ -29,7 +29,8 @@ from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink import task
 from sink.commit import IcebergCommitter, RewriteCommit, TableChangedError
 from sink.compaction import MINOR
-from sink.iceberg import JAVA_ERRORS, IcebergTable, java_message
+from sink.iceberg import IcebergTable
+from sink.java_errors import JAVA_ERRORS, java_message
 from sink.keyindex import IndexLostError, KeyIndex
 
 log = logging.getLogger("rowdelta")

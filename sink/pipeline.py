@@ -20,9 +20,10 @@ from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
 from sink.folders import check_folders
-from sink.iceberg import JAVA_ERRORS
 from sink.interrupts import jvms
+from sink.java_errors import JAVA_ERRORS
 from sink.patterns import find_tables
+from sink.session import start_workers
 from sink.sources.files import FilesSource
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source, Stream
@@ -63,6 +64,8 @@ class Pipeline:
         self._runs: list[Run] = []
         self._ended: list[Run] = []
         check_folders(spark, config)
+        if config.sink.trigger != "available-now":
+            start_workers(spark)
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
         self._supervisor = Supervisor(spark, config, self._source, changelogs)
@@ -73,6 +76,10 @@ class Pipeline:
         except KeyboardInterrupt:
             self._supervisor.close()
             raise
+        if config.sink.trigger == "available-now" and any(
+            member.sink is not None and member.sink.position is None for member in self._supervisor.working()
+        ):
+            start_workers(spark)  # other tables may have nothing to do
 
     def run(self) -> None:
         """Apply what the source has, micro-batch by micro-batch.

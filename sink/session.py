@@ -5,6 +5,7 @@ on.
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +14,15 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from sink import archive, interrupts, jars, spark_versions
 from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
-from sink.iceberg import java_class, java_message
 from sink.jars import Jar
+from sink.java_errors import java_class, java_message
 from sink.redaction import is_secret, masked, spark_pattern
 
 _TOLD_TWICE = (
@@ -83,6 +84,10 @@ def settings(config: Config) -> dict[str, str]:
     }
     if (defaults | config.spark)["spark.master"].startswith("local"):
         needed["spark.jars.packages"] += f",{LOCAL_FILES}"
+        # of a cluster's machines it isn't known whether the module can be imported before a task has been sent there
+        defaults["spark.python.daemon.module"] = "sink.daemon"
+        # or tasks of SQL would have a daemon of their own, with this in its environment
+        defaults["spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"] = "false"
     if re.match("file:|(?![a-z0-9+.-]+:)", config.sink.checkpoint):
         # on a local disk, Hadoop's other file API, which is Spark's first choice, forks a `readlink` 16 times a
         # micro-batch
@@ -138,6 +143,21 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
         )
     speed_up_local_files(spark)
     return spark
+
+
+def start_workers(spark: SparkSession) -> None:
+    """Have Spark start its Python workers meanwhile, which takes a second or two. The first tasks find them there.
+
+    Nothing depends on it: if it fails, so will they, and say why.
+    """
+
+    def run() -> None:
+        with suppress(Py4JError, OSError, PySparkException):
+            context = spark.sparkContext
+            # a function that is pickled by its name and imported without the driver's modules
+            context.parallelize(range(context.defaultParallelism), context.defaultParallelism).map(bool).count()
+
+    threading.Thread(target=run, name="rowdelta-workers", daemon=True).start()
 
 
 def warm_later(config: Config, path: Path) -> None:

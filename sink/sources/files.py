@@ -32,7 +32,7 @@ from changelog.row_kind_parquet import MOST_BYTES
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import DataError, RowdeltaError, TemporaryError
-from sink.iceberg import JAVA_ERRORS, java_class, java_message
+from sink.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.session import activate
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.directories import ChangeFile, Directories, is_beyond
@@ -50,6 +50,9 @@ _ANY_AGE = "36500d"
 """By default Spark ignores a file, in silence, that comes with a modification time a week before the newest one's."""
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _AS_WRITTEN = "CORRECTED"
+_PLAIN_TEXT = re.compile(r"\.(json|jsonl|ndjson|txt)$", re.IGNORECASE)
+_LEAST_BYTES = 32
+"""Of a record in JSON: it names its kind, the key and the order."""
 _LOCAL = "^file:/+"
 _FEW = 4
 _AT_ONCE = 16
@@ -151,10 +154,11 @@ class FilesSource(Directories):
             return None
         is_parquet = self._config.source.file_format == "parquet"
         footers = self._footers(table, fresh) if is_parquet else {}
-        if not is_parquet:
-            self._each(functools.partial(self._check_is_there, table), fresh)
+        if is_parquet:
+            rows: int | None = sum(footer.rows for footer in footers.values())
+        else:
+            rows = _most_records(fresh, self._each(functools.partial(self._size, table), fresh))
         declared = {path: footer.schema for path, footer in footers.items()} if is_parquet else None
-        rows = sum(footer.rows for footer in footers.values()) if is_parquet else None
         records = frame
         schema = self._schema(table, declared.values()) if declared is not None else None
         if schema is not None:
@@ -223,12 +227,19 @@ class FilesSource(Directories):
         with ThreadPoolExecutor(_AT_ONCE, initializer=activate, initargs=(self._spark,)) as pool:
             return list(pool.map(look, files))
 
-    def _check_is_there(self, table: TableSection, file: ChangeFile) -> None:
-        """Spark lists a micro-batch's files once more before it reads them, and leaves out in silence what is gone by
-        then.
+    def _size(self, table: TableSection, file: ChangeFile) -> int:
+        """In bytes. Spark lists a micro-batch's files once more before it reads them, and leaves out in silence what is
+        gone by then.
+
+        :raises DataError: it is gone.
         """
-        if self._hadoop.exists_at(self._hadoop_path(self._uri(file.path))):
-            return
+        path = self._hadoop_path(self._uri(file.path))
+        with _translated(str(path)):
+            try:
+                return int(path.getFileSystem(self._hadoop_conf).getFileStatus(path).getLen())
+            except JAVA_ERRORS as error:
+                if java_class(error) != "FileNotFoundException":
+                    raise
         raise DataError(
             f"{table.target}: {self._decoded(file.path)} was listed as a change file and is gone now. Nothing of its "
             "micro-batch was "
@@ -245,7 +256,7 @@ class FilesSource(Directories):
             content = self._parquet_input.fromPath(path, self._hadoop_conf)
             reader = self._parquet_reader.open(content, self._parquet_options)
         except Py4JJavaError as error:
-            self._check_is_there(table, file)
+            self._size(table, file)  # or it is gone
             raise DataError(f"{table.target}: {file.path} can't be read as Parquet: {error.java_exception}") from None
         message, rows = reader.getFooter().getFileMetaData().getSchema(), int(reader.getRecordCount())
         reader.close()
@@ -333,6 +344,12 @@ def _translated(directory: str) -> Iterator[None]:
             f"directory {directory} can't be listed: {java_class(error)}: {java_message(error)}. If the path is "
             "right, run again."
         ) from None
+
+
+def _most_records(files: Sequence[ChangeFile], sizes: Iterable[int]) -> int | None:
+    """How many records text files have at most; None if nothing is known, since they may be compressed."""
+    plain = all(_PLAIN_TEXT.search(file.path) for file in files)
+    return sum(sizes) // _LEAST_BYTES if plain else None
 
 
 def _continues(folder: CheckpointFolder, position: Position) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from changelog.rows import BAD, HASH
 from deltawriters.keyindex import xxhash64
@@ -118,3 +119,10 @@ def _check(results: Results) -> None:
     assert sorted(number for _, number in rows) == list(range(10_000))
     owners = owner(xxhash64([pa.array([number for _, number in rows], pa.int64())]), 3).tolist()
     assert [task for task, _ in rows] == owners
+
+
+def test_each_task_has_the_name_that_spark_sends_to_it(spark: SparkSession) -> None:
+    for tasks in (1, 2, 3, 200, 1024):
+        named = spark.createDataFrame([(name,) for name in exchange._names(tasks)], "name int")
+        found = named.select(F.pmod(F.hash("name"), F.lit(tasks)).alias("task")).collect()
+        assert [row.task for row in found] == list(range(tasks))

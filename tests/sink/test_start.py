@@ -238,29 +238,37 @@ def small_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 
 def java(options: str, jar: Path) -> subprocess.CompletedProcess[str]:
-    command = [java_command(), *options.split(), "-cp", str(jar), *PROGRAM]
+    report = f"-XX:ErrorFile={jar.with_suffix('.crash')}"
+    command = [java_command(), report, *options.split(), "-cp", str(jar), *PROGRAM]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def with_archive(path: Path, jar: Path) -> subprocess.CompletedProcess[str]:
-    return java(f"-XX:SharedArchiveFile={path} {archive.QUIET}", jar)
+    return java(" ".join(archive.using(path)), jar)
 
 
 def test_an_archive_that_a_jvm_maps_is_accepted(small_archive: tuple[Path, Path], tmp_path: Path) -> None:
     path, jar = small_archive
     assert archive.accepted(path, str(jar))
-    (tmp_path / "bad.jsa").write_bytes(path.read_bytes()[:100_000])
-    assert not archive.accepted(tmp_path / "bad.jsa", str(jar))
+    content = path.read_bytes()
+    middle = len(content) // 2
+    for bad in (content[:100_000], content[:middle] + bytes(20_000) + content[middle + 20_000 :]):
+        (tmp_path / "bad.jsa").write_bytes(bad)
+        assert not archive.accepted(tmp_path / "bad.jsa", str(jar))
 
 
-@pytest.mark.parametrize("fault", ["missing", "empty", "garbage", "other jar", "changed jar"])
+@pytest.mark.parametrize("fault", ["missing", "empty", "garbage", "damaged", "other jar", "changed jar"])
 def test_a_jvm_that_cannot_use_the_archive_starts_without_it_and_says_nothing(
     small_archive: tuple[Path, Path], tmp_path: Path, fault: str
 ) -> None:
     path, jar = small_archive
     plain = java("", jar)
     bad, content = tmp_path / "bad.jsa", path.read_bytes()
-    bad.write_bytes({"empty": b"", "garbage": b"x" * 100_000}.get(fault, content))
+    # on a damaged one of the right length a JVM crashes, unless it is told to look
+    middle = len(content) // 2
+    damaged = content[:middle] + bytes(byte ^ 0xFF for byte in content[middle : middle + 20_000])
+    damaged += content[len(damaged) :]
+    bad.write_bytes({"empty": b"", "garbage": b"x" * 100_000, "damaged": damaged}.get(fault, content))
     if fault == "missing":
         bad.unlink()
     if fault == "other jar":
@@ -318,14 +326,29 @@ def test_a_jvm_that_makes_no_archive_is_not_asked_again(jar: Path) -> None:
 
 def test_those_used_last_are_kept(jar: Path) -> None:
     found = archive_of(jar)
+    now = time.time()
     for number in range(4):
         old = found.path.with_name(f"{number}.jsa")
         old.touch()
-        os.utime(old, (number, number))
+        os.utime(old, (now - 100 + number, now - 100 + number))
     with archive.making(found, wait=True) as path:
         assert path is not None
         path.touch()
     assert {file.name for file in found.path.parent.glob("*.jsa")} == {found.path.name, "3.jsa", "2.jsa"}
+
+
+def test_what_no_start_has_used_for_long_is_removed(jar: Path) -> None:
+    found = archive_of(jar)
+    now = time.time()
+    for name, days in {"a.jsa": 40, "a.size": 40, "b.refused": 40, "c.jsa": 20, "c.size": 90, "d.refused": 20}.items():
+        old = found.path.with_name(name)
+        old.touch()
+        os.utime(old, (now - days * 86_400, now - days * 86_400))
+    with archive.making(found, wait=True) as path:
+        assert path is not None
+        path.touch()
+    left = {file.name for file in found.path.parent.iterdir()}
+    assert left == {found.path.name, found.path.with_suffix(".size").name, "c.jsa", "c.size", "d.refused", ".lock"}
 
 
 def test_no_archive_for_a_full_disk(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:

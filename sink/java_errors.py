@@ -1,0 +1,31 @@
+"""What Java throws, as Python sees it."""
+
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from sink.redaction import masked
+
+JAVA_ERRORS = (Py4JJavaError, CapturedException)
+"""What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw
+them.
+"""
+
+
+def java_class(error: Exception) -> str:
+    """Simple class name of the Java exception of one of `JAVA_ERRORS`."""
+    return str(java_exception(error).getClass().getSimpleName())
+
+
+def java_message(error: Exception) -> str:
+    """Without secrets: a driver's message may quote the whole address."""
+    return exception_message(java_exception(error))
+
+
+def exception_message(exception: JavaObject) -> str:
+    return masked(str(exception.getMessage() or exception))
+
+
+def java_exception(error: Exception) -> JavaObject:
+    """The Java object itself, of one of `JAVA_ERRORS`."""
+    return error.java_exception if isinstance(error, Py4JJavaError) else error._origin  # type: ignore[attr-defined]
