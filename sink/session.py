@@ -145,7 +145,7 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
     return spark
 
 
-def start_workers(spark: SparkSession) -> None:
+def start_workers(spark: SparkSession) -> threading.Thread:
     """Have Spark start its Python workers meanwhile, which takes a second or two. The first tasks find them there.
 
     Nothing depends on it: if it fails, so will they, and say why.
@@ -157,7 +157,9 @@ def start_workers(spark: SparkSession) -> None:
             # a function that is pickled by its name and imported without the driver's modules
             context.parallelize(range(context.defaultParallelism), context.defaultParallelism).map(bool).count()
 
-    threading.Thread(target=run, name="rowdelta-workers", daemon=True).start()
+    thread = threading.Thread(target=run, name="rowdelta-workers", daemon=True)
+    thread.start()
+    return thread
 
 
 def warm_later(config: Config, path: Path) -> None:

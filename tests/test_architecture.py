@@ -35,12 +35,30 @@ def test_a_package_imports_only_what_is_below_it(package: str, above: set[str]) 
     assert not imports_of(package) & above
 
 
-@pytest.mark.parametrize("module", ["deltawriters", "changelog.rows"])
-def test_writers_load_without_spark(module: str) -> None:
+def imported_by(module: str) -> set[str]:
+    """Top-level packages that are imported with it."""
     # in an interpreter of its own: here other tests may have imported everything
     code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {"pyspark", "py4j", "sink"} & set(result.stdout.split())
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["deltawriters", "changelog.rows"])
+def test_writers_load_without_spark(module: str) -> None:
+    assert not {"pyspark", "py4j", "sink"} & imported_by(module)
+
+
+@pytest.mark.parametrize(
+    ("module", "others"),
+    [
+        # what the start of the JVM would wait for
+        ("sink.session", {"pyiceberg", "pandas", "deltawriters", "confluent_kafka"}),
+        # what each Python worker would import, whatever the format
+        ("sink.task", {"confluent_kafka"}),
+    ],
+)
+def test_a_start_imports_no_more_than_it_needs(module: str, others: set[str]) -> None:
+    assert not others & imported_by(module)
 
 
 _MOVING = r"org\.apache\.spark\.sql\.execution\.streaming"

@@ -34,6 +34,16 @@ def test_paths_that_mean_more_than_a_file(path: str, special: bool) -> None:
     assert bool(files._SPECIAL.search(path)) == special
 
 
+@pytest.mark.parametrize(
+    ("names", "most"),
+    [(["a.json"], 100), (["a.JSONL", "b.ndjson"], 200), (["a.json.gz"], None), (["a.json", "b"], None)],
+)
+def test_records_that_text_files_may_have(names: list[str], most: int | None) -> None:
+    """What is compressed may have any number in few bytes."""
+    found = [files._ChangeFile(f"file:/changes/{name}", 0, name) for name in names]
+    assert files._most_records(found, [3_200] * len(names)) == most
+
+
 def put(job: Job, name: str, key: int) -> None:
     """A change file that inserts `key`, with the same modification time as all others."""
     path = job.changes_folder / name

@@ -1,9 +1,14 @@
 """The session that the sink starts."""
 
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+
+from sink import session
 
 pytestmark = pytest.mark.spark
 
@@ -35,3 +40,32 @@ def _classes(spark: SparkSession, *names: str) -> object:
     for number, name in enumerate(names):
         classes[number] = jvm.java.lang.Class.forName(name)
     return classes
+
+
+def _worker(_: object) -> tuple[int, str, bool]:
+    """Of the daemon that this worker was forked from: its number, what it runs, whether it has loaded Arrow."""
+    daemon = Path(f"/proc/{os.getppid()}")
+    return os.getppid(), daemon.joinpath("cmdline").read_text(), "libarrow" in daemon.joinpath("maps").read_text()
+
+
+def _workers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield pa.RecordBatch.from_pylist([dict(zip("abc", _worker(None), strict=True))])
+
+
+def test_all_workers_are_forked_from_one_process_that_has_imported_what_tasks_need(spark: SparkSession) -> None:
+    of_files = spark.sparkContext.parallelize(range(2), 2).map(_worker).collect()
+    of_rows = spark.range(2).mapInArrow(_workers, "a bigint, b string, c boolean").collect()
+    ((_, runs, has_arrow),) = {*of_files, *map(tuple, of_rows)}
+    assert "sink.daemon" in runs
+    assert has_arrow
+
+
+def test_workers_are_started_ahead(spark: SparkSession) -> None:
+    jobs = spark.sparkContext.statusTracker()
+    before = set(jobs.getJobIdsForGroup(None))
+    session.start_workers(spark).join()
+    (job,) = set(jobs.getJobIdsForGroup(None)) - before
+    info = jobs.getJobInfo(job)
+    assert info is not None
+    assert info.status == "SUCCEEDED"

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 import pyspark
 import pytest
 
-from sink import archive, cache, cli, jars, spark_versions
+from sink import archive, cache, cli, config, jars, session, spark_versions
 from sink.errors import RowdeltaError
 from sink.jars import Jar
 from sink.spark_versions import SparkVersion
@@ -157,6 +157,25 @@ def test_jars_in_sparks_own_files_are_left_to_spark(tmp_path: Path, monkeypatch:
     (tmp_path / "spark-defaults.conf").unlink()
     (tmp_path / "spark-env.sh").touch()
     assert not jars.are_ours(OPTIONS)
+
+
+# Python workers
+
+
+@pytest.mark.parametrize(
+    ("settings", "module"),
+    [
+        ({"spark.master": "local[2]"}, "sink.daemon"),
+        ({"spark.master": "local[2]", "spark.python.daemon.module": "own.daemon"}, "own.daemon"),
+        ({"spark.master": "spark://host:7077"}, None),
+    ],
+    ids=["local", "the user's own", "cluster"],
+)
+def test_the_module_that_forks_python_workers(tmp_path: Path, settings: Mapping[str, str], module: str | None) -> None:
+    from tests.sink.test_submit import write_config
+
+    loaded = config.load(write_config(tmp_path, spark=settings))
+    assert session.settings(loaded).get("spark.python.daemon.module") == module
 
 
 # The archive of classes
