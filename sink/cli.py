@@ -351,7 +351,7 @@ def _history(args: argparse.Namespace) -> int:
         found = time_travel.history(spark, config, time_travel.target(config, args.table))
         return time_travel.lines(found, args.limit, as_json=args.json)
 
-    return _inspect(args, look)
+    return _inspect(args, look, short=True)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -368,7 +368,7 @@ def _show(args: argparse.Namespace) -> int:
         else:
             yield "no such row" if args.key else "no rows"
 
-    return _inspect(args, look)
+    return _inspect(args, look, short=True)
 
 
 def _time(text: str) -> int:
@@ -407,7 +407,7 @@ def _list_dead_letters(args: argparse.Namespace) -> int:
         ]
         yield from _as_table(columns, rows) if rows else [dead_letters.nothing(spark, config, _selection(args))]
 
-    return _inspect(args, look)
+    return _inspect(args, look, short=True)
 
 
 def _count_dead_letters(args: argparse.Namespace) -> int:
@@ -425,7 +425,7 @@ def _count_dead_letters(args: argparse.Namespace) -> int:
         ]
         yield from _as_table(columns, rows) if rows else [dead_letters.nothing(spark, config, _selection(args))]
 
-    return _inspect(args, look)
+    return _inspect(args, look, short=True)
 
 
 def _replay_dead_letters(args: argparse.Namespace) -> int:

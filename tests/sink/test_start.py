@@ -234,7 +234,7 @@ def test_the_jvm_is_told_of_jars_and_archive_and_the_environment_is_as_before(ja
 def test_a_long_run_compiles_and_collects_as_ever(jar: Path) -> None:
     exists(archive_of(jar), jar)
     with archive.launching(OPTIONS, [jars.stamp(jar)]):
-        assert "Tiered" not in os.environ["SPARK_SUBMIT_OPTS"]
+        assert "TieredStopAtLevel" not in os.environ["SPARK_SUBMIT_OPTS"]
         assert "GC" not in os.environ["SPARK_SUBMIT_OPTS"]
 
 
@@ -252,7 +252,7 @@ def small_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     (launcher,) = Path(pyspark.__file__).parent.glob("jars/spark-launcher*.jar")
     jar = folder / "program.jar"
     jar.write_bytes(launcher.read_bytes())
-    java(f"-XX:ArchiveClassesAtExit={folder / 'classes.jsa'} {archive.QUIET}", jar)
+    java(f"-XX:ArchiveClassesAtExit={folder / 'classes.jsa'} {' '.join(archive.QUIET)}", jar)
     return folder / "classes.jsa", jar
 
 
