@@ -14,7 +14,7 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.errors import PySparkRuntimeError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
@@ -152,7 +152,7 @@ def start_workers(spark: SparkSession) -> threading.Thread:
     """
 
     def run() -> None:
-        with suppress(Py4JError, OSError, PySparkException):
+        with suppress(Exception):
             context = spark.sparkContext
             # a function that is pickled by its name and imported without the driver's modules
             context.parallelize(range(context.defaultParallelism), context.defaultParallelism).map(bool).count()

@@ -301,6 +301,24 @@ def test_looking_at_folders_leaves_nothing(spark: SparkSession, tmp_path: Path) 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_workers_are_started_ahead_unless_there_may_be_nothing_to_do(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    trigger = "available-now"
+    monkeypatch.setattr("sink.pipeline.start_workers", lambda _: started.append(trigger))
+    job = Job(spark, tmp_path, deletes="equality")
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    assert started == ["available-now"]  # the table is new
+    job.run()
+    assert started == ["available-now"]
+    trigger = "1 minute"
+    job.sections = {"sink": {"trigger": trigger}}
+    job.pipeline()
+    assert started == ["available-now", "1 minute"]
+
+
 @pytest.mark.parametrize("dtype", ["array<int>", "map<string,int>", "struct<a:int>", "variant"])
 def test_order_columns_need_an_order(spark: SparkSession, tmp_path: Path, dtype: str) -> None:
     job = Job(spark, tmp_path, table={"order_by": [f"seq {dtype}"]})

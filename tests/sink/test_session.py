@@ -65,7 +65,6 @@ def test_workers_are_started_ahead(spark: SparkSession) -> None:
     jobs = spark.sparkContext.statusTracker()
     before = set(jobs.getJobIdsForGroup(None))
     session.start_workers(spark).join()
-    (job,) = set(jobs.getJobIdsForGroup(None)) - before
-    info = jobs.getJobInfo(job)
-    assert info is not None
-    assert info.status == "SUCCEEDED"
+    # another test may have started some too
+    new = [jobs.getJobInfo(job) for job in set(jobs.getJobIdsForGroup(None)) - before]
+    assert "SUCCEEDED" in [job.status for job in new if job is not None]
