@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame, SparkSession
@@ -306,10 +305,7 @@ class HadoopFolders:
 
     def exists(self, place: str) -> bool:
         with _translated(place):
-            return self.exists_at(self._path(place))
-
-    def exists_at(self, path: JavaObject) -> bool:
-        with _translated(str(path)):
+            path = self._path(place)
             return bool(path.getFileSystem(self._conf).exists(path))
 
     def is_file(self, place: str) -> bool:

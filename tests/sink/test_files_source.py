@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.sources import files
+from sink.sources.directories import ChangeFile
 from tests.sink.harness import CREATED_LONG_AGO, Job
 
 
@@ -40,7 +41,7 @@ def test_paths_that_mean_more_than_a_file(path: str, special: bool) -> None:
 )
 def test_records_that_text_files_may_have(names: list[str], most: int | None) -> None:
     """What is compressed may have any number in few bytes."""
-    found = [files._ChangeFile(f"file:/changes/{name}", 0, name) for name in names]
+    found = [ChangeFile(f"file:/changes/{name}", 0, name) for name in names]
     assert files._most_records(found, [3_200] * len(names)) == most
 
 
