@@ -25,6 +25,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,6 +66,8 @@ _FEWEST_BUCKETS = 8
 """With fewer buckets in the table, to give each to one task would leave too many tasks idle."""
 _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
+_READERS = 8
+"""Delete files of others that are read at a time."""
 
 
 class IndexLostError(Exception):
@@ -468,12 +471,12 @@ class KeyIndex:
             io = self._table.java.io()
             added = {str(file.location()) for s in foreign for file in self._table.elements(s.addedDataFiles(io))}
             gone = {str(file.location()) for s in foreign for file in self._table.elements(s.removedDataFiles(io))}
-            deletes = {
-                str(file.location())
+            deletes = [
+                file
                 for s in foreign
                 for files in (s.addedDeleteFiles(io), s.removedDeleteFiles(io))
                 for file in self._table.elements(files)
-            }
+            ]
             own = sum(s.summary().get(OWN) is not None for s in foreign)
             counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
             log.info(
@@ -484,13 +487,10 @@ class KeyIndex:
                 len(gone),
                 len(deletes),
             )
-            changed = []
             if _only_append(foreign):
                 changed = [file for file in self._appended_files(self._base) if file.path in added]
-            elif added or deletes:
-                changed = [
-                    file for file in self._live_files() if file.path in added or not deletes.isdisjoint(file.deletes)
-                ]
+            else:
+                changed = self._changed_files(added, deletes)
             self._version = self._with_files(version, changed, gone)
         self._base, self._included = current, set()
         return True
@@ -562,38 +562,69 @@ class KeyIndex:
         """The data files of the current snapshot, with what deletes their rows."""
         return self._planned(self._table.java.newScan()) if self._table.snapshot_id() is not None else iter(())
 
+    def _changed_files(self, added: set[str], deletes: Sequence[JavaObject]) -> "list[_LiveFile]":
+        """Data files of the current snapshot that were `added`, or of which `deletes` delete rows. Each costs calls to
+        the JVM, and the others of the table don't.
+        """
+        if not added and not deletes:
+            return []
+        touched = self._data_files_of(deletes)
+        if touched is None:
+            paths = {str(file.location()) for file in deletes}
+            return [file for file in self._live_files() if file.path in added or not paths.isdisjoint(file.deletes)]
+        scans = self._table.as_list(self._table.java.newScan().planFiles())
+        wanted = added | touched
+        chosen = [n for n, path in enumerate(self._table.scanned_paths(scans)) if path in wanted]
+        return [self._described_scan(scans.get(n)) for n in chosen]
+
+    def _data_files_of(self, deletes: Sequence[JavaObject]) -> set[str] | None:
+        """The data files whose rows delete files delete; None if only a scan of the table can say."""
+        found, unread = set[str](), list[str]()
+        for delete in deletes:
+            content = self._described(delete)
+            if "referenced-data-file" in content:
+                found.add(content["referenced-data-file"])
+            elif content["content"].upper().startswith("POSITION") and content["file-format"].upper() == "PARQUET":
+                unread.append(content["file-path"])
+            else:
+                return None
+        try:
+            with ThreadPoolExecutor(_READERS) as pool:
+                return found.union(*pool.map(functools.partial(_deleted_from, self._table.spec), unread))
+        except (OSError, pa.ArrowException):
+            return None  # one that was removed may be gone
+
     def _planned(self, plan: JavaObject) -> "Iterator[_LiveFile]":
-        specs = self._table.java.specs()
-        parser = self._table.content_file_parser
-        iceberg = self._table.iceberg
-        # a table that was v1 keeps dropped partition fields so, and the parser takes their nulls for a contradiction
-        # (Iceberg 1.11)
-        void = {
-            number
-            for number, spec in self._table.spec.specs_by_id.items()
-            if spec.fields and all(isinstance(field.transform, VoidTransform) for field in spec.fields)
-        }
+        return map(self._described_scan, self._table.elements(plan.planFiles()))
 
-        def described(file: JavaObject, builder: Callable[[JavaObject], JavaObject]) -> Any:
-            spec = specs.get(file.specId())
-            bare = builder(spec).copy(file).build() if void and int(file.specId()) in void else file
-            return json.loads(parser.toJson(bare, spec))
+    def _described_scan(self, scan: JavaObject) -> "_LiveFile":
+        data = self._described(scan.file())
+        vector, parquet, others = None, [], []
+        for delete in self._table.elements(scan.deletes()):
+            content = self._described(delete)
+            others.append(content["file-path"])
+            if content["file-format"].upper() == "PUFFIN":
+                vector = content
+            elif content["content"].upper().startswith("POSITION"):
+                parquet.append(content["file-path"])
+        fields = self._table.spec.specs_by_id[data["spec-id"]].fields
+        partition = data.get("partition", [None] * len(fields))
+        values = zip((str(field.field_id) for field in fields), partition, strict=True)
+        file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
+        return _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
 
-        for scan in self._table.elements(plan.planFiles()):
-            data = described(scan.file(), iceberg.DataFiles.builder)
-            vector, parquet, others = None, [], []
-            for delete in scan.deletes():
-                content = described(delete, iceberg.FileMetadata.deleteFileBuilder)
-                others.append(content["file-path"])
-                if content["file-format"].upper() == "PUFFIN":
-                    vector = content
-                elif content["content"].upper().startswith("POSITION"):
-                    parquet.append(content["file-path"])
-            fields = self._table.spec.specs_by_id[data["spec-id"]].fields
-            partition = data.get("partition", [None] * len(fields))
-            values = zip((str(field.field_id) for field in fields), partition, strict=True)
-            file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
-            yield _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
+    def _described(self, file: JavaObject) -> Any:
+        """The `ContentFileParser` JSON of a Java data or delete file."""
+        spec_id, iceberg = int(file.specId()), self._table.iceberg
+        spec = self._table.java.specs().get(spec_id)
+        fields = self._table.spec.specs_by_id[spec_id].fields
+        if fields and all(isinstance(field.transform, VoidTransform) for field in fields):
+            # a table that was v1 keeps dropped partition fields so, and the parser takes their nulls for a
+            # contradiction (Iceberg 1.11)
+            is_data = str(file.content()) == "DATA"
+            builder = iceberg.DataFiles.builder if is_data else iceberg.FileMetadata.deleteFileBuilder
+            file = builder(spec).copy(file).build()
+        return json.loads(self._table.content_file_parser.toJson(file, spec))
 
     def _read(self, files: "Sequence[_LiveFile]", sequence: int, base: int) -> list[RunInfo]:
         """Runs of the live rows of `files`, by one Spark job over the key columns.
@@ -763,6 +794,20 @@ def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
         if len(np.unique(hashes)) == len(set(paths)):
             return salt, hashes
     raise AssertionError("unreachable")
+
+
+def _deleted_from(table: TableSpec, deletes: str) -> set[str]:
+    """The data files whose rows a Parquet position delete file deletes.
+
+    :raises OSError, pa.ArrowException: it can't be read.
+    """
+    with table.io.new_input(deletes).open() as stream:
+        file = pq.ParquetFile(stream, read_dictionary=["file_path"])
+        return {
+            path
+            for batch in file.iter_batches(columns=["file_path"])
+            for path in batch.column("file_path").unique().to_pylist()
+        }
 
 
 def _parquet_positions(table: TableSpec, deletes: str, data_file: str) -> BitMap64:

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from py4j.java_gateway import JavaObject
+from py4j.java_gateway import GatewayClient, JavaObject
 from py4j.protocol import Py4JJavaError
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark import cloudpickle
@@ -534,6 +535,31 @@ def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(IcebergCommitter, "_stage", stage)
         yield
+
+
+@contextmanager
+def jvm_calls(owner: type, name: str) -> Iterator[list[str]]:
+    """What a thread tells the JVM to do while it is in a method, command by command."""
+    original, original_send = getattr(owner, name), GatewayClient.send_command
+    inside = threading.local()
+    commands: list[str] = []
+
+    def method(self: Any, *args: Any) -> Any:
+        inside.now = True
+        try:
+            return original(self, *args)
+        finally:
+            inside.now = False
+
+    def send(self: GatewayClient, command: str, *args: Any, **options: Any) -> Any:
+        if getattr(inside, "now", False):
+            commands.append(command)
+        return original_send(self, command, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, method)
+        patch.setattr(GatewayClient, "send_command", send)
+        yield commands
 
 
 @contextmanager

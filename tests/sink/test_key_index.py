@@ -19,7 +19,7 @@ from sink.errors import TableError, TemporaryError
 from sink.iceberg import IcebergTable
 from sink.keyindex import KeyIndex
 from sink.written import Written
-from tests.sink.harness import Change, Job, before_commit, crashing, damage, tiny_thresholds
+from tests.sink.harness import Change, Job, before_commit, crashing, damage, jvm_calls, tiny_thresholds
 from tests.sink.test_commit_faults import Table
 
 pytestmark = pytest.mark.spark
@@ -272,6 +272,64 @@ def test_the_index_follows_others_without_being_built_again(job: Job, caplog: py
     assert job.rows() == [row(1, "us"), row(2, "us"), row(3), row(7, "us")]
     assert "2 commits by others: 1 files added" in caplog.text
     assert "key index built" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("granularity", "foreign", "left"),
+    [
+        ("file", lambda job: job.spark.sql(f"DELETE FROM {job.target} WHERE id = 2"), {0, 1, 3}),
+        ("partition", lambda job: job.spark.sql(f"DELETE FROM {job.target} WHERE id IN (1, 2)"), {0, 3}),
+        (
+            "file",
+            lambda job: job.call("rewrite_data_files", "where => 'id < 4', options => map('rewrite-all', 'true')"),
+            {0, 1, 2, 3},
+        ),
+    ],
+    ids=["delete", "delete from two", "compaction of two"],
+)
+def test_catching_up_costs_what_others_changed_not_what_the_table_has(
+    job: Job, granularity: str, foreign: Callable[[Job], None], left: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+    for files in (4, 40):
+        table = replace(
+            job,
+            folder=job.folder / str(files),
+            checkpoint=Path(),
+            namespace=f"{job.namespace}_{files}",
+            properties={**job.properties, "write.delete.granularity": granularity},
+        )
+        table.pipeline()  # creates the table
+        rows = table.spark.range(0, 2 * files, 1, files).selectExpr("id", "'eu' AS region")
+        rows.writeTo(table.target).append()
+        apply(table, insert(100))
+        foreign(table)
+        caplog.clear()
+        table.write(update(0, 2, 3))
+        with jvm_calls(KeyIndex, "_catch_up") as made:
+            table.run()
+        assert "1 commits by others" in caplog.text
+        assert "key index built" not in caplog.text
+        assert len(table.planned_files()) >= files
+        table.check_deletes()
+        assert table.check_index() is not None
+        rest = left | {2} | set(range(4, 2 * files))
+        assert table.rows() == [*(row(n, "us" if n in (0, 2, 3) else "eu") for n in sorted(rest)), row(100)]
+        calls.append(len(made))
+    assert calls[1] <= calls[0] + 3, "tables of 4 and of 40 files"
+
+
+def test_catching_up_looks_at_all_files_where_only_a_scan_can_say(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delete file of others that was removed and is gone."""
+    apply(job, insert(1, 2, 3), insert(4, 5))
+    job.spark.sql(f"DELETE FROM {job.target} WHERE id IN (2, 4)")
+
+    def gone(*_: Any) -> set[str]:
+        raise FileNotFoundError("no such file")
+
+    monkeypatch.setattr(keyindex, "_deleted_from", gone)
+    apply(job, update(1, 2, 5))
+    assert job.rows() == [row(1, "us"), row(2, "us"), row(3), row(5, "us")]
 
 
 def test_expired_snapshots_cost_no_new_index(job: Job, caplog: pytest.LogCaptureFixture) -> None:
