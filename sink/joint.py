@@ -3,7 +3,6 @@
 import functools
 import json
 import logging
-import pickle
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,8 +15,8 @@ from sink.microbatch import SMALL_BATCH, TableShare, TableSink
 log = logging.getLogger("rowdelta")
 
 MOST_BYTES = 500_000
-"""What the tasks must know of their tables, pickled: a job of more than 1 MB leaves a file in the driver's temporary
-folder (`spark.broadcast.UDFCompressionThreshold`)."""
+"""What the tasks must know of their tables, packed (`task.PackedShares`): a job of more than 1 MB leaves a file in the
+driver's temporary folder (`spark.broadcast.UDFCompressionThreshold`)."""
 PAUSE = 60.0
 """Seconds in which no job is tried after one that failed."""
 
@@ -42,21 +41,26 @@ class JointWriter:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
         done: dict[str, Mapping[str, Any]] = {}
-        for part in _jobs(shares, tasks * SMALL_BATCH):
+        for part, packed in _jobs(shares, tasks * SMALL_BATCH):
             if len(part) > 1 and time.monotonic() >= self._paused_until:
-                done |= self._write(spark, sinks, part, min(len(part), tasks))
+                done |= self._write(spark, sinks, part, packed, min(len(part), tasks))
         return done
 
     def _write(
-        self, spark: SparkSession, sinks: Mapping[str, TableSink], shares: Mapping[str, TableShare], tasks: int
+        self,
+        spark: SparkSession,
+        sinks: Mapping[str, TableSink],
+        shares: Mapping[str, TableShare],
+        packed: task.PackedShares,
+        tasks: int,
     ) -> dict[str, Mapping[str, Any]]:
-        function = functools.partial(task.run_shares, {source: s.share for source, s in shares.items()}, self._paths)
+        function = functools.partial(task.run_shares, packed, self._paths)
         self._paths.value = []
         results: list[Mapping[str, Any]] = []
         failure: Exception | None = None
         try:
             reads = [share.batch.share for share in shares.values() if share.batch.share is not None]
-            records = reads[0].read([read.range for read in reads]).coalesce(tasks)
+            records = reads[0].read([read.range for read in reads], tasks)
             if tasks > 1:
                 records = records.repartition(tasks, "source")
             written = records.sortWithinPartitions("source").mapInArrow(
@@ -87,16 +91,19 @@ class JointWriter:
         return {result["source"]: result for result in results if "failed" not in result}
 
 
-def _jobs(shares: Mapping[str, TableShare], most_records: int) -> Iterator[dict[str, TableShare]]:
+def _jobs(
+    shares: Mapping[str, TableShare], most_records: int
+) -> Iterator[tuple[dict[str, TableShare], task.PackedShares]]:
     """Shares that may be one job: not too many records, and not too much to tell its tasks."""
     part: dict[str, TableShare] = {}
-    records = size = 0
+    packed, records = task.PackedShares(), 0
     for source, share in shares.items():
-        more_records, more_size = share.batch.estimated_rows or 0, len(pickle.dumps(share.share))
-        if part and (records + more_records > most_records or size + more_size > MOST_BYTES):
-            yield part
-            part, records, size = {}, 0, 0
+        more = share.batch.estimated_rows or 0
+        if part and (records + more > most_records or packed.size > MOST_BYTES):
+            yield part, packed
+            part, packed, records = {}, task.PackedShares(), 0
         part[source] = share
-        records, size = records + more_records, size + more_size
+        packed.add(source, share.share)
+        records += more
     if part:
-        yield part
+        yield part, packed

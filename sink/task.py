@@ -1,11 +1,14 @@
 """Inside a Spark task: record batches from the JVM into a delta writer, descriptors of the written files back out."""
 
+import io
 import json
+import pickle
 import resource
 import sys
+import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
@@ -91,6 +94,35 @@ class Share:
     decoder: ChangelogDecoder
     plan: TaskPlan
     hash: KeyHash
+
+
+class PackedShares:
+    """Shares by source, compressed one after the other: those of tables of one pattern say nearly the same."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._compressor: Any = zlib.compressobj(1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_parts": self._parts}
+
+    def add(self, source: str, share: Share) -> None:
+        self._parts.append(self._compressor.compress(pickle.dumps((source, share))))
+        self._parts.append(self._compressor.flush(zlib.Z_SYNC_FLUSH))
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(map(len, self._parts))
+
+    def unpacked(self) -> dict[str, Share]:
+        stream = io.BytesIO(zlib.decompressobj().decompress(b"".join(self._parts)))
+        size = stream.getbuffer().nbytes
+        found: dict[str, Share] = {}
+        while stream.tell() < size:
+            source, share = pickle.load(stream)
+            found[source] = share
+        return found
 
 
 class ListParam(AccumulatorParam[list[T]]):
@@ -230,7 +262,7 @@ def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.Re
 
 
 def run_shares(
-    shares: Mapping[str, "Share"], written: Accumulator[list[tuple[str, str]]], batches: Iterable[pa.RecordBatch]
+    shares: "PackedShares", written: Accumulator[list[tuple[str, str]]], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Decode and write the records of several tables, one table after the other.
 
@@ -243,9 +275,9 @@ def run_shares(
     """
     context = TaskContext.get()
     assert context is not None
-    results = []
+    results, by_source = [], shares.unpacked()
     for source, records in _by_source(batches):
-        share, observed = shares[source], dict[str, str]()
+        share, observed = by_source[source], dict[str, str]()
         stated = dict[tuple[str, ...], tuple[int, int]]()
         decoder = replace(share.decoder, observe=observed.update, observe_keys=stated.update)
         task = TaskId(0, context.taskAttemptId(), share.plan.operation)

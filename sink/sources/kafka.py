@@ -152,8 +152,11 @@ class KafkaSource(Topics):
             found = admin.offsets([topic], admin.earliest() if timestamp is None else admin.at(timestamp))
         return {int(p): offset for p, offset in found.get(topic, {}).items() if offset >= 0}
 
-    def _frame(self, spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
-        """Messages of some topics. To filter them out of a stream's frame would read all topics for each table."""
+    def _frame(self, spark: SparkSession, ranges: Sequence[Range], tasks: int | None = None) -> DataFrame:
+        """Messages of some topics. To filter them out of a stream's frame would read all topics for each table.
+
+        :param tasks: that read them; by default one for each topic-partition.
+        """
         options = _READ_OPTIONS | {
             name: value
             for name, value in self._options.items()
@@ -172,7 +175,8 @@ class KafkaSource(Topics):
             .option("endingOffsets", json.dumps({part.topic: dict(part.end) for part in ranges}))
             .load()
         )
-        return _records(own)
+        # here, below the columns' selection: Spark forgets it where a shuffle follows at once (`CollapseRepartition`)
+        return _records(own if tasks is None else own.coalesce(tasks))
 
     def _offsets(self, batch_id: int) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
         """Where a micro-batch begins and ends, by topic. Read once a micro-batch, whatever the number of tables."""

@@ -40,10 +40,10 @@ class Range:
 
 @dataclass(frozen=True)
 class SharedRead:
-    """Where records are, and what makes one frame of all such ranges."""
+    """Where records are, and what makes one frame of all such ranges, read by so many tasks."""
 
     range: Range
-    read: Callable[[Sequence[Range]], "DataFrame"]
+    read: Callable[[Sequence[Range], int], "DataFrame"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Many tables in one job: patterns, tables that come and go, failures of one of them, and what idle tables cost."""
 
 import json
+import os
+import pickle
 import shutil
 import time
 from collections import Counter
@@ -662,15 +664,41 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
 def test_shares_are_dealt_out_to_jobs_by_records_and_size() -> None:
     def share(records: int, size: int) -> TableShare:
         batch = TableBatch(lambda: pytest.fail("is not to be read"), {}, records)
-        return TableShare(batch, None, "x" * size)  # type: ignore[arg-type]
+        return TableShare(batch, None, os.urandom(size))  # type: ignore[arg-type]
 
     def jobs(*shares: TableShare) -> list[list[str]]:
-        return [list(part) for part in joint._jobs({str(i): share for i, share in enumerate(shares)}, 100)]
+        by_source = {str(i): share for i, share in enumerate(shares)}
+        parts = list(joint._jobs(by_source, 100))
+        for part, packed in parts:
+            unpacked = pickle.loads(pickle.dumps(packed)).unpacked()
+            assert unpacked == {source: share.share for source, share in part.items()}
+        return [list(part) for part, _ in parts]
 
     assert jobs() == []
     assert jobs(share(50, 1), share(50, 1), share(1, 1)) == [["0", "1"], ["2"]]
     assert jobs(share(1000, 1), share(1, 1), share(1, 1)) == [["0"], ["1", "2"]]
     assert jobs(share(1, joint.MOST_BYTES), share(1, 1), share(1, 1)) == [["0"], ["1", "2"]]
+    same = joint.MOST_BYTES // 20
+    assert len(jobs(*(share(1, same) for _ in range(40)))) > 1
+    tables = [TableShare(share(1, 1).batch, None, "x" * same) for _ in range(40)]  # type: ignore[arg-type]
+    assert len(jobs(*tables)) == 1, "what tables have in common hardly counts"
+
+
+def test_a_shared_job_reads_many_topics_in_few_tasks(shop: Shop) -> None:
+    """A task for each topic would cost more than to read the topic."""
+    names = [f"t{number}" for number in range(9)]
+    shop.create(*names)
+    for name in names:
+        shop.change(name, 3)
+    context = shop.spark.sparkContext
+    scheduler = shop.spark._jsc.sc().dagScheduler()
+    before = int(scheduler.numTotalJobs())
+    shop.run()
+    assert shop.is_exact()
+    jobs = [context.statusTracker().getJobInfo(job) for job in range(before, int(scheduler.numTotalJobs()))]
+    stages = [context.statusTracker().getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    assert stages
+    assert max(stage.numTasks for stage in stages if stage) <= 2
 
 
 def test_bad_records_and_new_columns_in_a_shared_job(shop: Shop, jobs: Jobs) -> None:
