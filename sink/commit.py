@@ -196,13 +196,15 @@ class IcebergCommitter:
             except JAVA_ERRORS as error:  # while it was staged: nothing was sent
                 refusal = error
             if refusal is None:
-                if self._sequence_number(staged.snapshot) not in (None, staged.sequence_number):
+                self._table.look()
+                committed = self._table.snapshot(staged.snapshot)
+                if committed is not None and committed.sequence_number != staged.sequence_number:
                     self.note_sequence_number(request.prefix)
                 return
             retryable = java_class(refusal) in ("ValidationException", "CommitFailedException")
             if not retryable and not _base_is_gone(refusal):
                 # an upgrade that came after staging: Iceberg's own retry refuses the delete files of the version before
-                self._check_layout(request, self._table.java)
+                self._check_layout(request)
                 raise table_error(self._table.name, refusal) from None
             self._table.refresh()
             self.own_position(request.prefix, request.previous_operation)
@@ -213,53 +215,55 @@ class IcebergCommitter:
             base = self._table.snapshot_id()
             retries.wait(refusal)
 
-    def _check_layout(self, request: RowDeltaCommit, found: JavaObject) -> None:
-        """:raises TableChangedError: the files are for another schema, spec or format version than those of `found`."""
-        if request.written_under_spec not in (None, int(found.spec().specId())):
+    def _check_layout(self, request: RowDeltaCommit) -> None:
+        """:raises TableChangedError: the files are for another schema, spec or format version than the table has."""
+        schema, spec, version = self._table.layout
+        if request.written_under_spec not in (None, spec):
             # a delete in a partition of the one doesn't reach the rows that others moved to partitions of the other
             raise TableChangedError("the table was partitioned in another way")
-        if request.written_under_schema not in (None, int(found.schema().schemaId())):
+        if request.written_under_schema not in (None, schema):
             raise TableChangedError("the table has other columns")
-        if request.written_under_version not in (None, self._table.format_version(found)):
+        if request.written_under_version not in (None, version):
             raise TableChangedError("the table has another format version")
 
     def _stage(self, request: RowDeltaCommit, base: int | None) -> _Staged:
-        table, parser, mapper = self._table.java, self._table.content_file_parser, self._table.json_mapper
-        specs = table.specs()
+        table = self._table
         name = f"{request.prefix}.position"
         stored: dict[str, Any] = {"position": request.position, "operation": request.operation}
         if request.index is not None:
             stored["index"] = request.index.stored
-        transaction = table.newTransaction()  # of metadata that it reads anew
-        found = transaction.table()
-        self._check_layout(request, found)
-        before = found.properties().get(name)
+        transaction = table.java.newTransaction()  # of metadata that it reads anew
+        table.look()
+        self._check_layout(request)
+        before = table.property(name)
         delta = transaction.newRowDelta()
         for key, value in request.summary.items():
             delta = delta.set(key, value)
         delta = delta.set(name, json.dumps(stored))
         for file in request.files:
-            content = parser.fromJson(mapper.readTree(file), specs)
+            content = table.content_file(file)
             delta = delta.addRows(content) if json.loads(file)["content"] == "DATA" else delta.addDeletes(content)
         if request.index is not None:
             earlier, self._vectors = self._vectors, {}
             for file in request.index.files:
-                self._vectors[file] = parser.fromJson(mapper.readTree(file), specs)
+                self._vectors[file] = table.content_file(file)
                 delta = delta.addDeletes(self._vectors[file])
             for file in request.index.removed:
-                delta = delta.removeDeletes(earlier.get(file) or parser.fromJson(mapper.readTree(file), specs))
-            # also compactions remove the files that hold the rows to delete
-            delta = delta.validateDataFilesExist(list(request.index.referenced)).validateDeletedFiles()
+                delta = delta.removeDeletes(earlier.get(file) or table.content_file(file))
+            if request.index.referenced:
+                # also compactions remove the files that hold the rows to delete
+                referenced = table.java_list(request.index.referenced)
+                delta = delta.validateDataFilesExist(referenced).validateDeletedFiles()
         if base is not None:
             delta = delta.validateFromSnapshot(base)
         if request.conflicts_with is None:
             conflicts = self._everything
         else:
-            conflicts = self._table.iceberg.expressions.Expressions.equal(*request.conflicts_with)
+            conflicts = table.iceberg.expressions.Expressions.equal(*request.conflicts_with)
         delta = delta.conflictDetectionFilter(conflicts)
         delta.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles().commit()
-        snapshot = transaction.table().currentSnapshot()
-        number, sequence_number = int(snapshot.snapshotId()), int(snapshot.sequenceNumber())
+        snapshot = table.snapshot_of(transaction.table().currentSnapshot())
+        number, sequence_number = snapshot.snapshot_id, snapshot.sequence_number
         stored |= {"snapshot-id": number, "sequence-number": sequence_number}
         text = json.dumps(stored)
         update = transaction.updateProperties().set(name, text)
@@ -321,10 +325,6 @@ class IcebergCommitter:
             number = None if parent is None else int(parent)
         return False
 
-    def _sequence_number(self, snapshot: int) -> int | None:
-        found = self._table.java.snapshot(snapshot)
-        return None if found is None else int(found.sequenceNumber())
-
     def note_sequence_number(self, prefix: str) -> None:
         """Store the sequence number of the snapshot that has the sink's position, if it isn't what the position says:
         Iceberg gives the snapshot another one when it tries again by itself. `IcebergTable.position` needs it.
@@ -333,10 +333,10 @@ class IcebergCommitter:
         """
         text = self._table.property(f"{prefix}.position")
         stored = json.loads(text) if text is not None else {}
-        number = self._sequence_number(stored["snapshot-id"]) if "snapshot-id" in stored else None
-        if number in (None, stored.get("sequence-number")):
+        committed = self._table.snapshot(stored.get("snapshot-id"))
+        if committed is None or committed.sequence_number == stored.get("sequence-number"):
             return
-        noted = json.dumps({"operation": stored["operation"], "sequence-number": number})
+        noted = json.dumps({"operation": stored["operation"], "sequence-number": committed.sequence_number})
         if self._table.property(f"{prefix}.sequence-number") == noted:
             return
         try:
@@ -359,14 +359,12 @@ class IcebergCommitter:
             raise TableChangedError(java_message(refusal))
 
     def _stage_rewrite(self, request: RewriteCommit) -> _Staged:
-        table, parser, mapper = self._table.java, self._table.content_file_parser, self._table.json_mapper
-        name = f"{request.prefix}.index"
-        transaction = table.newTransaction()
-        found = transaction.table()
-        layout = int(found.schema().schemaId()), int(found.spec().specId()), self._table.format_version(found)
-        if layout != request.written_for:
+        table, name = self._table, f"{request.prefix}.index"
+        transaction = table.java.newTransaction()
+        table.look()
+        if table.layout != request.written_for:
             raise TableChangedError("the table was altered")
-        before = found.properties().get(name)
+        before = table.property(name)
         rewrite = transaction.newRewrite()
         for key, value in request.summary.items():
             rewrite = rewrite.set(key, value)
@@ -374,17 +372,17 @@ class IcebergCommitter:
             rewrite = rewrite.deleteFile(replaced)
         for file in request.index.removed:
             # Iceberg (1.11) overlooks some vectors of data files that are removed
-            rewrite = rewrite.deleteFile(parser.fromJson(mapper.readTree(file), table.specs()))
+            rewrite = rewrite.deleteFile(table.content_file(file))
         for file in request.files:
-            rewrite = rewrite.addFile(parser.fromJson(mapper.readTree(file), table.specs()))
+            rewrite = rewrite.addFile(table.content_file(file))
         rewrite.validateFromSnapshot(request.index.base).commit()
-        snapshot = transaction.table().currentSnapshot()
-        number = int(snapshot.snapshotId())
+        snapshot = table.snapshot_of(transaction.table().currentSnapshot())
+        number = snapshot.snapshot_id
         text = json.dumps(
             {"operation": request.position_operation, "index": request.index.stored, "snapshot-id": number}
         )
         transaction.updateProperties().set(name, text).commit()
-        return _Staged(transaction, request.index.base, number, int(snapshot.sequenceNumber()), name, text, before)
+        return _Staged(transaction, request.index.base, number, snapshot.sequence_number, name, text, before)
 
     def own_position(self, prefix: str, operation: str | None) -> StoredPosition | None:
         """The position that `operation` stored, as it is now; None if there is none and `operation` is None.

@@ -7,10 +7,14 @@ its own.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
+from pyiceberg.transforms import VoidTransform
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
@@ -26,11 +30,45 @@ from sink.spark_versions import parse_ddl
 from sink.storage_access import StorageAccess
 from sink.table_state import Snapshot, TableState
 
+_OWN = "rowdelta."
+"""Begins the names of the properties that the sink sets."""
 _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
 
 
+class _Java:
+    """What of Java's classes is used for every table. To find a class by its name takes a round trip for each of the
+    name's parts, and one of its static methods another.
+    """
+
+    def __init__(self, jvm: Any) -> None:
+        self.iceberg = iceberg = jvm.org.apache.iceberg
+        self.schema_to_json = iceberg.SchemaParser.toJson
+        self.spec_to_json = iceberg.PartitionSpecParser.toJson
+        self.snapshot_to_json = iceberg.SnapshotParser.toJson
+        self.content_from_json = iceberg.ContentFileParser.fromJson
+        self.content_to_json = iceberg.ContentFileParser.toJson
+        self.mapper = iceberg.util.JsonUtil.mapper()
+        self.new_list = iceberg.relocated.com.google.common.collect.Lists.newArrayList
+        self.list_class = jvm.java.lang.Class.forName("java.util.ArrayList")
+
+
+_java = lru_cache(maxsize=1)(_Java)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What of a table's metadata is as before after the sink's own commits."""
+
+    schema_id: int
+    spec_id: int
+    spec_ids: tuple[int, ...]
+    format_version: int
+    location: str
+    properties: tuple[tuple[str, str], ...]
+
+
 class IcebergTable(TableState):
-    """One table as the sink sees it. Immutable views are cached until `refresh`.
+    """One table as the sink sees it. Views of its metadata are cached until `refresh` or `look`.
 
     :param load: asks the catalog for the table again, and so for new credentials.
     """
@@ -42,18 +80,16 @@ class IcebergTable(TableState):
         assert jvm is not None
         self.spark = spark
         self.jvm = jvm
-        self.iceberg = jvm.org.apache.iceberg
+        self._calls = _java(jvm)
+        self.iceberg = self._calls.iceberg
         self.name = name
         self.java = table
         self._load = load
         self._loaded_at = time.time()
-        # classes used for every micro-batch: to find one by its name takes a round trip for each of the name's parts
-        self._schema_parser = self.iceberg.SchemaParser
-        self._spec_parser = self.iceberg.PartitionSpecParser
-        self.content_file_parser = self.iceberg.ContentFileParser
-        self.json_mapper = self.iceberg.util.JsonUtil.mapper()
-        self._util = self.iceberg.TableUtil
-        self._lists = self.iceberg.relocated.com.google.common.collect.Lists
+        self._seen: JavaObject | None = None
+        self._location: str | None = None
+        self._layout: _Layout | None = None
+        self.look()
 
     def refresh(self) -> None:
         """Read the table's metadata again.
@@ -66,9 +102,9 @@ class IcebergTable(TableState):
                 self._load_again(self._load)
             else:
                 self.java.refresh()
+            self.look()
         except JAVA_ERRORS as error:
             raise table_error(self.name, error) from None
-        self.__dict__.pop("spec", None)
 
     @property
     def needs_credentials(self) -> bool:
@@ -92,33 +128,89 @@ class IcebergTable(TableState):
             vended = [(str(found.prefix()), self._as_json(found.config())) for found in self.elements(io.credentials())]
         return StorageAccess(self._loaded_at, self._as_json(io.properties()), vended)
 
-    def format_version(self, java: JavaObject) -> int:
-        """Of this table, or of it in a transaction."""
-        return int(self._util.formatVersion(java))
+    def look(self) -> None:
+        """Take the metadata that the JVM has now, for instance after a commit of ours. The catalog isn't asked."""
+        metadata = self.java.operations().current()
+        location = metadata.metadataFileLocation()
+        if self._seen is not self.java:
+            self._seen, self._location, self._layout = self.java, None, None
+        elif location is not None and location == self._location:
+            return  # as is usual where nobody but the sink commits
+        self._metadata, self._location = metadata, None
+        for name in ("_current", "_properties"):
+            self.__dict__.pop(name, None)
+        layout = _Layout(
+            int(metadata.currentSchemaId()),
+            int(metadata.defaultSpecId()),
+            tuple(sorted(self._as_json(metadata.specsById().keySet()))),
+            int(metadata.formatVersion()),
+            str(metadata.location()),
+            tuple(sorted((name, value) for name, value in self._properties.items() if not name.startswith(_OWN))),
+        )
+        if layout != self._layout:
+            self._layout = layout
+            for name in ("spec", "java_specs"):
+                self.__dict__.pop(name, None)
+        self._location = location
+
+    @property
+    def layout(self) -> tuple[int, int, int]:
+        """What files are written for: ids of the schema and the partition spec, and the format version."""
+        layout = self._known_layout()
+        return layout.schema_id, layout.spec_id, layout.format_version
+
+    def _known_layout(self) -> "_Layout":
+        assert self._layout is not None
+        return self._layout
+
+    @cached_property
+    def java_specs(self) -> JavaObject:
+        """All partition specs by id, a Java map."""
+        return self.java.specs()
 
     @cached_property
     def spec(self) -> TableSpec:
-        """What the delta writers need, as plain values."""
-        by_id = self.java.specs()
-        ids = sorted(self._as_json(by_id.keySet()))
-        location, properties = str(self.java.location()), self._as_json(self.java.properties())
+        """What the delta writers need, as plain values. The sink's own properties aren't among the table's."""
+        by_id, layout = self.java_specs, self._known_layout()
+        data = dict(layout.properties).get("write.data.path", layout.location)
         return TableSpec(
-            location=location,
-            format_version=self.format_version(self.java),
-            schema=str(self._schema_parser.toJson(self.java.schema())),
-            specs=tuple(str(self._spec_parser.toJson(by_id.get(i))) for i in ids),
-            current_spec_id=int(self.java.spec().specId()),
-            properties=tuple(properties.items()),
-            io_properties=tuple(self._storage.at(properties.get("write.data.path", location)).items()),
+            location=layout.location,
+            format_version=layout.format_version,
+            schema=str(self._calls.schema_to_json(self.java.schema())),
+            specs=tuple(str(self._calls.spec_to_json(by_id.get(i))) for i in layout.spec_ids),
+            current_spec_id=layout.spec_id,
+            properties=layout.properties,
+            io_properties=tuple(self._storage.at(data).items()),
         )
 
     def _as_json(self, collection: JavaObject) -> Any:
         """A Java map or set in one call across the bridge; Python's iteration takes several for each entry."""
-        return json.loads(self.json_mapper.writeValueAsString(collection))
+        return json.loads(self._calls.mapper.writeValueAsString(collection))
 
     def as_list(self, iterable: JavaObject) -> JavaObject:
         """A Java `Iterable` as a Java list."""
-        return self._lists.newArrayList(iterable)
+        return self._calls.new_list(iterable)
+
+    def java_list(self, values: Sequence[str]) -> JavaObject:
+        """A Java list of texts. Py4j would make one by a call for each."""
+        return self._calls.mapper.readValue(json.dumps(list(values)), self._calls.list_class)
+
+    def content_file(self, text: str) -> JavaObject:
+        """The Java data or delete file that a `ContentFileParser` JSON describes."""
+        return self._calls.content_from_json(self._calls.mapper.readTree(text), self.java_specs)
+
+    def described(self, file: JavaObject) -> dict[str, Any]:
+        """The `ContentFileParser` JSON of a Java data or delete file."""
+        spec_id = int(file.specId())
+        spec, fields = self.java_specs.get(spec_id), self.spec.specs_by_id[spec_id].fields
+        if fields and all(isinstance(field.transform, VoidTransform) for field in fields):
+            # a table that was v1 keeps dropped partition fields so, and the parser takes their nulls for a
+            # contradiction (Iceberg 1.11)
+            is_data = str(file.content()) == "DATA"
+            builder = self.iceberg.DataFiles.builder if is_data else self.iceberg.FileMetadata.deleteFileBuilder
+            file = builder(spec).copy(file).build()
+        described: dict[str, Any] = json.loads(self._calls.content_to_json(file, spec))
+        return described
 
     def elements(self, iterable: JavaObject) -> list[JavaObject]:
         """Of a Java `Iterable`. Python's own iteration takes ten times as long, 2 ms an element."""
@@ -159,16 +251,20 @@ class IcebergTable(TableState):
         return metadata
 
     def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
+        if snapshot_id == self.snapshot_id():
+            return self._current
         found = None if snapshot_id is None else self.java.snapshot(snapshot_id)
-        if found is None:
-            return None
-        parent = found.parentId()
+        return None if found is None else self.snapshot_of(found)
+
+    def snapshot_of(self, java: JavaObject) -> Snapshot:
+        """Of Iceberg's object, in one call across the bridge."""
+        described = json.loads(self._calls.snapshot_to_json(java))
         return Snapshot(
-            snapshot_id=int(found.snapshotId()),
-            parent_id=None if parent is None else int(parent),
-            sequence_number=int(found.sequenceNumber()),
-            timestamp_ms=int(found.timestampMillis()),
-            summary=self.summary(found),
+            snapshot_id=described["snapshot-id"],
+            parent_id=described.get("parent-snapshot-id"),
+            sequence_number=described.get("sequence-number", 0),
+            timestamp_ms=described["timestamp-ms"],
+            summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
         )
 
     def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
@@ -189,19 +285,25 @@ class IcebergTable(TableState):
             for s, f in zip(struct.fields, fields, strict=True)
         )
 
+    @cached_property
+    def _current(self) -> Snapshot | None:
+        snapshot = self._metadata.currentSnapshot()
+        return None if snapshot is None else self.snapshot_of(snapshot)
+
+    @cached_property
+    def _properties(self) -> dict[str, str]:
+        properties: dict[str, str] = self._as_json(self._metadata.properties())
+        return properties
+
     def snapshot_id(self) -> int | None:
-        snapshot = self.java.currentSnapshot()
-        return None if snapshot is None else int(snapshot.snapshotId())
+        return None if self._current is None else self._current.snapshot_id
 
     def parent_snapshot_id(self) -> int | None:
-        snapshot = self.java.currentSnapshot()
-        parent = None if snapshot is None else snapshot.parentId()
-        return None if parent is None else int(parent)
+        return None if self._current is None else self._current.parent_id
 
     def is_empty(self) -> bool:
         """No live data file in the current snapshot."""
-        snapshot = self.java.currentSnapshot()
-        return snapshot is None or str(snapshot.summary().get("total-data-files")) == "0"
+        return self._current is None or self._current.summary.get("total-data-files") == "0"
 
     def has_data_under_other_specs(self) -> bool:
         """Some data manifest was written under another spec than the current one; reads the manifest list only."""
@@ -222,11 +324,11 @@ class IcebergTable(TableState):
         return any(specs.get(manifest.partitionSpecId()).isUnpartitioned() for manifest in manifests)
 
     def property(self, name: str) -> str | None:
-        value = self.java.properties().get(name)
-        return None if value is None else str(value)
+        return self._properties.get(name)
 
     def set_property(self, name: str, value: str) -> None:
         self.java.updateProperties().set(name, value).commit()
+        self.look()
 
     def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.

@@ -38,7 +38,6 @@ import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.transforms import VoidTransform
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -461,7 +460,8 @@ class KeyIndex:
         current = self._table.snapshot_id()
         if current == self._base and not self._included:
             return True
-        foreign = self._foreign_snapshots(self._base, self._included)
+        is_own = self._included == {current} and self._table.parent_snapshot_id() == self._base
+        foreign = [] if is_own else self._foreign_snapshots(self._base, self._included)
         if foreign is None:
             log.info(
                 "%s: its history no longer reaches the snapshot that the key index was made from", self._table.name
@@ -581,7 +581,7 @@ class KeyIndex:
         """The data files whose rows delete files delete; None if only a scan of the table can say."""
         found, unread = set[str](), list[str]()
         for delete in deletes:
-            content = self._described(delete)
+            content = self._table.described(delete)
             if "referenced-data-file" in content:
                 found.add(content["referenced-data-file"])
             elif content["content"].upper().startswith("POSITION") and content["file-format"].upper() == "PARQUET":
@@ -598,10 +598,10 @@ class KeyIndex:
         return map(self._described_scan, self._table.elements(plan.planFiles()))
 
     def _described_scan(self, scan: JavaObject) -> "_LiveFile":
-        data = self._described(scan.file())
+        data = self._table.described(scan.file())
         vector, parquet, others = None, [], []
         for delete in self._table.elements(scan.deletes()):
-            content = self._described(delete)
+            content = self._table.described(delete)
             others.append(content["file-path"])
             if content["file-format"].upper() == "PUFFIN":
                 vector = content
@@ -612,19 +612,6 @@ class KeyIndex:
         values = zip((str(field.field_id) for field in fields), partition, strict=True)
         file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
         return _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
-
-    def _described(self, file: JavaObject) -> Any:
-        """The `ContentFileParser` JSON of a Java data or delete file."""
-        spec_id, iceberg = int(file.specId()), self._table.iceberg
-        spec = self._table.java.specs().get(spec_id)
-        fields = self._table.spec.specs_by_id[spec_id].fields
-        if fields and all(isinstance(field.transform, VoidTransform) for field in fields):
-            # a table that was v1 keeps dropped partition fields so, and the parser takes their nulls for a
-            # contradiction (Iceberg 1.11)
-            is_data = str(file.content()) == "DATA"
-            builder = iceberg.DataFiles.builder if is_data else iceberg.FileMetadata.deleteFileBuilder
-            file = builder(spec).copy(file).build()
-        return json.loads(self._table.content_file_parser.toJson(file, spec))
 
     def _read(self, files: "Sequence[_LiveFile]", sequence: int, base: int) -> list[RunInfo]:
         """Runs of the live rows of `files`, by one Spark job over the key columns.

@@ -352,7 +352,7 @@ class _Search:
         """What the snapshot added under the current spec: small data files, if they are the sink's, and, in v2,
         position delete files.
         """
-        io, spec, parser = self._table.java.io(), self._table.java.spec(), self._table.content_file_parser
+        io = self._table.java.io()
         sequence_number = int(snapshot.sequenceNumber())
         fields = [str(field.field_id) for field in self._spec.current_spec.fields]
         added = [snapshot.addedDataFiles(io)] if by is not _By.OTHERS else []
@@ -361,7 +361,7 @@ class _Search:
         for java in (java for files in added for java in self._table.elements(files)):
             if java.specId() != self._spec.current_spec_id:
                 continue
-            content = json.loads(parser.toJson(java, spec))
+            content = self._table.described(java)
             kind, size = content["content"].upper(), content["file-size-in-bytes"]
             if kind != "DATA" and not kind.startswith("POSITION"):
                 continue

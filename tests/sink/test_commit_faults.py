@@ -87,6 +87,7 @@ class Table:
         table = self.opened()
         expressions = table.iceberg.expressions.Expressions
         table.java.newDelete().deleteFromRowFilter(expressions.alwaysFalse()).commit()
+        table.look()
         snapshot = table.snapshot_id()
         assert snapshot is not None
         return snapshot
@@ -340,9 +341,7 @@ def test_appends_that_do_not_conflict(table: Table, monkeypatch: pytest.MonkeyPa
         attempts.append(request.operation)
         if (target := next(others, None)) is not None:
             append = table.opened().java.newAppend()
-            parser, mapper = self._table.content_file_parser, self._table.json_mapper
-            append.appendFile(parser.fromJson(mapper.readTree(file(uuid4().hex, target)), self._table.java.specs()))
-            append.commit()
+            append.appendFile(self._table.content_file(file(uuid4().hex, target))).commit()
         return original(self, request, base)
 
     monkeypatch.setattr(IcebergCommitter, "_stage", stage)

@@ -24,7 +24,7 @@ from sink.keyindex import KeyIndex
 from sink.microbatch import TableSink
 from sink.patterns import resolve_tables
 from sink.tables import plan_table
-from tests.sink.harness import Job, before_commit, crashing, java_error
+from tests.sink.harness import Job, before_commit, crashing, java_error, jvm_calls
 
 pytestmark = pytest.mark.spark
 
@@ -884,3 +884,28 @@ def test_partitions_that_do_not_fit_their_column_leave_no_table(
     assert job.rows() == [row]
     assert len(list((job.table_folder / "data" / "region=eu" / "day_day=2026-01-02").iterdir())) == 1
     assert job.java_table().currentSnapshot().parentId() is None
+
+
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+def test_a_warm_commit_asks_the_catalog_three_times(spark: SparkSession, tmp_path: Path, deletes: Any) -> None:
+    """Whether others changed the table, for the transaction's metadata, and, by Iceberg itself, before the commit. What
+    the sink knows since its own last commit isn't read again.
+    """
+    job = Job(spark, tmp_path, deletes=deletes, table={"merge_small_files": False})
+    job.write(insert(1, 2))
+    job.run()
+    batches = 3
+    for number in range(batches):
+        job.write([("+U", row(1, f"r{number}")), *insert(number + 3)])
+    with jvm_calls(TableSink, "_take_bearings") as looking, jvm_calls(TableSink, "commit") as committing:
+        job.run()
+    assert job.rows() == [row(1, "r2"), *(row(number) for number in range(2, 6))]
+    calls = [command.split("\n")[2] for command in (*looking, *committing) if command.startswith("c\n")]
+    assert {name: calls.count(name) for name in ("refresh", "newTransaction", "commitTransaction")} == {
+        "refresh": batches,
+        "newTransaction": batches,
+        "commitTransaction": batches,
+    }
+    assert not {"schema", "spec", "partitionSpec"} & set(calls), "they are the same as before"
+    assert len(looking) <= 4 * batches
+    assert len(committing) <= 60 * batches
