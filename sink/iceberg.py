@@ -12,9 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JJavaError
 from pyiceberg.transforms import VoidTransform
-from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
