@@ -301,7 +301,7 @@ def _scan_compacted(spark: SparkSession, case: Case, dataset: Dataset, batch: in
     spark.sql(
         f"CALL {CATALOG}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
     ).collect()
-    earlier = spark.read.option("snapshot-id", before.snapshot_id).table(case.table)
+    earlier = spark.sql(f"SELECT * FROM {case.table} VERSION AS OF {before.snapshot_id}")
     case.last_scan, case.compacted_scan = _scans_in_turns(case, dataset, batch, earlier, spark.table(case.table))
 
 

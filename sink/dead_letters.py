@@ -246,10 +246,10 @@ class DeadLetters:
     def _added(self, snapshot: int) -> DataFrame:
         """The rows that a snapshot added."""
         parent = self._table.java.snapshot(snapshot).parentId()
-        reader = self._table.spark.read
+        spark = self._table.spark
         if parent is None:
-            return reader.option("snapshot-id", str(snapshot)).table(_quoted(self.name))
-        reader = reader.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot))
+            return spark.sql(f"SELECT * FROM {_quoted(self.name)} VERSION AS OF {snapshot}")
+        reader = spark.read.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot))
         return reader.table(_quoted(self.name))
 
     def _prefix(self, target: str) -> str:

@@ -114,7 +114,8 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
         where = f"position {shown_position(position)}" if position is not None else "no position of this sink"
     made = shown_time(int(table.java.snapshot(version).timestampMillis()))
     heading = f"{name}: snapshot {version} of {made}, {where}{later}"
-    frame = spark.read.option("snapshot-id", str(version)).table(_quoted_name(name))
+    # not Iceberg's option snapshot-id, which Spark 4.1 refuses
+    frame = spark.sql(f"SELECT * FROM {_quoted_name(name)} VERSION AS OF {version}")
     rows = _matching(frame, _key_values(key, table), table).limit(limit)
     cells = [_text(field).alias(field.name) for field in frame.schema]
     as_json = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})

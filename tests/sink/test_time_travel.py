@@ -24,6 +24,7 @@ def kafka() -> Iterator[Kafka]:
         yield broker
 
 
+@pytest.mark.versions
 def test_rows_as_they_were(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     """Two commits of the sink, then one of Spark's: each state has its rows, and each commit says what it did."""
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
