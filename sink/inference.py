@@ -154,19 +154,8 @@ class PlainSample:
             raise NeedsSparkError("only Spark knows which lines of files it looks at")
         ranges = self._topics.ranges(self._table)
         wanted = {number: part(*range_) for number, range_ in ranges.items()}
-        return {n: _records(found) for n, found in self._topics.messages(self._table, wanted, SAMPLE).items()}
-
-
-def _records(messages: Sequence[Message]) -> pa.Table:
-    columns = {
-        "source": [message.topic for message in messages],
-        "partition": [message.partition for message in messages],
-        "offset": [message.offset for message in messages],
-        "timestamp": [None] * len(messages),
-        "key": [message.key for message in messages],
-        "value": [message.value for message in messages],
-    }
-    return pa.table(columns, schema=RAW_SCHEMA)
+        found = self._topics.messages(self._table, wanted, SAMPLE)
+        return {number: raw_records(self._table.source, messages) for number, messages in found.items()}
 
 
 def _asking_registry(table: TableSection, question: Callable[[], T]) -> T:

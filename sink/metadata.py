@@ -157,13 +157,12 @@ class MetadataTables:
             raise NeedsSparkError(f"catalog {catalog}")
         try:
             metadata = readers[kind](catalog, properties, namespace, table)
+            found = None if metadata is None else MetadataTable(name, metadata)
         except (OSError, ValueError, LookupError, sqlite3.Error) as error:
             raise NeedsSparkError(f"{name}: {error}") from error
-        if metadata is None:
-            if table in _METADATA_TABLES:
-                raise NeedsSparkError(name)
-            return None
-        return MetadataTable(name, metadata)
+        if found is None and table in _METADATA_TABLES:
+            raise NeedsSparkError(name)
+        return found
 
     def partition_spec(self, columns: "T.StructType", partition_by: "Sequence[PartitionField]", path: str) -> None:
         """:raises NeedsSparkError: Iceberg's library might refuse it."""

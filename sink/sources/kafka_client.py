@@ -163,7 +163,8 @@ class Broker:
         found: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
         if not places:
             return found
-        asked = self._client().list_offsets(dict.fromkeys(places, spec), request_timeout=_TIMEOUT_SECONDS)
+        admin = self._client()  # without a name it would be gone before it answers
+        asked = admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_TIMEOUT_SECONDS)
         try:
             for place, answer in asked.items():
                 found[place.topic][place.partition] = answer.result().offset

@@ -210,7 +210,11 @@ def test_a_signal_finishes_the_micro_batch(
 
 @pytest.mark.parametrize(
     ("name", "number", "group", "code"),
-    [("run", signal.SIGINT, True, 130), ("run", signal.SIGTERM, False, 143), ("status", signal.SIGTERM, True, 143)],
+    [
+        ("run", signal.SIGINT, True, 130),
+        ("run", signal.SIGTERM, False, 143),
+        ("dead-letters counts", signal.SIGTERM, True, 143),
+    ],
     ids=["Ctrl-C", "SIGTERM", "SIGTERM to the group"],
 )
 @pytest.mark.parametrize("moment", ["the JVM is launched", "Spark starts"])
@@ -219,7 +223,7 @@ def test_a_signal_during_the_start(
 ) -> None:
     """The process ends soon, says so, and leaves no JVM; there is nothing that it could finish."""
     write_changes(tmp_path, 1)
-    with running(command(name, write_config(tmp_path)), tmp_path / "log") as job:
+    with running(command(*name.split(), write_config(tmp_path)), tmp_path / "log") as job:
         begun = job.descendants if moment == "the JVM is launched" else lambda: "Setting default log level" in job.log
         assert wait_until(lambda: bool(begun()), 60), job.log
         job.signal(number, group=group)
