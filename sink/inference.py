@@ -19,6 +19,7 @@ from changelog.spec import ChangelogSpec
 from changelog.values import spark_type
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NeedsSparkError, RowdeltaError, TemporaryError
+from sink.iceberg import JAVA_ERRORS, java_class, java_message
 from sink.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.sources.kafka_client import Message, Range
 from sink.sources.plain import PlainTopics
@@ -26,7 +27,8 @@ from sink.sources.source import Source
 from sink.spark_versions import to_arrow
 
 if TYPE_CHECKING:
-    from sink.sources.kafka_client import Message
+    from sink.sources.kafka_client import Message, Range
+    from sink.sources.plain import PlainTopics
 
 SAMPLE = 1000
 """Messages looked at, from the beginning of the source."""
@@ -116,7 +118,7 @@ class PlainSample:
     :param topics: None: the source is files.
     """
 
-    def __init__(self, config: Config, table: TableSection, topics: PlainTopics | None) -> None:
+    def __init__(self, config: Config, table: TableSection, topics: "PlainTopics | None") -> None:
         self._config = config
         self._table = table
         self._topics = topics
@@ -148,7 +150,7 @@ class PlainSample:
     def _first(self) -> dict[int, pa.Table]:
         return self._read(lambda first, end: (first, end))
 
-    def _read(self, part: Callable[[int, int], Range]) -> dict[int, pa.Table]:
+    def _read(self, part: "Callable[[int, int], Range]") -> dict[int, pa.Table]:
         """:param part: of the offsets of a partition those to read."""
         if self._topics is None:
             raise NeedsSparkError("only Spark knows which lines of files it looks at")
