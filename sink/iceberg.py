@@ -457,7 +457,10 @@ class Catalogs:
         """By what the catalog of a table reaches files that are no table's: as configured, and as a REST catalog says
         for all tables alike. What it vends for a table isn't for other places.
         """
-        configured = dict(config.catalogs[name.split(".")[0]])
+        catalog_name = name.split(".")[0]
+        prefix = f"spark.sql.catalog.{catalog_name}."
+        given = {key.removeprefix(prefix): value for key, value in config.spark.items() if key.startswith(prefix)}
+        configured = given | config.catalogs[catalog_name]
         if configured.get("type", "rest") != "rest":
             return configured
         catalog, _ = self._resolve(name)

@@ -75,6 +75,12 @@ def test_messages_about_yaml_do_not_quote_a_secret(tmp_path: Path, value: str) -
     assert "hunter2" not in message
 
 
+def test_messages_about_the_indexs_properties_do_not_quote_a_secret(tmp_path: Path) -> None:
+    message = refusal(tmp_path, f"{KAFKA}index: {{properties: {{s3.secret-access-key: [hunter2]}}}}\n")
+    assert "index.properties" in message
+    assert "hunter2" not in message
+
+
 def test_a_model_that_refuses_does_not_print_what_it_was_given() -> None:
     secret: dict[str, str | tuple[str, ...]] = {"schema.registry.basic.auth.user.info": "u:hunter2", "x": "y"}
     with pytest.raises(ValidationError) as caught:

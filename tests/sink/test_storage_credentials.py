@@ -143,6 +143,16 @@ def catalog(rest_catalog: RestCatalog) -> Iterator[Vending]:
         yield state
 
 
+@pytest.mark.spark
+def test_what_a_catalog_is_given_is_for_the_index(spark: SparkSession, tmp_path: Path) -> None:
+    """Wherever the configuration gives it."""
+    config = configuration(tmp_path, "plain", {"type": "hadoop", "s3.region": "eu"})
+    settings = {"spark.sql.catalog.plain.s3.endpoint": "http://own", "spark.sql.catalog.other.s3.region": "us"}
+    config = config.model_copy(update={"spark": settings})
+    given = Catalogs(spark).storage_properties(config, "plain.shop.orders")
+    assert given == {"type": "hadoop", "s3.region": "eu", "s3.endpoint": "http://own"}
+
+
 def in_use(table: IcebergTable) -> str | None:
     return dict(table.spec.io_properties).get(KEY)
 
