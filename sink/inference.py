@@ -19,10 +19,7 @@ from changelog.spec import ChangelogSpec
 from changelog.values import spark_type
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NeedsSparkError, RowdeltaError, TemporaryError
-from sink.iceberg import JAVA_ERRORS, java_class, java_message
 from sink.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.sources.kafka_client import Message, Range
-from sink.sources.plain import PlainTopics
 from sink.sources.source import Source
 from sink.spark_versions import to_arrow
 
