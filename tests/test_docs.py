@@ -153,6 +153,15 @@ def test_documents_name_only_make_targets_that_exist() -> None:
     assert {"setup", "demo", "test", "test-spark", "bench", "docs", "lint", "clean", "help"} <= targets
 
 
+def test_lines_fit_into_120_columns() -> None:
+    """Rows of tables, lines with a URL, and messages (fences of `json`, one message a line) may be longer."""
+    texts = {page: page.read_text(encoding="utf-8") for page in [*DOCUMENTS, ROOT / "CHANGELOG.md"]}
+    texts = {page: re.sub(r"^ *```json\n.*?^ *```$", "", text, flags=re.M | re.S) for page, text in texts.items()}
+    texts |= {file: file.read_text(encoding="utf-8") for file in [*ROOT.glob("*.yml"), *EXAMPLES]}
+    lines = [(page.name, line) for page, text in texts.items() for line in text.splitlines()]
+    assert [(name, line) for name, line in lines if len(line) > 120 and line[0] != "|" and "://" not in line] == []
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)]+)\)", document.read_text(encoding="utf-8")):
