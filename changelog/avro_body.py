@@ -34,7 +34,7 @@ def read_bodies(schema: Node, values: pa.BinaryArray, skip: int, want: Want) -> 
     """Read the wanted part of each body.
 
     :param values: binary without nulls. Each body begins at byte `skip` of its value and ends with the value.
-    :returns: an array of type `arrow_type(schema, want)`, and a mask of the bodies that could be read. Both are as long
+    :return: an array of type `arrow_type(schema, want)`, and a mask of the bodies that could be read. Both are as long
         as `values`. The array's values for the other bodies have no meaning.
     """
     reader = _Bodies(values, skip)
@@ -80,7 +80,7 @@ class _Bodies:
 
         :param rows: numbers of bodies, ascending.
         :param at: the cursors of these bodies.
-        :returns: the values (None if they aren't wanted), and the new cursors.
+        :return: the values (None if they aren't wanted), and the new cursors.
         """
         if depth > _MAX_DEPTH and want is False:
             self.bad[rows] = True
