@@ -7,7 +7,7 @@ The path of a change, module by module:
     sink.session      the Spark session with its catalogs and packages
     sink.patterns     which topic or directory feeds which table
     sink.pipeline     starts the streaming queries, looks for new tables, waits
-    sink.supervisor   the tables of the job: opened and fed in parallel, set aside when they fail
+    sink.supervisor   opens the job's tables and applies changes in parallel; sets failed tables aside
     sink.sources      Kafka or files: the raw rows of a micro-batch, and the position they reach
     changelog.*       raw rows decoded into changelog rows, on Arrow in Spark tasks
     sink.microbatch   one table, one micro-batch: decode, shuffle by key, write, commit

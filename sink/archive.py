@@ -1,13 +1,13 @@
-"""An archive of the JVM's classes (class-data sharing): with it Spark starts in little more than half the time.
+"""An archive of the JVM's classes (class-data sharing). With it Spark starts in little more than half the time.
 
-Spark loads and verifies some 15,000 classes when it starts. The JVM can write them to a file as it has them in memory,
-and map that file at the next start. The file belongs to one JVM and to one list of jars: its name is a hash of both,
-so another version never meets it. It is in the user's cache folder, some 150 MB.
+Spark loads and verifies about 15,000 classes when it starts. The JVM can write these classes to a file in the form that
+they have in memory, and map this file at the next start. The file belongs to one JVM and one list of jars: its name is
+a hash of both, so another version never uses it. It is in the user's cache folder, and has about 150 MB.
 
-Nothing depends on it. A JVM that can't use the file starts without it, and says nothing (`-Xshare:auto`, the log of
-class-data sharing is off). The file appears under its name when it is complete and a JVM has accepted it.
+Nothing depends on the archive. A JVM that can't use it starts without it, and prints nothing (`-Xshare:auto`, and the
+log of class-data sharing is off). The file gets its name only when it is complete and a JVM has accepted it.
 
-`sink.training` makes it, with a JVM of its own which does what a run does with a few rows.
+`sink.training` makes the archive, with a separate JVM that does the work of a run with a few rows.
 """
 
 import fcntl
@@ -29,9 +29,9 @@ from sink.errors import RowdeltaError, TemporaryError
 from sink.jars import Jar
 
 WARM = "ROWDELTA_WARM"
-"""Environment variable: with `no`, a run doesn't make the archive when it has ended."""
+"""Environment variable. If it is `no`, a run doesn't make the archive after it has ended."""
 _KEPT = 3
-"""Archives: of several configurations, with Kafka and without, or of several versions."""
+"""This many archives are kept: of several configurations, with Kafka and without, or of several versions."""
 _SPACE = 1 << 30
 """Bytes that must be free: an archive isn't worth a full disk."""
 _DAYS = 30
@@ -65,7 +65,7 @@ class Archive:
 
     @property
     def exists(self) -> bool:
-        """Whether it is there as it was made. The JVM doesn't look at how long it is, and crashes on half of one."""
+        """Whether the file is complete. The JVM doesn't check its length, and crashes on a part of an archive."""
         try:
             return self.path.stat().st_size == int(self._size.read_text())
         except (OSError, ValueError):
@@ -77,16 +77,16 @@ class Archive:
 
     @property
     def _refused(self) -> Path:
-        """Exists where this JVM can't make an archive of these jars."""
+        """A file that exists if this JVM can't make an archive of these jars."""
         return self.path.with_suffix(".refused")
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is worth while to make it."""
+        """Whether the archive should be made."""
         return not self.exists and not self._refused.exists()
 
     def accept(self, path: Path) -> None:
-        """Give a complete one its name."""
+        """Give a complete archive its name."""
         with path.open("rb") as file:
             os.fsync(file.fileno())
         size = path.stat().st_size
@@ -99,11 +99,12 @@ class Archive:
 
 
 def find(options: Mapping[str, str], packages: Sequence[Jar]) -> Archive | None:
-    """The archive for what would be started.
+    """The archive for the JVM that would be started.
 
     :param options: all Spark settings of the job.
     :param packages: the jars at the end of the JVM's class path.
-    :returns: None if there can't be one: no JVM, no cache folder, the user's own options for archives.
+    :return: None if there can't be an archive: there is no JVM or no cache folder, or the user has own options for
+        archives.
     """
     folder, jvm = cache.folder("classes"), _jvm()
     if folder is None or jvm is None or "Archive" in _own_options(options):
@@ -133,10 +134,10 @@ def using(path: Path) -> Sequence[str]:
 def launching(
     options: Mapping[str, str], packages: Sequence[Jar], *, short: bool = False, training: Path | None = None
 ) -> Iterator[Archive | None]:
-    """Have the JVM that PySpark starts meanwhile take its classes from the archive, if there is one.
+    """Let a JVM that PySpark starts inside this context take its classes from the archive, if there is one.
 
-    Yields where the archive is or would be. PySpark and Spark's shell scripts look at the environment of this process;
-    it is as before in the end.
+    Yields where the archive is or would be. PySpark and Spark's shell scripts read the environment of this process,
+    which is restored in the end.
 
     For tests whose JVMs live for seconds to minutes: `session.start(config, short=True)` does all of this. A process
     that starts Spark in its own way wraps `SparkSession.builder.….getOrCreate()` in
@@ -145,8 +146,8 @@ def launching(
 
     :param options: all Spark settings of the job.
     :param packages: jars that the JVM gets at the end of its class path.
-    :param short: the JVM won't live for long: it compiles fast rather than well, and collects with one thread. A
-        tenth of a long run's speed would be lost by it.
+    :param short: the JVM will only live for a short time. It compiles quickly instead of well, and collects garbage
+        with one thread. A long run would be a tenth slower this way.
     :param training: where the JVM writes its classes when it ends.
     """
     found = find(options, packages)
@@ -157,14 +158,14 @@ def launching(
     elif found is not None and found.exists:
         flags = [*using(found.path)]
         with suppress(OSError):
-            os.utime(found.path)  # the one used last is kept longest
+            os.utime(found.path)  # archives that were used last are kept
     if short:
         flags += [flag for flag, word in ((_SHORT, "Tiered"), (_SMALL, "GC")) if word not in own]
     path = [os.environ.get("SPARK_DIST_CLASSPATH", ""), *(jar.path for jar in packages)]
     changed = {
         "SPARK_SUBMIT_OPTS": " ".join([*flags, os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip(),
         "SPARK_DIST_CLASSPATH": os.pathsep.join(filter(None, path)),
-        # for the JVM that only finds out how to start the other one
+        # for the launcher's JVM, which only finds out how to start the real one
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", f"{_SHORT} {_SMALL}"),
     }
     before = {name: os.environ.get(name) for name in changed}
@@ -180,7 +181,7 @@ def launching(
 
 
 def _own_options(options: Mapping[str, str]) -> str:
-    """What the user says to the JVM himself. Some options refuse to stand beside others."""
+    """The user's own options for the JVM. Some options can't be combined with others."""
     said = [os.environ.get(name, "") for name in _OPTION_VARIABLES]
     return " ".join([*said, *(options.get(name, "") for name in _OPTION_SETTINGS)])
 
@@ -196,7 +197,7 @@ def _jvm() -> Path | None:
 
 
 def make_later(config: str | Path, archive: Archive | None) -> None:
-    """Make it in a process of its own that goes on when this one has ended, if nobody has yet."""
+    """Make the archive, if it is wanted, in a separate process that goes on after this one has ended."""
     if archive is None or not archive.is_wanted or os.environ.get(WARM) == "no":
         return
     with suppress(OSError):
@@ -205,18 +206,17 @@ def make_later(config: str | Path, archive: Archive | None) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # so that Ctrl-C doesn't reach it
         )
 
 
 @contextmanager
 def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
-    """Yields the path to write the archive to, or None if another process is writing it and we don't `wait`.
+    """Yields the path to write the archive to, or None if another process is writing it and `wait` is false. In the end
+    a written archive gets its name.
 
-    What was written is checked, and appears under its name.
-
-    :raises TemporaryError: there is too little space.
-    :raises RowdeltaError: the JVM refuses to make an archive, or to take the one it made.
+    :raises TemporaryError: there isn't enough space.
+    :raises RowdeltaError: the JVM refuses to make an archive, or to use the one that it made.
     """
     folder = archive.path.parent
     with (folder / ".lock").open("w") as lock:
@@ -234,7 +234,7 @@ def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
             try:
                 yield path
             except Exception:
-                archive.refuse()  # or each run would try again, and fail, for half a minute
+                archive.refuse()  # otherwise each run would try again for half a minute, and fail
                 raise
             if not path.exists():
                 archive.refuse()
@@ -253,7 +253,7 @@ def accepted(path: Path, class_path: str) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a process that was killed left here; the lock says that nobody is at work."""
+    """Remove files of killed processes. This process holds the lock, so no other one is writing here."""
     for partial in folder.glob(".making-*"):
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The user's cache folder: what makes a start faster, and what nobody misses when it is gone."""
+"""The user's cache folder. It holds files that make a start faster, and can be deleted at any time."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from pathlib import Path
 def folder(name: str) -> Path | None:
     """A folder below `$XDG_CACHE_HOME/rowdelta` (by default `~/.cache/rowdelta`) that only this user can write to.
 
-    :returns: None if there can't be one: a read-only home, a folder that belongs to somebody else.
+    :return: None if there can't be such a folder: the home may be read-only, or the folder may belong to another user.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -24,7 +24,7 @@ def folder(name: str) -> Path | None:
 
 
 def _is_own(path: Path) -> bool:
-    """Whoever else can write there could have us load what he likes."""
+    """Whether only this user can write to the folder. Another user who can write there could make us load anything."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return False
@@ -34,7 +34,9 @@ def _is_own(path: Path) -> bool:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all, whoever reads or writes it meanwhile. A full disk is no error here."""
+    """Write a file completely or not at all, even if others read or write it at the same time. A full disk isn't an
+    error here.
+    """
     with suppress(OSError):
         number, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
         try:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# other modules are imported by the functions that use them: until they are, which takes a second, nobody handles
-# signals
+# The functions that use other modules import them. These imports take a second, and until this module's imports are
+# done, nobody handles signals.
 from sink import interrupts
 from sink.errors import ConfigError, DataError, NeedsSparkError, RowdeltaError
 
@@ -35,8 +35,7 @@ after a correction of the configuration, and of the table where needed:
 """
 
 _REPLAY = """\
-Decodes the selected dead letters as the configuration is now, and brings the keys that they name up to date.
-Only for Kafka.
+Decodes the selected dead letters with the current configuration, and brings their keys up to date. Only for Kafka.
 
 what is applied:
   The topic is read again, from the first of these letters to the table's position. For each key in the letters, the
@@ -46,13 +45,14 @@ what is applied:
 what stays in the dead-letter table:
   still refused    the configuration can't apply them yet
   not passed yet   the table's position is before them; rowdelta run comes first
-  gone             the topic has lost the record (retention, compaction), and perhaps newer changes of its key with it.
-                   With --force these are applied as they are stored, against what the topic still has
+  gone             the topic no longer has the record (retention, compaction), and perhaps it has also lost newer
+                   changes of the key. With --force these are applied as they are stored, together with what the topic
+                   still has
 
 safe:
-  The rows are one commit, the removal of the letters is another, after it. If replay ends in between, replay again: it
-  comes to the same rows. The rows' commit keeps the sink's position and is that of the sink's id: of a replay and a
-  run at the same time one is refused (exit 4). Stop the sink first.
+  The rows are one commit, and the removal of the letters is another one after it. If replay ends in between, replay
+  again: the result is the same. The rows' commit doesn't change the sink's position, and is made with the sink's id: if
+  a replay and a run work at the same time, one of them is refused (exit 4). Stop the sink first.
 
 exit code 3: letters of the selection are left.
 """
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_is_of_interest)
-    # of others only warnings
+    # other loggers may only print warnings
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
     logging.getLogger("rowdelta").setLevel(logging.INFO)
     try:
@@ -96,10 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:
-    """Not what py4j logs, by its own logger and by the root logger.
+    """Filters out what py4j logs, by its own logger and by the root logger.
 
-    It logs calls that end with the JVM, and our own exceptions on their way through it, with their tracebacks; we
-    report them ourselves.
+    py4j logs calls that fail because the JVM ends, and our own exceptions that pass through it, with tracebacks. The
+    command reports these errors itself.
     """
     return Path(record.pathname).parent.name != "py4j"
 
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_init(add: "Callable[[str, object, str, str], argparse.ArgumentParser]") -> None:
-    init = add("init", _init, "write a first configuration, of what a broker's topics or a folder's files hold",
+    init = add("init", _init, "write a first configuration for a broker's topics or a folder's files",
                "Looks at a Kafka broker's topics, or at a folder of change files, recognises their format by the "
                "messages, and writes a commented configuration. Never overwrites a file. Needs no Java.")  # fmt: skip
     where = init.add_mutually_exclusive_group(required=True)
@@ -168,11 +168,11 @@ def _add_init(add: "Callable[[str, object, str, str], argparse.ArgumentParser]")
     )  # fmt: skip
     init.add_argument(
         "--key", metavar="COLUMN", action="append", default=[],
-        help="key of tables whose messages don't say which it is; may be given for several columns",
+        help="a key column, for tables whose messages don't state the key; may be given several times",
     )  # fmt: skip
     init.add_argument(
         "--order-by", metavar="COLUMN", action="append", default=[],
-        help="what orders the changes in files, such as seq or 'source.lsn bigint'; may be given several times",
+        help="a column that orders changes in files, such as seq or 'source.lsn bigint'; may be given several times",
     )  # fmt: skip
     init.add_argument("--output", metavar="FILE", default="sink.yaml", help="the file to write (default: ./sink.yaml)")
 
@@ -204,7 +204,7 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
 
 
 class _Version(argparse.Action):
-    """Shows versions. Only when asked, since it looks at files."""
+    """Shows versions. It finds them only when asked, because it has to read files."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from sink import spark_versions
@@ -265,9 +265,8 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
     replaying.add_argument(
         "--force",
         action="store_true",
-        help="apply also letters that the topic has lost, and let records that the configuration refuses now, but did "
-        "not "
-        "refuse when they arrived, count as never applied",
+        help="apply also letters that the topic no longer has, and go on if the configuration refuses records that "
+        "were applied when they arrived",
     )
 
 
@@ -454,7 +453,7 @@ def _selection(args: argparse.Namespace) -> "Selection":
 
 
 def _as_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with the columns under each other; the last one is as long as it is."""
+    """Lines with aligned columns. The last column isn't padded."""
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns) - 1)]
     for row in [columns, *rows]:
         yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])

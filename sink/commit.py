@@ -1,9 +1,10 @@
-"""One row delta per micro-batch, with the source position in the same atomic commit.
+"""Commits one row delta for each micro-batch, with the source position in the same atomic commit.
 
-The position is a table property, set in the transaction that adds the files: it survives snapshot expiry. The
-snapshot's summary has it too, for rollbacks. What makes a second application impossible is validation *inside* the
-commit, since Iceberg retries a commit on newer metadata by itself: the row delta validates from the snapshot whose
-position was read, so any data or delete file that came after refuses it, and only then is the position read again.
+The position is a table property. The transaction that adds the files sets it, and it survives snapshot expiry. The
+snapshot's summary has it too, for rollbacks. Validation *inside* the commit makes sure that a micro-batch isn't applied
+twice, because Iceberg itself retries a commit on newer metadata. The row delta validates from the snapshot whose
+position was read. So Iceberg refuses it if any data or delete file was added since, and only then the position is read
+again.
 """
 
 import json
@@ -26,9 +27,9 @@ from sink.table_state import StoredPosition
 log = logging.getLogger("rowdelta")
 
 _LOOKS = 5
-"""At the table, to find out whether a commit happened."""
+"""The sink looks at the table this many times to find out whether a commit happened."""
 _MOST_DOUBLINGS = 30
-"""Of a pause: more than any limit needs, and few enough that the pause remains a number."""
+"""A pause is doubled at most this often. Every limit is reached before, and the number doesn't overflow."""
 _CLEANABLE = "org.apache.iceberg.exceptions.CleanableFailure"
 
 
@@ -37,28 +38,31 @@ class TableNoLongerEmptyError(Exception):
 
 
 class TableChangedError(Exception):
-    """The rows to delete were looked up in a snapshot that is no longer the current one, or the files are for a schema,
-    partitions or a format version that the table has left.
+    """The rows to delete were looked up in a snapshot that is no longer current, or the table no longer has the schema,
+    partitions or format version for which the files were written.
     """
 
 
 @dataclass(frozen=True)
 class RowDeltaCommit:
-    """A request to commit: plain values, so that a committer for another table format can stand here.
+    """A request to commit. It has only plain values, so that a committer for another table format could use it too.
 
     :param prefix: property prefix of the sink's state in this table (`rowdelta.<sink id>`).
-    :param operation: unique to this attempt at this micro-batch.
+    :param operation: id of this attempt at this micro-batch.
+    :param position: the source position after the micro-batch.
     :param files: `ContentFileParser` JSON of data and delete files.
     :param base_snapshot: the snapshot whose position this batch continues; None if the table had none.
-    :param properties: further table properties to set in the same transaction.
-    :param index: the key index's part: rows were looked up in `base_snapshot`, so no other will do.
     :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
-    :param written_under_schema: id of the schema that was current. A snapshot says of which schema it is, and readers
-        of single commits go by that; None if it doesn't matter.
-    :param written_under_spec: id of the partition spec likewise; None if there are no deletes.
-    :param written_under_version: Iceberg's format version likewise: deletes are files of another kind in each.
-    :param conflicts_with: a column and its value: only files that may have such rows are in this commit's way. By
-        default all files are.
+    :param written_under_schema: id of the schema that was current. A snapshot names its schema, and readers of single
+        commits use this schema. None if it doesn't matter.
+    :param written_under_spec: id of the partition spec that was current; None if there are no deletes.
+    :param written_under_version: Iceberg's format version. Each version has another kind of delete files.
+    :param conflicts_with: a column and its value. Only files that may have such rows conflict with this commit. By
+        default all files do.
+    :param written_for_empty_table: the files have no deletes, because the table was empty.
+    :param summary: entries for the snapshot's summary.
+    :param properties: further table properties to set in the same transaction.
+    :param index: the key index's part. Rows were looked up in `base_snapshot`, so the commit is only right there.
     """
 
     prefix: str
@@ -81,13 +85,14 @@ class RowDeltaCommit:
 class RewriteCommit:
     """A request to replace files by others that have the same live rows and deletes.
 
-    It says nothing of the source position, so it can do no harm if another run has stored a newer one meanwhile.
+    It doesn't set the source position, so it does no harm if another run has stored a newer one meanwhile.
 
     :param prefix: as in `RowDeltaCommit`.
     :param position_operation: the commit that stored the sink's position.
     :param files: `ContentFileParser` JSON.
     :param replaced: Java `DataFile`s and `DeleteFile`s.
-    :param index: the key index's part: `index.base` is the snapshot that `files` have the rows of.
+    :param index: the key index's part. The rows of `files` come from the snapshot `index.base`.
+    :param summary: entries for the snapshot's summary.
     :param written_for: ids of the schema and the partition spec, and the format version, of `files`.
     """
 
@@ -104,10 +109,13 @@ class RewriteCommit:
 class _Staged:
     """A transaction that is ready to be sent.
 
-    :param base: the snapshot from which conflicts are looked for.
-    :param snapshot: id of the transaction's snapshot. It is the same in each of Iceberg's own attempts.
-    :param sequence_number: of the snapshot, unless Iceberg has to try again.
-    :param name: of the property that the transaction sets to `value`, and that is `before` until then.
+    :param transaction: Iceberg's transaction.
+    :param base: the snapshot after which conflicts are searched for.
+    :param snapshot: id of the transaction's snapshot. It is the same in all of Iceberg's own attempts.
+    :param sequence_number: sequence number of the snapshot. It changes if Iceberg has to try again.
+    :param name: name of the property that the transaction sets.
+    :param value: the property's new value.
+    :param before: the property's value before the transaction.
     """
 
     transaction: JavaObject
@@ -120,12 +128,13 @@ class _Staged:
 
 
 class Retries:
-    """How often a micro-batch may be committed again, over all reasons for which it was refused. The table's
-    `commit.retry.*` settings say it, and how long to wait before.
+    """Counts how often a micro-batch is committed again, whatever the reasons for the refusals. The table's
+    `commit.retry.*` settings give the limit and the pauses.
 
-    :param number: of retries.
-    :param shortest: seconds to wait before the first.
-    :param longest: seconds to wait before any.
+    :param table: name of the table, for messages.
+    :param number: most retries.
+    :param shortest: seconds to wait before the first retry.
+    :param longest: most seconds to wait before a retry.
     """
 
     def __init__(self, table: str, number: int, shortest: float, longest: float) -> None:
@@ -137,9 +146,9 @@ class Retries:
         self._last: Exception | None = None
 
     def wait(self, refusal: Exception) -> None:
-        """To be called before another attempt. The same refusal counts once, whoever comes to know of it.
+        """Call this before another attempt. The same refusal counts only once, even if several callers report it.
 
-        :raises TemporaryError: there have been enough.
+        :raises TemporaryError: the limit is reached.
         """
         if refusal is self._last:
             return
@@ -166,11 +175,12 @@ class IcebergCommitter:
     def __init__(self, table: IcebergTable) -> None:
         self._table = table
         self._everything = table.iceberg.expressions.Expressions.alwaysTrue()
-        # the last commit's deletion vectors, of which the next one replaces most: each costs two calls to the JVM
+        # The last commit's deletion vectors. The next commit replaces most of them, and to make one again would take
+        # two calls to the JVM.
         self._vectors: dict[str, JavaObject] = {}
 
     def retries(self) -> Retries:
-        """For one micro-batch."""
+        """The retries of one micro-batch."""
         properties = self._table.spec.properties_by_name
         return Retries(
             self._table.name,
@@ -193,7 +203,7 @@ class IcebergCommitter:
             try:
                 staged = self._stage(request, base)
                 refusal = self._settled(staged)
-            except JAVA_ERRORS as error:  # while it was staged: nothing was sent
+            except JAVA_ERRORS as error:  # staging failed, so nothing was sent
                 refusal = error
             if refusal is None:
                 self._table.look()
@@ -276,12 +286,12 @@ class IcebergCommitter:
         staged.transaction.commitTransaction()
 
     def _settled(self, staged: _Staged) -> Exception | None:
-        """Send it. Returns why it was refused, if it is certain that it isn't committed.
+        """Send the transaction. Returns the refusal if it is certain that nothing was committed, and None if it was.
 
-        A refusal alone doesn't make it certain: a request whose answer was lost is sent again, and then it is our own
-        commit that is in the way.
+        A refusal alone isn't certain: if the answer to a request was lost, the client sends the request again, and then
+        our own first commit is the reason for the refusal.
 
-        :raises CommitUnknownError: neither the catalog nor the table can say.
+        :raises CommitUnknownError: neither the catalog nor the table can tell.
         """
         try:
             self._send(staged)
@@ -292,7 +302,7 @@ class IcebergCommitter:
                     time.sleep(0.2 * 2**attempt)
                 try:
                     is_committed = self._is_committed(staged)
-                except RowdeltaError:  # whatever it is, it doesn't say that the commit failed
+                except RowdeltaError:  # no such error means that the commit failed
                     continue
                 if is_committed:
                     return None
@@ -305,17 +315,17 @@ class IcebergCommitter:
         return None
 
     def _is_committed(self, staged: _Staged) -> bool:
-        """Whether the table has it, now.
+        """Whether the table has the transaction now.
 
-        :raises RowdeltaError: it can't be read, or what could say so has expired.
+        :raises RowdeltaError: the table can't be read, or snapshots that could tell have expired.
         """
         self._table.refresh()
         stored = self._table.property(staged.name)
         if stored == staged.value or self._table.java.snapshot(staged.snapshot) is not None:
             return True
         if stored == staged.before:
-            return False  # the property would have changed with it
-        # somebody else has stored something since, perhaps on top of it
+            return False  # the transaction would have changed the property
+        # somebody else has stored another value since, perhaps on top of our commit
         number = self._table.snapshot_id()
         while number is not None and number != staged.base:
             snapshot = self._table.java.snapshot(number)
@@ -326,8 +336,8 @@ class IcebergCommitter:
         return False
 
     def note_sequence_number(self, prefix: str) -> None:
-        """Store the sequence number of the snapshot that has the sink's position, if it isn't what the position says:
-        Iceberg gives the snapshot another one when it tries again by itself. `IcebergTable.position` needs it.
+        """Store the sequence number of the snapshot that has the sink's position, if the position has another one. When
+        Iceberg itself tries again, it gives the snapshot another number. `IcebergTable.position` needs the right one.
 
         The position itself isn't written again, since another run may have stored a newer one.
         """
@@ -345,14 +355,14 @@ class IcebergCommitter:
             log.info("%s: the sequence number could not be stored: %s", self._table.name, java_message(error))
 
     def rewrite(self, request: RewriteCommit) -> None:
-        """Commit at once or not at all: what is rewritten loses nothing by waiting.
+        """Try to commit once. Nothing is lost if a rewrite has to wait for the next time.
 
         :raises TableChangedError: rows of the replaced files were deleted meanwhile, or files are gone.
-        :raises CommitUnknownError: as `commit`.
+        :raises CommitUnknownError: see `commit`.
         """
         try:
             staged = self._stage_rewrite(request)
-        except JAVA_ERRORS as error:  # whatever it is: nothing was sent
+        except JAVA_ERRORS as error:  # staging failed, so nothing was sent
             raise TableChangedError(java_message(error)) from None
         refusal = self._settled(staged)
         if refusal is not None:
@@ -385,11 +395,12 @@ class IcebergCommitter:
         return _Staged(transaction, request.index.base, number, snapshot.sequence_number, name, text, before)
 
     def own_position(self, prefix: str, operation: str | None) -> StoredPosition | None:
-        """The position that `operation` stored, as it is now; None if there is none and `operation` is None.
+        """The table's position, after a check that `operation` stored it. None if there is none and `operation` is
+        None.
 
-        :raises RolledBackError: the table was rolled back since, so an earlier operation's counts.
-        :raises FencedError: another operation has stored one: somebody else commits as this sink.
-        :raises TableError: there is none any more.
+        :raises RolledBackError: the table was rolled back since, so it has an earlier operation's position.
+        :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
+        :raises TableError: the position was removed.
         """
         stored = self._table.position(prefix)
         if (stored.operation if stored else None) == operation:
@@ -409,8 +420,8 @@ class IcebergCommitter:
         )
 
     def _is_refusal(self, error: Exception) -> bool:
-        """Whether the catalog says that nothing was committed. Iceberg itself cleans up after `CleanableFailure` only
-        (`SnapshotProducer`, strict cleanup): a connection that breaks, for one, may break behind the commit.
+        """Whether the catalog says that nothing was committed. Iceberg itself cleans up only after `CleanableFailure`
+        (`SnapshotProducer`, strict cleanup). A connection, for example, may break after the commit.
         """
         if java_class(error) == "CommitStateUnknownException":
             return False
@@ -420,10 +431,12 @@ class IcebergCommitter:
 
 
 class CommitUnknownError(TemporaryError):
-    """Neither success nor failure: files of the attempt must not be deleted."""
+    """It is unknown whether the commit succeeded. The attempt's files must not be deleted."""
 
 
 def _base_is_gone(error: Exception) -> bool:
-    """The base snapshot was expired or rolled back; validation can't start from it, so start from the current one."""
+    """Whether the base snapshot has expired or was rolled back. Validation can't start from it then, so it must start
+    from the current one.
+    """
     message = java_message(error)
     return "is not an ancestor" in message or "Cannot determine history" in message

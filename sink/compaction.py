@@ -1,7 +1,7 @@
-"""Compaction between micro-batches: small files become large ones, and deletes are applied.
+"""Compacts a table between micro-batches: small files become large ones, and deletes are applied.
 
-Iceberg refuses a compaction if rows of the files that it rewrites were deleted by position meanwhile, so one that runs
-beside a busy sink may never get through. The sink's own runs when nothing of the table is being written.
+Iceberg refuses a compaction if somebody has meanwhile deleted rows by position in the files that it rewrites. So a
+compaction beside a busy sink may never succeed. The sink runs its own compaction while it writes nothing to the table.
 """
 
 import logging
@@ -15,26 +15,29 @@ from sink.java_errors import JAVA_ERRORS, java_message
 log = logging.getLogger("rowdelta")
 
 OWN = "rowdelta.compaction"
-"""In the summary of a snapshot that is a compaction of ours, though Iceberg made it."""
+"""Key in the summary of a snapshot that Iceberg made for a compaction of this module."""
 
 MINOR = "rowdelta.minor-compaction"
-"""In the summary of a snapshot that is a minor compaction (`sink.minor_compaction`): how many there were, with it."""
+"""Key in the summary of a minor compaction's snapshot (`sink.minor_compaction`). Its value is the compaction's number,
+which counts from 1.
+"""
 
 
 class Compaction:
-    """Iceberg's `rewrite_data_files` on one table, after every so many commits.
+    """Runs Iceberg's `rewrite_data_files` on one table, after a number of commits.
 
-    :param every: commits, the sink's and others', from one compaction (the sink's or another) to the next.
+    :param table: the table.
+    :param every: number of commits between two compactions. Commits and compactions of other writers count too.
     """
 
     def __init__(self, table: IcebergTable, every: int) -> None:
         self._table = table
         self._every = every
-        self._commits = every  # what an earlier run left is counted after the first commit
+        self._commits = every  # so the first commit counts the commits of earlier runs
 
     def after_commit(self) -> None:
-        """Compact the table if it is time to. What goes wrong is logged and no more: the table is as it was, only
-        slower to read.
+        """Compact the table if it is due. A failure is only logged: the table stays as it was, and is only slower to
+        read.
         """
         self._commits += 1
         if self._commits < self._every:
@@ -66,7 +69,7 @@ class Compaction:
         self._commits = 0
 
     def _since_last(self) -> int:
-        """Commits since the newest compaction in the current snapshot's history, as far as matters."""
+        """Number of commits since the newest compaction in the current snapshot's history. Counts up to `every`."""
         table = self._table.java
         table.refresh()
         snapshot, count = table.currentSnapshot(), 0
@@ -82,10 +85,10 @@ class Compaction:
     def _rewrite(self) -> JavaObject:
         actions = self._table.iceberg.spark.actions.SparkActions.get(self._table.spark._jsparkSession)
         rewrite = actions.rewriteDataFiles(self._table.java)
-        # a file with as many delete files is read as slowly as that many small files, however large it is
+        # a large file with this many delete files is read as slowly as the same number of small files
         rewrite = rewrite.option("delete-file-threshold", str(self._every)).snapshotProperty(OWN, "true")
-        # Iceberg compares a delete with the data files of its own spec and partition, so it would drop deletes that
-        # reach further, and bring back the rows that they delete
+        # Iceberg compares a delete only with data files of the same spec and partition. It would drop deletes that
+        # apply to other files too, and so bring deleted rows back.
         if not self._table.has_global_deletes():
             rewrite = rewrite.option("remove-dangling-deletes", "true")
         return rewrite.execute()

@@ -1,5 +1,5 @@
-"""Computed columns: Spark SQL expressions over a row's other columns, its fields that aren't stored, and metadata
-columns.
+"""Computed columns. They are Spark SQL expressions over a row's other columns, its fields that aren't stored, and
+metadata columns.
 """
 
 import re
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from sink.tables import TablePlan
 
 _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
-"""Decimal digits that hold every value."""
+"""Decimal digits that are enough for every value."""
 
 
 def compute(rows: DataFrame, plan: "TablePlan") -> DataFrame:
-    """Changelog rows with computed columns, and without fields that only those need.
+    """Add computed columns to changelog rows, and remove fields that only those need.
 
-    :raises ConfigError: an expression can't be understood.
+    :raises ConfigError: Spark can't compute an expression.
     """
     if plan.is_decoded_whole:
         return rows
@@ -65,7 +65,7 @@ def check_computed(spark: SparkSession | None, plan: "TablePlan", path: str) -> 
             raise ConfigError(f"{where}: {expression!r}: {_sentence(error)} It may use: {known}.") from None
         analyzed = result._jdf.queryExecution().analyzed()
         if re.search(r"^\W*(Generate|Aggregate|Window)\b", str(analyzed.toString()), re.MULTILINE):
-            raise ConfigError(f"{where}: {expression!r} does not make one value of one row. Write a scalar expression.")
+            raise ConfigError(f"{where}: {expression!r} does not give one value a row. Write a scalar expression.")
         if not analyzed.deterministic():
             raise ConfigError(
                 f"{where}: {expression!r} is not the same each time, and a micro-batch may be written again. Leave "
@@ -82,7 +82,7 @@ def check_computed(spark: SparkSession | None, plan: "TablePlan", path: str) -> 
 
 
 def _holds(dtype: T.DataType, other: T.DataType) -> bool:
-    """Whether every value of `other` is one of `dtype`."""
+    """Whether `dtype` has all values of `other`."""
     to, of = dtype.simpleString(), other.simpleString()
     if to == of or isinstance(other, T.NullType):
         return True
@@ -98,7 +98,7 @@ def _holds(dtype: T.DataType, other: T.DataType) -> bool:
 
 
 def _sentence(error: PySparkException) -> str:
-    """Spark's first sentence: what follows is advice on Spark's settings, or the plan."""
+    """The first sentence of Spark's message. The rest is advice on Spark's settings, or the query plan."""
     text = str(error).strip().splitlines()[0]
     text = re.sub(r"^\[[A-Z_.]+\] ", "", text).split(" SQLSTATE: ")[0]
     return text if text.endswith(".") else text + "."

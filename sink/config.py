@@ -1,4 +1,4 @@
-"""The configuration file: YAML in, a typed model out, or an error that names file, line, key, value and what was
+"""Reads the configuration file: YAML in, a typed model out. An error names file, line, key and value, and says what was
 expected.
 """
 
@@ -37,7 +37,7 @@ _TIME_TRANSFORMS = {
 
 
 def _text(value: Any) -> Any:
-    """Spark options and table properties are text; let people write numbers and booleans without quotes."""
+    """Turn numbers and booleans into text, so that people can write Spark options and properties without quotes."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -48,7 +48,7 @@ Text = Annotated[str, BeforeValidator(_text)]
 
 @contextmanager
 def _at(*path: str | int) -> Iterator[None]:
-    """Mistakes of what is looked at meanwhile are at `path`."""
+    """Put `path` before the path of a `MisplacedError` that is raised inside this context."""
     try:
         yield
     except MisplacedError as error:
@@ -68,9 +68,9 @@ class PartitionField(_Section):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`region`, `bucket(8, id)`, `truncate(4, name)`, `day(created_at)`.
+        """Parse texts such as `region`, `bucket(8, id)`, `truncate(4, name)`, `day(created_at)`.
 
-        :raises ValueError: anything else.
+        :raises ValueError: the text has another form.
         """
         match = _PARTITION.fullmatch(text.strip())
         if match:
@@ -107,7 +107,7 @@ def _intervals(value: str) -> str:
 
 
 class SinkSection(_Section):
-    """`sink:` who we are and how we run."""
+    """`sink:` the sink's name and how it runs."""
 
     id: str
     checkpoint: str
@@ -136,7 +136,7 @@ class SinkSection(_Section):
 
 
 class SourceSection(_Section):
-    """`source:` where changes come from and how they are spelled."""
+    """`source:` where changes come from, and their format."""
 
     type: Literal["kafka", "files"]
     format: str
@@ -147,7 +147,7 @@ class SourceSection(_Section):
     @field_validator("format")
     @classmethod
     def _format(cls, value: str) -> str:
-        if value not in formats.OURS and value not in formats.names():  # the latter looks through all that is installed
+        if value not in formats.OURS and value not in formats.names():  # `names` searches all installed packages
             raise ValueError(
                 f"there is no format {value!r}{did_you_mean(value, formats.names())}; write one of "
                 f"{', '.join(formats.names())}"
@@ -184,7 +184,7 @@ class SourceSection(_Section):
 
     @property
     def discovery_seconds(self) -> float:
-        """Seconds between two looks for new topics or directories."""
+        """Seconds between two searches for new topics or directories."""
         match = _INTERVAL.fullmatch(self.discovery_interval)
         assert match is not None
         return int(match[1]) * _UNIT_SECONDS[match[2]]
@@ -196,11 +196,12 @@ class SourceSection(_Section):
 
 
 class ColumnSection(_Section):
-    """One entry of `columns:`: just a type, or what else there is to say.
+    """One entry of `columns:`: only a type, or a mapping with more.
 
-    :param source: `from:` the message's field, if it has another name.
-    :param expression: Spark SQL over the other columns and metadata columns; the column is no field then.
-    :param stored: false for a field that only expressions need.
+    :param type: Spark SQL type.
+    :param source: `from:` the message's field, if its name differs from the column's.
+    :param expression: Spark SQL over the other columns and metadata columns. The column then isn't a field.
+    :param stored: False for a field that only expressions need.
     """
 
     type: str
@@ -231,8 +232,8 @@ RESERVED = {
     "_row_id",
     "_last_updated_sequence_number",
 }
-"""Names of Iceberg's metadata columns (spec, Reserved Field IDs): its Spark reader refuses tables that have such a
-column.
+"""Names of Iceberg's metadata columns (spec, Reserved Field IDs). Iceberg's Spark reader refuses tables that have a
+column with such a name.
 """
 
 Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_timestamp"]
@@ -244,8 +245,9 @@ Columns = Annotated[list[str], Field(min_length=1)]
 class TableSection(_Section):
     """One entry of `tables:`: a changelog and the table that mirrors it.
 
-    :param key: empty: it is what the source's messages say. Of an open table (`sink.keys`) it is known.
-    :param keys: by topic or directory, of a pattern's exceptions.
+    :param key: key columns. Empty if the messages state the key; when the table is opened, it is filled in
+        (`sink.keys`).
+    :param keys: topic or directory -> key columns, for exceptions of a pattern.
     """
 
     source: str
@@ -313,15 +315,15 @@ class TableSection(_Section):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether `source` is a regular expression: if `target` has `$1`. Dots say nothing, topics' names have them
-        too.
+        """Whether `source` is a regular expression. It is one if `target` has a reference such as `$1`. Special
+        characters in `source` don't decide, since names of topics contain dots too.
         """
         return _REFERENCE.search(self.target) is not None
 
     def expand(self, text: str, match: re.Match[str]) -> str:
-        """`text` with `$1` or `${1}` replaced by the match's groups, each made one name: letters, digits and `_`.
+        """Replace `$1` or `${1}` in `text` by the match's groups. Each group becomes a name of letters, digits and `_`.
 
-        :raises ValueError: a group matched nothing.
+        :raises ValueError: a group is empty.
         """
 
         def name(reference: re.Match[str]) -> str:
@@ -364,14 +366,14 @@ class TableSection(_Section):
 
     @property
     def _stored(self) -> list[str]:
-        """The columns that the configuration gives the table."""
+        """The table's columns that the configuration names."""
         return [*(name for name, column in (self.columns or {}).items() if column.stored), *self.metadata]
 
     def check_key(self, key: Sequence[str], *path: str) -> None:
-        """Whether these columns can be the key, as far as the configuration tells.
+        """Check whether these columns can be the key, as far as the configuration says.
 
         :param path: where the key is configured, for messages.
-        :raises MisplacedError: they can't.
+        :raises MisplacedError: they can't be the key.
         """
         if len(set(key)) != len(key):
             raise MisplacedError(f"key names a column twice: {list(key)}", *path)
@@ -405,7 +407,7 @@ class IndexSection(_Section):
 
 
 class Config(_Section):
-    """A whole configuration file. Paths in it are relative to the file's folder and made absolute here."""
+    """A whole configuration file. In the file, paths are relative to its folder; in this model, they are absolute."""
 
     sink: SinkSection
     source: SourceSection
@@ -445,7 +447,7 @@ class Config(_Section):
             return self
         if self.source.type != "kafka":
             raise MisplacedError(
-                "sink.dead_letter_topic is for source.type: kafka; the dead-letter table has them all",
+                "sink.dead_letter_topic needs source.type: kafka; the dead-letter table has all bad records anyway",
                 "sink",
                 "dead_letter_topic",
             )
@@ -473,7 +475,7 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # two patterns may fill one namespace; which tables they come to is known only when sources are
+        # Two patterns may have the same target: the names of their tables are known only when their sources are.
         targets = [table.target for table in self.tables if not table.is_pattern]
         sources = [table.source for table in self.tables]
         for number, table in enumerate(self.tables):
@@ -508,7 +510,7 @@ class Config(_Section):
         return self
 
     def _check_key_given(self, table: TableSection, number: int) -> None:
-        """A key that nobody configured must be one that messages can state."""
+        """Check that a key is configured, or that messages can state it."""
         if table.keys and not table.is_pattern:
             raise MisplacedError(
                 f"table {table.target}: keys is for a pattern's exceptions; write key", "tables", number, "keys"
@@ -533,7 +535,7 @@ class Config(_Section):
         raise MisplacedError(f"key is missing, and {reason}. Add it, for example `key: [id]`", "tables", number)
 
     def _check_places(self) -> None:
-        """What the sink keeps for itself may not be where something else looks for its own files."""
+        """Check that the sink's own folders aren't inside a table or a directory of change files."""
         own = {("sink", "checkpoint"): self.sink.checkpoint}
         if self.index is not None and self.index.location is not None:
             own["index", "location"] = self.index.location
@@ -548,7 +550,7 @@ class Config(_Section):
             for folder, what in taken.items():
                 if f"{place}/".startswith(f"{folder.rstrip('/')}/"):
                     raise MisplacedError(
-                        f"{place} is inside of {folder}, which is for {what}. Name a folder elsewhere", *path
+                        f"{place} is inside {folder}, which is for {what}. Name a folder elsewhere", *path
                     )
 
     def _check_patterns(self) -> None:
@@ -571,9 +573,8 @@ class Config(_Section):
                 groups = re.compile(text).groups
             except re.error as error:
                 raise MisplacedError(
-                    f"table {table.target}: target refers to a group, so source is a regular expression, but {text!r} "
-                    "is "
-                    f"none: {error}",
+                    f"table {table.target}: target refers to a group, so source must be a regular expression, but "
+                    f"{text!r} is not valid: {error}",
                     *("tables", number, "source"),
                 ) from None
             for reference in _REFERENCE.finditer(f"{table.target} {table.group or ''}"):
@@ -595,9 +596,8 @@ class Config(_Section):
             and _REFERENCE.search(self.dead_letter_table)
         ):
             raise ValueError(
-                f"the first table's namespace ({self.tables[0].target}) comes from a pattern, so bad records have no "
-                "place "
-                "beside it; name sink.dead_letter_table"
+                f"the first table's namespace ({self.tables[0].target}) comes from a pattern, so the dead-letter table "
+                "can't be in it; name sink.dead_letter_table"
             )
 
     def _check_kafka(self, sources: list[str]) -> None:
@@ -665,21 +665,21 @@ class Config(_Section):
 
     @property
     def index_location(self) -> str:
-        """Where this sink's key indexes are: in a folder of its own where configured, else beside the checkpoint."""
+        """The folder of this sink's key indexes: inside the configured location, else inside the checkpoint folder."""
         location = self.index.location if self.index is not None else None
         location = location or f"{self.sink.checkpoint.rstrip('/')}/index"
         return f"{location.rstrip('/')}/{self.sink.id}"
 
     @property
     def dead_letter_table(self) -> str:
-        """Where bad records go: as configured, else `dead_letters` beside the first table."""
+        """The table for bad records. If it isn't configured, `dead_letters` in the first table's namespace."""
         return self.sink.dead_letter_table or ".".join([*self.tables[0].target.split(".")[:-1], "dead_letters"])
 
 
 def load(path: str | Path) -> Config:
     """Read, substitute `${ENV}`, validate.
 
-    :raises ConfigError: naming file, line, key, value and what was expected; all mistakes at once.
+    :raises ConfigError: the message names file, line, key and value, and says what was expected. It has all mistakes.
     """
     file = Path(path)
     try:
@@ -697,7 +697,7 @@ def load(path: str | Path) -> Config:
         # the error's own text quotes the line, which may hold a secret
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         hint = _yaml_hint(text.splitlines()[line - 1 : line], error)
-        # an unquoted secret may begin as an alias, an anchor or a tag does
+        # an unquoted secret may begin like an alias, an anchor or a tag
         problem = re.sub(r"(alias|anchor|tag|tag handle) '.*'", r"\1", str(error.problem), flags=re.DOTALL)
         raise ConfigError(f"{path}:{line}: not valid YAML: {problem}{hint}") from None
     except yaml.YAMLError as error:
@@ -710,13 +710,13 @@ def load(path: str | Path) -> Config:
     try:
         return Config.model_validate(_absolute_paths(values, file.resolve().parent))
     except ValidationError as error:
-        # once, what no alternative fits
+        # if a value fits none of several types, pydantic reports it several times; show it once
         problems = dict.fromkeys(_explain(problem, lines) for problem in error.errors())
         raise ConfigError("\n".join(f"{path}{problem}" for problem in problems)) from None
 
 
 def _yaml_hint(line: list[str], error: yaml.MarkedYAMLError) -> str:
-    """What is probably meant; the line itself is not shown."""
+    """A hint for a frequent mistake. It doesn't show the line itself, which may have a secret."""
     if "'\\t'" in str(error.problem):
         return ". This is a tab; YAML is indented with spaces"
     if re.search(r"\b(alias|anchor|tag)\b", str(error.problem)):
@@ -763,7 +763,7 @@ def _environment(match: re.Match[str], path: tuple[str | int, ...], line: int, f
 
 
 def _absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Relative local paths mean the configuration file's folder, wherever the command is run from."""
+    """Make local paths absolute. Relative ones start at the configuration file's folder, not at the current folder."""
 
     def absolute(path: Any) -> Any:
         if not isinstance(path, str) or not path or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
@@ -825,7 +825,7 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
 
 
 _ALTERNATIVE = re.compile(r"(function-\w+|tuple)\[")
-"""What pydantic puts into a place where a value may be of several types."""
+"""Part of a path that pydantic adds where a value may have several types."""
 _LIST_KINDS = ("list_type", "tuple_type")
 _EXPECTED = {
     "string_type": "text",
@@ -843,11 +843,11 @@ _EXPECTED = {
     "too_short": "at least {min_length} in it",
     "string_too_short": "text that is not empty",
 }
-"""By pydantic's kind of a problem: its own words are Python's."""
+"""Pydantic's kind of a problem -> our words. Pydantic's own messages use Python's terms."""
 
 
 def _shown(value: Any) -> str:
-    """`value` for a message. What is inside of lists and mappings may be secret, whatever their own key."""
+    """`value` for a message. The contents of lists and mappings aren't shown, since they may be secret."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""The topic that gets the dead letters too, each once: by Kafka's transactions.
+"""Sends dead letters to a topic too, each exactly once, by Kafka's transactions.
 
-A transaction holds a commit's messages and, as an offset of a consumer group that nobody joins, the name of that
-commit. So who finds the name there knows that the messages are in the topic. (This is how Kafka's own consumers and
-producers pass offsets on; see the protocol's `TxnOffsetCommit`.)
+A transaction contains the messages of one commit, and the commit's name. The name is stored as an offset of a consumer
+group that nobody joins. So if the name is there, the messages are in the topic. (Kafka's own clients commit offsets in
+a transaction in the same way; see the protocol's `TxnOffsetCommit`.)
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ HEADERS = {
     "rowdelta.error_class": "error_class",
     "rowdelta.time": "time",
 }
-"""Headers of the messages, as text, and the dead-letter table's columns that they show."""
+"""Header of a message -> column of the dead-letter table whose value it has, as text."""
 
 _TIMEOUT_SECONDS = 30
 _BYTES = "org.apache.kafka.common.serialization.ByteArraySerializer"
@@ -49,10 +49,12 @@ class DeadLetterTopic:
         return self._options["kafka.bootstrap.servers"]
 
     def send(self, target: str, commit: str, letters: DataFrame) -> None:
-        """Send what a commit added for a target, unless the topic has it.
+        """Send the rows that a commit added for a target, unless the topic already has them.
 
+        :param target: the target table.
+        :param commit: name of the commit.
         :param letters: rows of the dead-letter table.
-        :raises TemporaryError: Kafka did not take them. Whether it did after all, the next call finds out.
+        :raises TemporaryError: Kafka did not accept them, or its answer was lost. The next call finds out which.
         """
         group = f"rowdelta.{self._sink_id}.{target}"
         messages = letters.select("key", "value", F.array(*_headers()).alias("headers"))
@@ -74,10 +76,9 @@ class DeadLetterTopic:
                 "key.serializer": _BYTES,
                 "value.serializer": _BYTES,
                 "acks": "all",
-                # what is still open under this name, of a run that died, is aborted, and a run that only seemed dead is
-                # fenced
+                # Kafka aborts an open transaction of a dead run with this id, and fences a run that only seemed dead
                 "transactional.id": group,
-                # Spark has one producer for the same properties, and what was fenced or failed can't begin anew
+                # Spark reuses a producer for equal properties, but one that failed or was fenced can't be used again
                 "client.id": f"{group}.{uuid4().hex[:8]}",
             }
         )
@@ -94,22 +95,22 @@ class DeadLetterTopic:
                 return
             producer.beginTransaction()
             writer.execute(query.executedPlan().executeToIterator())
-            writer.close()  # has everything sent, or raises
+            writer.close()  # sends everything, or raises
             mark = self._jvm.java.util.HashMap()
             mark.put(place, self._kafka.clients.consumer.OffsetAndMetadata(0, commit))
             producer.sendOffsetsToTransaction(mark, self._kafka.clients.consumer.ConsumerGroupMetadata(group))
             producer.commitTransaction()
         finally:
-            # a transaction that is open is aborted
+            # this also aborts an open transaction
             producer.close(self._jvm.java.time.Duration.ofSeconds(_TIMEOUT_SECONDS))
             pool.release(cached)
 
     def _sent(self, group: str, place: JavaObject) -> str | None:
-        """The commit whose messages were sent last."""
+        """Name of the commit whose messages were sent last."""
         admin = self._kafka.clients.admin.Admin.create(self._properties({}))
         try:
             unit = self._jvm.java.util.concurrent.TimeUnit.SECONDS
-            # a transaction that was just completed may not have reached the group yet
+            # a transaction that has just been committed may not have reached the group yet
             stable = self._kafka.clients.admin.ListConsumerGroupOffsetsOptions().requireStable(True)
             answer = admin.listConsumerGroupOffsets(group, stable).partitionsToOffsetAndMetadata()
             found = answer.get(_TIMEOUT_SECONDS, unit)
@@ -126,7 +127,7 @@ class DeadLetterTopic:
 
 
 def topic_options(config: Config) -> dict[str, str]:
-    """Options of Kafka's clients for the dead-letter topic: its own, else the source's `kafka.…`."""
+    """Options of Kafka's clients for the dead-letter topic. If it has none of its own, the source's `kafka.…`."""
     options = config.sink.dead_letter_options or config.source.options
     return {name: value for name, value in options.items() if name.startswith("kafka.")}
 

@@ -1,13 +1,13 @@
-"""Dead letters: the records that can't be applied, with their place in the source and the reason, each in the table
-once.
+"""Dead letters: the records that can't be applied. The dead-letter table has each of them once, with its place in the
+source and the reason.
 
-All targets share one Iceberg table. It can't be committed together with a target, so it is committed first, and holds a
-position of its own for each target. While that is ahead of the target's, bad records are looked up in the table, and
-those it has are left out.
+All targets share one Iceberg table. It can't be committed together with a target, so it is committed first, and stores
+its own position for each target. While this position is ahead of the target's position, the sink looks bad records up
+in the table, and leaves out those that it already has.
 
-If there is a topic too, a commit leaves the mark `unpublished` in its own transaction, and the records are sent from
-the table afterwards (`sink.dead_letter_topic`). The mark goes when the topic has them. A crash in between leaves the
-mark, and the next run asks the topic.
+If there is a dead-letter topic too, the commit sets the mark `unpublished` in the same transaction. After that the
+records are sent from the table (`sink.dead_letter_topic`), and then the mark is removed. If the run crashes in between,
+the mark stays, and the next run asks the topic which records it has.
 """
 
 import json
@@ -57,14 +57,14 @@ COLUMNS = T.StructType(
 )
 
 RECORD = ("source", "partition", "offset", "key", "value")
-"""Columns that tell a record from others. Its place alone doesn't: a topic may be created anew."""
+"""Columns that identify a record. Its place alone doesn't, since a topic may be created anew."""
 
 _REMOVALS = 5
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A row of the table. `source` is the topic, or the path of the change file, which has no partition,
+    """A row of the table. `source` is the topic, or the path of the change file. Records of files have no partition,
     offset or key.
     """
 
@@ -85,7 +85,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which dead letters: all that fit each of these, as far as given. `reason` is a part of the reason."""
+    """Selects the dead letters that fit all the given conditions. `reason` is a part of the reason's text."""
 
     table: str | None = None
     error_class: str | None = None
@@ -103,10 +103,10 @@ class Selection:
 
 
 class DeadLetters:
-    """The dead-letter table of a run. Targets may commit at the same time: they take turns.
+    """The dead-letter table of a run. If several targets commit at the same time, they take turns.
 
-    `opening` counts how often the table was opened. If it was dropped it is made again and opened again, and files that
-    were written for the one before aren't for it.
+    If somebody drops the table, it is created and opened again, and `opening` goes up by one. Files that were written
+    for the dropped table don't belong to the new one.
     """
 
     def __init__(self, config: Config, table: IcebergTable) -> None:
@@ -131,16 +131,19 @@ class DeadLetters:
             return self._table.spec
 
     def position(self, target: str) -> Position | None:
-        """Up to where in its source the target's bad records are in the table."""
+        """The source position up to which the table has the target's bad records."""
         with self._turn:
             stored = self._table.position(self._prefix(target))
         return stored.position if stored else None
 
     def without_kept(self, target: str, bad: DataFrame, spark: SparkSession) -> DataFrame:
-        """Of changelog rows that are all bad those that the table doesn't have.
+        """The bad records that the table doesn't have yet.
 
-        By place, key and value: in a topic that was created anew the place is another record's. In `spark`, the session
-        of `bad`.
+        Records are compared by place, key and value: if the topic was created anew, the same place holds another
+        record.
+
+        :param bad: changelog rows that are all bad.
+        :param spark: the session of `bad`.
         """
         with self._turn:
             self._refresh()
@@ -148,10 +151,11 @@ class DeadLetters:
         return bad.join(kept, same_record(BAD, "kept"), "left_anti")
 
     def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
-        """Before a micro-batch with `bad` records (by error class) is committed.
+        """Call this before a micro-batch with bad records is committed.
 
-        :raises TooManyBadRecordsError: with them the target would have more bad records in this run than
-            `max_bad_records`.
+        :param bad: how many bad records, by error class.
+        :param samples: texts about some of them, for the message.
+        :raises TooManyBadRecordsError: with these, the target has more bad records in this run than `max_bad_records`.
         """
         limit = self._config.sink.max_bad_records
         total = self._counts[target] + Counter(bad)
@@ -170,17 +174,20 @@ class DeadLetters:
     def commit(
         self, target: str, operation: str, end: Position, files: Sequence[str], bad: Mapping[str, int], opening: int
     ) -> None:
-        """Add a micro-batch's bad records, and note that they still have to be sent to the topic.
+        """Add a micro-batch's bad records, and mark them as not yet sent to the topic.
 
-        :param files: `ContentFileParser` JSON of the data files.
+        :param target: the target table.
+        :param operation: id of this commit.
         :param end: the position after the micro-batch.
+        :param files: `ContentFileParser` JSON of the data files.
         :param bad: how many records, by error class.
-        :param opening: what `opening` was when the files were written.
-        :raises TableChangedError: the table was dropped meanwhile, and is there again: the files must be written again.
-        :raises RowdeltaError: as `IcebergCommitter.commit` does.
+        :param opening: the value of `opening` when the files were written.
+        :raises TableChangedError: somebody dropped the table meanwhile, and it was created again. The files must be
+            written again.
+        :raises RowdeltaError: see `IcebergCommitter.commit`.
         """
         prefix = self._prefix(target)
-        self.publish(target)  # or the mark of records that are still to be sent would be overwritten
+        self.publish(target)  # first, since this commit overwrites the mark of records that are still unsent
         with self._turn:
             self._refresh()
             if self.opening != opening:
@@ -197,7 +204,7 @@ class DeadLetters:
                     previous_operation=stored.operation if stored else None,
                     summary={"rowdelta.sink-id": self._config.sink.id},
                     properties={f"{prefix}.unpublished": operation} if self._topic else {},
-                    # other targets' bad records are in nobody's way, whichever job they come from
+                    # bad records of other targets don't conflict, even if another job commits them
                     conflicts_with=("table", target),
                 ),
                 committer.retries(),
@@ -205,10 +212,10 @@ class DeadLetters:
             self._counts[target] += Counter(bad)
 
     def publish(self, target: str) -> None:
-        """Send the target's last bad records to the topic, if that is still to be done: after `commit`, and when a run
-        starts.
+        """Send the target's last bad records to the topic, if they are still unsent. Call this after `commit`, and when
+        a run starts.
 
-        :raises TemporaryError: Kafka did not take them. Another call sends them, if they aren't there.
+        :raises TemporaryError: Kafka did not accept them. The next call sends those that the topic doesn't have.
         """
         topic, prefix = self._topic, self._prefix(target)
         if topic is None or self._table.property(f"{prefix}.unpublished") is None:
@@ -235,7 +242,7 @@ class DeadLetters:
             self._table.refresh()
 
     def _refresh(self) -> None:
-        """Read the table's metadata again; make the table again if it was dropped."""
+        """Read the table's metadata again. Create the table again if it was dropped."""
         try:
             self._table.refresh()
         except TableGoneError as error:
@@ -265,8 +272,8 @@ def _open_table(spark: SparkSession, config: Config) -> IcebergTable:
     catalogs = Catalogs(spark)
     name = config.dead_letter_table
     existing = catalogs.load(name)
-    # whole names in the files' bounds tell targets apart when they commit at the same time; by default only the first
-    # 16 characters are there
+    # When targets commit at the same time, Iceberg tells their files apart by the bounds of column `table`. By default
+    # these have only the first 16 characters of a name.
     table = existing or catalogs.create(name, COLUMNS, [], {"write.metadata.metrics.column.table": "full"})
     check_properties(name, table.spec.properties_by_name)
     _check_columns(table)
@@ -290,12 +297,12 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
 
 
 def same_record(left: str, right: str) -> Column:
-    """Whether two structs, or rows of frames with these aliases, are of the same record."""
+    """Whether two structs, or rows of frames with these aliases, stand for the same record."""
     return reduce(operator.and_, [F.col(f"{left}.{name}").eqNullSafe(F.col(f"{right}.{name}")) for name in RECORD])
 
 
 def nothing(spark: SparkSession, config: Config, selection: Selection) -> str:
-    """What to say where nothing was selected: a name may be misspelled, so which there are."""
+    """The message if nothing was selected. It lists tables and classes, since a given name may be misspelled."""
     wanted = {"table": selection.table, "class": selection.error_class, "reason": selection.reason}
     shown = ", ".join(f"{what} {value!r}" for what, value in wanted.items() if value is not None)
     if not shown:
@@ -305,21 +312,21 @@ def nothing(spark: SparkSession, config: Config, selection: Selection) -> str:
     for table, error_class in rows.collect():
         classes.setdefault(table, []).append(error_class)
     if not classes:
-        return "no dead letters, of whatever table and class"
+        return "no dead letters of any table or class"
     there = [f"{table} ({', '.join(names)})" for table, names in classes.items()]
     more = f" and {len(there) - _SHOWN_TABLES} more tables" if len(there) > _SHOWN_TABLES else ""
     return f"no dead letters of {shown}. There are some of {', '.join(there[:_SHOWN_TABLES])}{more}"
 
 
 def newest(letters: DataFrame, limit: int) -> Iterator[DeadLetter]:
-    """The last `limit` dead letters, newest first; those of one micro-batch from its end."""
+    """The last `limit` dead letters, newest first. Those of one micro-batch begin with its last record."""
     order = [F.desc("time"), F.desc("table"), F.desc("source"), F.desc("partition"), F.desc("offset")]
     for row in to_arrow(letters.orderBy(*order).limit(limit).select(*COLUMNS.fieldNames())).to_pylist():
         yield DeadLetter(**row)
 
 
 def counts(letters: DataFrame) -> Iterator[dict[str, Any]]:
-    """How many by `table`, `error_class` and `reason`, the most frequent first, with the time of the `last`."""
+    """Counts by `table`, `error_class` and `reason`, the most frequent first, with the time of the `last`."""
     grouped = letters.groupBy("table", "error_class", "reason").agg(
         F.count("*").alias("count"), F.max("time").alias("last")
     )
@@ -327,9 +334,9 @@ def counts(letters: DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
-    """Delete `letters` from the table, by target, place, key and value.
+    """Delete `letters` from the table. Target, place, key and value identify them.
 
-    :raises TemporaryError: others kept changing the table; nothing was removed.
+    :raises TemporaryError: others kept changing the table. Nothing was removed.
     """
     identity = ("table", *RECORD)
     letters.select(*identity).createOrReplaceTempView("rowdelta_removed")
@@ -376,7 +383,7 @@ def _quoted(name: str) -> str:
 
 
 def excerpt(value: bytes | None, length: int = 60) -> str:
-    """The beginning of a value on one line; bytes that are not UTF-8 as \\xNN."""
+    """The beginning of a value, on one line. Bytes that aren't UTF-8 are shown as \\xNN."""
     if value is None:
         return ""
     text = value[: 4 * length].decode(errors="backslashreplace")
@@ -385,9 +392,7 @@ def excerpt(value: bytes | None, length: int = 60) -> str:
 
 
 def as_json(row: dict[str, Any]) -> str:
-    """A line of JSON. Bytes are text where they are UTF-8, else base64 under the name `…_base64`; times are
-    ISO 8601.
-    """
+    """A line of JSON. Bytes become text if they are UTF-8, else base64 named `…_base64`. Times are ISO 8601."""
     from base64 import b64encode
 
     shown: dict[str, Any] = {}

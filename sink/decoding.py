@@ -1,4 +1,4 @@
-"""Raw records of the source to changelog rows of a table's columns, by the configured format."""
+"""Decodes raw records of the source into changelog rows with a table's columns, by the configured format."""
 
 import functools
 from collections.abc import Callable
@@ -18,16 +18,15 @@ from sink.tables import TablePlan
 
 
 class RecordDecoder:
-    """Decodes one table's records: everything in Python but Parquet files that aren't plain, which Spark's expressions
-    do.
+    """Decodes one table's records in Python. Only Parquet files that aren't plain are decoded by Spark's expressions.
 
-    :param observe: told what the table can't take (`changelog.decoding.Observed`).
-    :param observe_keys: told what messages say of the table's key (`changelog.decoding.StatedKeys`).
-    :param batch_rows: of the batches that tasks make, at most.
+    :param observe: is called with types that the table can't store (`changelog.decoding.Observed`).
+    :param observe_keys: is called with keys that messages state (`changelog.decoding.StatedKeys`).
+    :param batch_rows: most rows of the batches that tasks make.
     """
 
     plain: PlainRows | None
-    """Decodes Parquet files, whole."""
+    """Decodes whole Parquet files. None if the table's files need Spark's reader."""
 
     def __init__(
         self,
@@ -47,11 +46,11 @@ class RecordDecoder:
 
     @property
     def ends_in_python(self) -> bool:
-        """Whether nothing is left for Spark to do, so that `changes_into` goes."""
+        """Whether Python does everything, so that `changes_into` can be used."""
         return self._in_python is not None and self._plan.is_decoded_whole
 
     def changes(self, records: DataFrame) -> DataFrame:
-        """The changes as rows of Spark's."""
+        """The changes as Spark rows."""
         spec = self._plan.changelog
         if self._by_spark is not None:
             decoded = self._by_spark(completed(records, spec))
@@ -60,9 +59,9 @@ class RecordDecoder:
         return compute(decoded, self._plan)
 
     def changes_into(self, step: Step | None, schema: str | T.StructType, records: DataFrame) -> DataFrame:
-        """What `step` makes of the changes, in the Python tasks that decode them.
+        """Decode records and run `step` on the changes, in the same Python tasks.
 
-        :param schema: of the result.
+        :param schema: schema of the result.
         """
         assert self._in_python is not None
         names = [name for name in RAW_SCHEMA.names if name in records.columns]

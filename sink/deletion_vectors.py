@@ -1,9 +1,9 @@
-"""Which deletion vector each data file has (v3), as versions of the key index keep it: a log, so that a commit writes
-what it changes, not what the table holds.
+"""Which deletion vector each data file has (v3). Each version of the key index stores this as a log, so that a commit
+writes only what it changes, and not the vectors of the whole table.
 
-A part of the log says of some data files which vector they have now, or that they have none. A part is never changed. A
-new one takes in those before it that aren't much larger. So each is at least twice as large as the next one, there are
-about log2(n) of them, and a file's vector is written about as often as that.
+A part of the log says, for some data files, which vector they have now, or that they have none. A part never changes. A
+new part absorbs older parts that aren't much larger. So each part is at least twice as large as the next one, there are
+about log2(n) parts, and a file's entry is written about log2(n) times.
 """
 
 import json
@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _INLINE = 64
-"""A part of so few data files is in the version's manifest: a file of its own would cost one more request a commit."""
+"""A part with at most this many data files is stored in the version's manifest. A file of its own would cost one more
+request for each commit.
+"""
 
 Vector = Mapping[str, Any]
 """The `ContentFileParser` JSON of a deletion vector."""
@@ -21,7 +23,10 @@ Vector = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Part:
-    """:param name: of its file; None if it has none, or none yet."""
+    """:param vectors: data file -> its vector, or None.
+    :param name: name of the part's file. None if the part is in the manifest, or isn't stored yet.
+    :param crc32: checksum of the file.
+    """
 
     vectors: Mapping[str, Vector | None]
     name: str | None = None
@@ -30,7 +35,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class DeletionVectors:
-    """Data file -> vector. Immutable; oldest part first."""
+    """Data file -> vector. Immutable. The oldest part comes first."""
 
     parts: tuple[_Part, ...] = ()
 
@@ -42,8 +47,8 @@ class DeletionVectors:
         return None
 
     def changed(self, changes: Mapping[str, Vector | None]) -> "DeletionVectors":
-        """With other vectors, or none, for some data files."""
-        # of files that have no vector, there is nothing to take back
+        """A copy with new vectors for some data files. None removes a file's vector."""
+        # removing the vector of a file that has none changes nothing
         changes = {path: vector for path, vector in changes.items() if vector is not None or self.get(path) is not None}
         if not changes:
             return self
@@ -56,13 +61,13 @@ class DeletionVectors:
 
     @property
     def files(self) -> Iterator[str]:
-        """Names of the files that the parts are in."""
+        """Names of the files that hold the parts."""
         return (part.name for part in self.parts if part.name is not None)
 
     def stored(self, prefix: str, write: Callable[[str, bytes], None]) -> "DeletionVectors":
-        """The same, with all but small parts in files.
+        """Write all parts that aren't small into files. Returns the same vectors with the files' names.
 
-        :param prefix: of the names of new files.
+        :param prefix: beginning of the names of new files.
         :param write: writes content under a name.
         """
         parts = list(self.parts)
@@ -74,7 +79,7 @@ class DeletionVectors:
         return DeletionVectors(tuple(parts))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """For the manifest, after `stored`."""
+        """JSON for the version's manifest. Call this on what `stored` returns."""
         return [
             {"vectors": part.vectors} if part.name is None else {"name": part.name, "crc32": part.crc32}
             for part in self.parts
@@ -82,9 +87,10 @@ class DeletionVectors:
 
     @classmethod
     def from_json(cls, parts: list[dict[str, Any]], read: Callable[[str], bytes]) -> "DeletionVectors":
-        """:param read: gives the content of a file.
+        """The reverse of `to_json`.
 
-        :raises ValueError: a file isn't what was written.
+        :param read: returns the content of a file.
+        :raises ValueError: a file's content isn't what was written.
         """
         return cls(tuple(_part(part, read) for part in parts))
 

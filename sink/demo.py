@@ -1,16 +1,16 @@
-"""`rowdelta demo`: a small shop's changelog, the sink on it, and the proof that the tables equal the shop.
+"""`rowdelta demo`: makes a small shop's changelog, runs the sink on it, and proves that the tables equal the shop.
 
-Everything is in one folder, which can be read and run again by hand:
+Everything is in one folder. You can read it, and run the sink in it again by hand:
 
     demo/sink.yaml              the configuration: `rowdelta run demo/sink.yaml`
     demo/changes/<table>/       the changelog, one Parquet file a micro-batch
-    demo/expected/              what the shop itself holds in the end; the sink never reads it
+    demo/expected/              the shop's own rows in the end; the sink never reads them
     demo/warehouse/             the Iceberg tables
     demo/state/                 Spark's checkpoint
-    demo/spark.log              whatever Spark prints
+    demo/spark.log              everything that Spark prints
 
-The shop keeps its rows in numpy arrays, changes them, and writes down each change as a database's changelog would have
-it. So what the tables must hold is known without reading the changelog again.
+The shop keeps its rows in numpy arrays, changes them, and writes each change as a database's changelog has it. So the
+demo knows the right rows without reading the changelog again.
 """
 
 import logging
@@ -45,9 +45,11 @@ MARKER = ".rowdelta-demo"
 _MARKER_TEXT = "rowdelta demo made this folder, and starts over in it when it is run again.\n"
 _GENERATED = ("changes", "expected", "warehouse", "state", "sink.yaml", "spark.log")
 _SHOWN_ROWS = 5
-_FIRST_FILE_TIME_S = 1_767_225_600  # 2026-01-01T00:00:00Z; later files are seconds younger
+_FIRST_FILE_TIME_S = 1_767_225_600  # 2026-01-01T00:00:00Z; each further file is one second younger
 _ROUNDS = 3
-"""Rounds of changes in a micro-batch. A row changes once a round at most, so several times in a micro-batch."""
+"""Rounds of changes in a micro-batch. A row changes at most once in a round, so it may change several times in a
+micro-batch.
+"""
 
 _SNAPSHOT_PARTS = {
     "data-files": "data files",
@@ -56,7 +58,7 @@ _SNAPSHOT_PARTS = {
     "equality-deletes": "equality deletes",
     "position-deletes": "position deletes",
 }
-"""What a snapshot's summary says it added, and how it is shown; Iceberg leaves zeros out."""
+"""Name in a snapshot's summary, after `added-` -> the text that is shown. Iceberg leaves zeros out."""
 
 Rows = npt.NDArray[np.void]
 
@@ -103,11 +105,14 @@ spark:
 
 @dataclass(frozen=True)
 class Entity:
-    """One table of the shop: how its rows begin, how they change, and how they look in Arrow.
+    """One table of the shop: how rows are created, how they change, and how they look in Arrow.
 
+    :param name: name of the table.
+    :param initial: number of rows at the beginning.
+    :param sizes: inserts, updates and deletes of one round.
     :param create: (random, first number, how many, microseconds since 1970) -> new rows.
     :param change: (random, rows, microseconds since 1970) -> the same rows, changed.
-    :param sizes: inserts, updates and deletes of one round.
+    :param to_arrow: rows -> Arrow table.
     """
 
     name: str
@@ -119,9 +124,10 @@ class Entity:
 
 
 def run(folder: Path) -> int:
-    """Generate, apply, show and compare. Returns 0 if every table equals its source, else 1.
+    """Generate changes, apply them, show and compare the tables.
 
-    :raises ConfigError: `folder` holds something that no demo made.
+    :return: 0 if every table equals its source, else 1.
+    :raises ConfigError: `folder` has files that don't come from a demo.
     """
     _prepare(folder)
     print(f"\nThe shop's changelog, in {folder / 'changes'}: {BATCHES} files a table, each one micro-batch")
@@ -156,9 +162,11 @@ Tables and source are equal. What to try next:
 
 
 def generate(entity: Entity, random: np.random.Generator, folder: Path) -> dict[str, int]:
-    """Write the entity's changelog and the rows that are left in the end. Returns how many rows of each kind there are.
+    """Write the entity's changelog, and the rows that it has in the end.
 
-    Files: `changes/<name>/0001.parquet`, …, with rising modification times, and `expected/<name>.parquet`.
+    The files are `changes/<name>/0001.parquet`, …, with rising modification times, and `expected/<name>.parquet`.
+
+    :return: how many rows of each kind there are.
     """
     changes = folder / "changes" / entity.name
     changes.mkdir(parents=True)
@@ -177,7 +185,7 @@ def generate(entity: Entity, random: np.random.Generator, folder: Path) -> dict[
 
 
 class _Source:
-    """The rows of an entity as the shop's own database has them, and the changes that it publishes."""
+    """The rows of an entity in the shop's own database, and the changes that the database publishes."""
 
     def __init__(self, entity: Entity, random: np.random.Generator) -> None:
         self._entity = entity
@@ -246,7 +254,9 @@ def _new_customers(random: np.random.Generator, first: int, count: int, now: int
 
 
 def _changed_customers(random: np.random.Generator, rows: Rows, now: int) -> Rows:
-    """A third take a new e-mail address, the key; the others move to another city, or to none that we know."""
+    """A third of the customers get a new e-mail address, which is the key. The others move to another city, which may
+    be unknown (null).
+    """
     rows = rows.copy()
     rekeyed = random.random(len(rows)) < 1 / 3
     rows["moves"] += rekeyed
@@ -279,7 +289,7 @@ def _new_orders(random: np.random.Generator, first: int, count: int, now: int) -
 
 
 def _changed_orders(random: np.random.Generator, rows: Rows, now: int) -> Rows:
-    """Orders go on to their next status; a few get another amount."""
+    """Orders get their next status. A few get another amount."""
     rows = rows.copy()
     rows["status"] = np.minimum(rows["status"] + 1, len(_STATUSES) - 1)
     rows["cents"] += np.where(random.random(len(rows)) < 0.1, random.integers(-50, 500, size=len(rows)), 0)
@@ -305,9 +315,9 @@ ORDERS = Entity("orders", 10_000, (400, 700, 80), _new_orders, _changed_orders, 
 
 
 def _prepare(folder: Path) -> None:
-    """An empty demo folder: new, or a former demo's without what that demo generated.
+    """Create the demo's folder, or remove what an earlier demo made in it.
 
-    :raises ConfigError: there can be none, or it is somebody else's.
+    :raises ConfigError: the folder can't be created, or it has files that don't come from a demo.
     """
     try:
         _empty(folder)
@@ -347,7 +357,9 @@ def _remove(path: Path) -> bool:
 
 @contextmanager
 def _errors_into(log: Path) -> Iterator[None]:
-    """Standard error into a file meanwhile. A JVM started now keeps it, and Spark's chatter stays off the terminal."""
+    """Redirect standard error to a file. A JVM that starts meanwhile keeps this redirection, so Spark's messages don't
+    appear on the terminal.
+    """
     sys.stderr.flush()
     saved = os.dup(2)
     try:
@@ -364,7 +376,7 @@ def _errors_into(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _log_on_stdout() -> Iterator[None]:
-    """The sink's own log lines in place among what the demo prints."""
+    """Print the sink's own log lines between the demo's lines."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("  %(message)s"))
     log = logging.getLogger("rowdelta")
@@ -381,7 +393,7 @@ def _log_on_stdout() -> Iterator[None]:
 
 
 def _show_and_compare(spark: SparkSession, section: TableSection, folder: Path) -> bool:
-    """Print a table's first rows, its snapshots and how it compares with the source. Returns whether they are equal."""
+    """Print a table's first rows, its snapshots, and a comparison with the source. Returns whether both are equal."""
     table = spark.table(section.target)
     print(f"\nTable {section.target}, first rows by {', '.join(section.key)}")
     _print_rows(table.orderBy(*section.key).limit(_SHOWN_ROWS))
@@ -410,7 +422,7 @@ def _show_and_compare(spark: SparkSession, section: TableSection, folder: Path) 
 
 
 def _print_rows(frame: DataFrame) -> None:
-    """A small frame as text; Spark renders the values, so that timestamps are in the session's zone (UTC)."""
+    """Print a small frame as text. Spark formats the values, so timestamps are in the session's zone (UTC)."""
     names = frame.columns
     is_number = [dtype.startswith(("bigint", "decimal")) for _, dtype in frame.dtypes]
     shown = frame.select(*(F.coalesce(F.col(f"`{name}`").cast("string"), F.lit("NULL")).alias(name) for name in names))

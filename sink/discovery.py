@@ -1,6 +1,6 @@
-"""What `rowdelta init` finds: topics or directories that are changelogs, their format, key and columns.
+"""Finds changelogs for `rowdelta init`: topics or directories, and their format, key and columns.
 
-Topics are looked at by a plain Kafka client, and files by PyArrow, so none of this needs a JVM.
+A plain Kafka client reads the topics, and PyArrow reads the files. So all this needs no JVM.
 """
 
 import re
@@ -23,8 +23,8 @@ from sink.redaction import masked
 from sink.sources.kafka_client import Broker, Message
 
 SAMPLE = 100
-"""Messages looked at of a topic, from its beginning and from its end. Of a directory so many lines or rows of its first
-files.
+"""`init` looks at this many messages from the beginning of a topic, and as many from its end. In a directory, it looks
+at this many lines of the first files.
 """
 
 _OWN_TOPICS: Mapping[str, str] = {
@@ -38,7 +38,7 @@ _ORDER_COLUMNS = (
     "version", "ts_us", "ts_ms", "_ts", "ts", "commit_ts", "_commit_timestamp", "event_time", "timestamp", "changed_at",
     "updated_at",
 )  # fmt: skip
-"""Names of columns that say which change of a key is the last, the surest first, in lower case."""
+"""Names of columns that say which change of a key is the last, in lower case. The most reliable names come first."""
 _ORDERED = re.compile(r"tinyint|smallint|int|bigint|decimal\(.*|date|timestamp.*")
 _ORDER_PATHS: Mapping[str, Sequence[tuple[str, str]]] = {
     "debezium-json": (("source.lsn", "bigint"), ("source.pos", "bigint"), ("ts_ms", "bigint")),
@@ -47,7 +47,9 @@ _ORDER_PATHS: Mapping[str, Sequence[tuple[str, str]]] = {
     "ogg-json": (("pos", "string"), ("op_ts", "string")),
     "dms-json": (("metadata.timestamp", "string"),),
 }
-"""Of messages in files: what orders them, if it is there; the first one that is, of Maxwell all."""
+"""Paths in messages from files that can order them. Of those that all messages have, the first one is taken; for
+Maxwell, all are.
+"""
 
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})")
 _DECIMAL = re.compile(r"[+-]?\d+\.\d+")
@@ -64,15 +66,16 @@ _DAYS = range(40_000)
 class Found:
     """A changelog.
 
-    :param name: of the topic; for files the directory.
-    :param key: columns; empty if nobody says.
-    :param key_is_stated: every message says that this is the key, so the configuration need not.
-    :param key_is_guess: nothing says so but the column's name.
-    :param columns: name -> Spark SQL type, where no schema says it.
+    :param name: the topic's name, or the directory of the files.
+    :param key: key columns; empty if nothing states them.
+    :param looked_at: how many messages were looked at.
+    :param key_is_stated: every message states this key, so the configuration doesn't have to.
+    :param key_is_guess: only the column's name suggests that it is the key.
+    :param columns: name -> Spark SQL type, if no schema states the types.
     :param remarks: column -> what else its type may be.
     :param excluded: fields that can't be columns.
-    :param looked_at: how many messages the columns are from.
-    :param order_by: of files.
+    :param order_by: columns or paths that order the changes, for files only.
+    :param parquet: whether the files are Parquet.
     """
 
     name: str
@@ -90,8 +93,11 @@ class Found:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """:param internal: a topic of Kafka's, Connect's or another program's own.
-    :param asked_for: false of a topic that `--topics` doesn't match.
+    """A topic or directory that doesn't become a table.
+
+    :param internal: the topic belongs to Kafka, Connect or another program.
+    :param asked_for: False if `--topics` doesn't match the topic.
+    :param needs_registry: only a schema registry could say what the messages are.
     """
 
     name: str
@@ -109,11 +115,12 @@ def topics(
     key: Sequence[str],
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Found | LeftOut]:
-    """What the topics of a broker are.
+    """Find out which topics of a broker are changelogs.
 
     :param registry_options: `format_options` of the registry; empty if there is none.
-    :param pattern: regular expression; only topics whose whole name it matches.
-    :param key: columns, for tables whose messages don't say.
+    :param pattern: regular expression. Only topics whose whole name it matches are looked at.
+    :param key: key columns, for tables whose messages don't state a key.
+    :param progress: is called with the number of topics that are done, and of all.
     :raises ConfigError: there is no topic, or no message.
     :raises TemporaryError: the broker or the registry doesn't answer.
     """
@@ -152,14 +159,14 @@ def topics(
             raise TemporaryError(f"{error}. Correct --registry, or run again once it answers.") from None
     if empty == len(names):
         raise ConfigError(
-            f"no topic has a message yet: {', '.join(names[:10])}{', …' if empty > 10 else ''}. A topic's format is "
-            "seen by its messages: run this again when there are some."
+            f"no topic has a message yet: {', '.join(names[:10])}{', …' if empty > 10 else ''}. A topic's format "
+            "can only be seen in its messages: run this again when there are some."
         )
     return result
 
 
 def own_topic(name: str) -> str | None:
-    """Whose own topic it is, by its name; None if it may be a changelog."""
+    """Which program the topic belongs to, by its name. None if it may be a changelog."""
     return next((whose for pattern, whose in _OWN_TOPICS.items() if re.fullmatch(pattern, name)), None)
 
 
@@ -180,15 +187,16 @@ def _topic(
 def directories(
     folder: Path, key: Sequence[str], order_by: Sequence[str], progress: Callable[[int, int], None]
 ) -> list[Found | LeftOut]:
-    """What the change files of a folder are: its own ones, or those of each of the folders in it.
+    """Find out what the change files of a folder are. If it has no files itself, look into each folder in it.
 
-    :param key: columns, where they are in the files.
-    :param order_by: columns likewise.
+    :param key: key columns, for files that have these columns.
+    :param order_by: columns that order the changes, likewise.
+    :param progress: is called with the number of folders that are done, and of all.
     :raises ConfigError: there are no files.
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder} is no folder. Give --files the folder with the change files, or with their folders."
+            f"{folder} is not a folder. Give --files the folder with the change files, or with their folders."
         )
     own = _files(folder)
     places = (
@@ -278,7 +286,7 @@ def _json_lines(name: str, files: Sequence[Path], key: Sequence[str], order_by: 
 def _found(
     name: str, what: Recognized, records: pa.Table, registry: Mapping[str, str], key: Sequence[str]
 ) -> Found | LeftOut:
-    """With columns and key, of raw records."""
+    """A changelog with the columns and the key that raw records have."""
     section = SourceSection(
         type="kafka", format=what.format, format_options={**dict(what.options), **registry}, options={}
     )
@@ -290,7 +298,7 @@ def _found(
         stated = message_keys(source, records)
     except UnavailableError:
         raise
-    except Exception as error:  # noqa: BLE001 - a message that breaks a decoder is the run's to tell of
+    except Exception as error:  # noqa: BLE001 - a message that a decoder fails on must not stop `init`
         what = replace(what, note="; ".join(filter(None, [what.note, f"no columns could be inferred: {error}"])))
     rows = list(json_rows(what.format, records.column("value").to_pylist()))
     if len(stated) == 1:
@@ -324,7 +332,7 @@ def _keyed(
         key = _guessed_key(name, columns, rows)
         is_guess = bool(key)
     if what.format != "avro" and not set(key) <= columns.keys():
-        # of Avro the key's columns may be in the message's key alone
+        # with Avro, the key's columns may be only in the message's key
         return LeftOut(name, f"its key {', '.join(key)} is no column of its rows: {', '.join(columns)}")
     if any("${" in text for text in (name, *key, *excluded, *columns, *columns.values())):
         return LeftOut(name, "a name has ${ in it, which means an environment variable in a configuration")
@@ -335,7 +343,7 @@ def _keyed(
 def _guessed_key(
     name: str, columns: Mapping[str, str], rows: Sequence[tuple[bool, Mapping[str, Any]]]
 ) -> tuple[str, ...]:
-    """The column that is called like a key and looks like one."""
+    """The column that has a typical key's name, and whose values could be a key."""
     table = re.split(r"[./]", name)[-1].lower()
     likely = ("id", f"{table}_id", f"{table.removesuffix('s')}_id", f"{table}id")
     for column in columns:
@@ -354,7 +362,7 @@ def _ordered(
     *,
     parquet: bool = False,
 ) -> Found | LeftOut:
-    """With what orders the changes in files."""
+    """The changelog with the column that orders the changes in its files."""
     if isinstance(found, LeftOut):
         return found
     if given:
@@ -372,9 +380,9 @@ def _ordered(
 
 
 def guess(column: str, dtype: str, values: Sequence[Any], *, is_debezium: bool) -> str:
-    """What else a column's type may be, since JSON doesn't say: a comment, or nothing.
+    """A comment that says what else a column's type may be, since JSON doesn't state types. Empty if there is no doubt.
 
-    :param dtype: what was inferred of the values.
+    :param dtype: the type that was inferred from the values.
     """
     if not values:
         return "every value is null so far"

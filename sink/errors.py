@@ -1,4 +1,4 @@
-"""Errors that say what the caller may do next. Each class has the exit code with which `rowdelta` ends."""
+"""Errors whose class says what the caller may do next. Each class has an exit code, with which `rowdelta` ends."""
 
 from typing import ClassVar
 
@@ -8,13 +8,13 @@ class RowdeltaError(Exception):
 
     exit_code: ClassVar[int] = 1
     stops_job: ClassVar[bool] = False
-    """Whether it ends the whole job, even where `on_table_error: continue` sets a single table aside."""
+    """Whether it ends the whole job, even if `on_table_error: continue` would set only one table aside."""
     is_harmless: bool = False
-    """Whether nothing is wrong: the table only has to be opened again, at once, and read from where it is."""
+    """Whether nothing is wrong. The table only has to be opened again, at once, and read on from its position."""
 
 
 def summary(error: BaseException) -> str:
-    """What an error says, without the Java stack that py4j and Spark have in their messages."""
+    """An error's message without the Java stack that py4j and Spark put into it."""
     if isinstance(error, RowdeltaError):
         return str(error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
@@ -36,19 +36,19 @@ class DataError(RowdeltaError):
 
 
 class TooManyBadRecordsError(DataError):
-    """`max_bad_records` is exceeded. The threshold is there to stop the job, so it stops all of it."""
+    """There are more bad records than `max_bad_records`. This limit is meant to stop the whole job."""
 
     stops_job = True
 
 
 class TableError(RowdeltaError):
-    """The target table doesn't fit the configuration, is gone, was replaced, or another sink writes under our id."""
+    """The target table doesn't fit the configuration, is gone or was replaced, or another sink uses our id."""
 
     exit_code = 4
 
 
 class FencedError(TableError):
-    """Another run with our sink id is at work. Whichever it is, one of the two has to go."""
+    """Another run with our sink id is active. One of the two must be stopped."""
 
     stops_job = True
 
@@ -58,7 +58,7 @@ class TableGoneError(TableError):
 
 
 class TemporaryError(RowdeltaError):
-    """A service was unreachable or a commit could not be settled. Running again is safe and is the right
+    """A service was unreachable, or it is unknown whether a commit succeeded. Running again is safe, and the right
     thing to do.
     """
 
@@ -70,7 +70,7 @@ class NeedsSparkError(Exception):
 
 
 class NoMessagesError(TemporaryError):
-    """A table can't be opened before its source has messages: only these tell its columns, or its key."""
+    """A table can't be opened before its source has messages, because only these state its columns or its key."""
 
     def __init__(self, target: str, source: str) -> None:
         super().__init__(
@@ -80,6 +80,6 @@ class NoMessagesError(TemporaryError):
 
 
 class RolledBackError(TemporaryError):
-    """The table was rolled back while the sink ran, so its position is an earlier one than the sink had in mind."""
+    """The table was rolled back while the sink ran, so its position is earlier than the sink expected."""
 
     is_harmless = True

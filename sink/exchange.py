@@ -1,8 +1,8 @@
-"""Rows on their way between tasks.
+"""How rows get from task to task.
 
-Rows that Spark has made go through its shuffle as they are. Of batches that Python has made, Spark would make rows, and
-batches again of those. So of these the shuffle sees one row for each batch and task, with a part of the batch in
-Arrow's IPC format.
+Rows from Spark go through its shuffle as they are. Spark would turn Arrow batches from Python into rows, and these rows
+into batches again. To avoid this, the sink packs a batch: for each receiving task, the shuffle gets one row with a part
+of the batch in Arrow's IPC format.
 """
 
 import functools
@@ -24,25 +24,29 @@ from changelog.rows import HASH
 from sink.routing import owner
 
 Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""A part of a task's work."""
+"""One step of a task's work."""
 
 PACKED_SCHEMA = "task int, rows binary"
 
 Results: TypeAlias = RDD[tuple[Any, ...]] | DataFrame
-"""Rows that tasks yield in the end, to be collected."""
+"""The rows that the last step of each task yields. The driver collects them."""
 
 PART_ROWS = 4096
-"""Rows for each task that are waited for, or the parts would be smaller than what is said about them."""
+"""`packed` gathers about this many rows for each task, because smaller parts would be mostly overhead."""
 _BYTES = 16 * 1024 * 1024
-"""Arrow bytes that a part has at most: the JVM holds several copies of it."""
+"""Most Arrow bytes of a part. The JVM holds several copies of it."""
 
 
 def packed(
     changes: Iterable[pa.RecordBatch], tasks: int, keep_hash: bool, part_rows: int = PART_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Changes dealt out to tasks: batches of `PACKED_SCHEMA`.
+    """Deal changes out to tasks.
 
-    :param changes: rows of one schema, with `_rowdelta_hash` (int64), which the receiver gets if `keep_hash`.
+    :param changes: rows of one schema, with `_rowdelta_hash` (int64).
+    :param tasks: number of receiving tasks.
+    :param keep_hash: whether the receivers get `_rowdelta_hash` too.
+    :param part_rows: about so many rows are gathered for each task before they are packed.
+    :return: batches of `PACKED_SCHEMA`.
     """
     for batch in _gathered(changes, tasks * part_rows):
         owners = owner(batch.column(HASH).to_numpy().view(np.uint64), tasks)
@@ -53,22 +57,22 @@ def packed(
 
 
 def owned(changes: Iterable[pa.RecordBatch], number: int, tasks: int, keep_hash: bool) -> Iterator[pa.RecordBatch]:
-    """Of changes as `packed` takes them, those that it deals out to task `number`."""
+    """Only those of the `changes` that `packed` would send to task `number`."""
     for batch in changes:
         own = pa.array(owner(batch.column(HASH).to_numpy().view(np.uint64), tasks) == number)
         yield (batch if keep_hash else batch.drop_columns([HASH])).filter(own)
 
 
 def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFrame:
-    """`mapInArrow` of any callable: Spark wants a function."""
+    """`mapInArrow` for any callable. Spark itself accepts only functions."""
     return rows.mapInArrow(lambda batches: step(batches), schema)
 
 
 def exchanged(packed_rows: DataFrame, tasks: int, then: Step) -> Results:
-    """What `then` makes, in the task that it is for, of each task's part of what `packed` made.
+    """Shuffle the rows that `packed` made, and run `then` in each receiving task.
 
-    A task gets the parts one by one, as bytes: as rows of Arrow batches, which Spark ends by a number of rows, they
-    could be more than fits into memory.
+    A task gets its parts one by one, as bytes. Spark would put them into Arrow batches of a fixed number of rows, which
+    could be too large for the memory.
     """
     context = packed_rows.sparkSession.sparkContext
     assert context._jvm is not None
@@ -78,20 +82,20 @@ def exchanged(packed_rows: DataFrame, tasks: int, then: Step) -> Results:
 
 
 FileStep = Callable[[Iterable[tuple[str, bytes]]], Iterator[pa.RecordBatch]]
-"""Takes paths and contents of files."""
+"""A step that takes paths and contents of files."""
 
 
 def files(paths: Iterable[str], context: SparkContext) -> "RDD[tuple[str, bytes]]":
-    """Files, whole, about evenly in partitions. Nothing for Spark to plan, which takes as long as reading a small file
-    does.
+    """Whole files, spread over partitions about evenly. Spark SQL doesn't plan this: planning takes as long as reading
+    a small file.
     """
     return context.binaryFiles(",".join(paths), 4 * context.defaultParallelism)
 
 
 def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int, then: Step) -> Results:
-    """The same as `exchanged`, of what `route` makes of files: batches of `PACKED_SCHEMA`."""
+    """Like `exchanged`, but starts from files: `route` turns them into batches of `PACKED_SCHEMA`."""
     dealt = whole.mapPartitions(lambda part: _framed(_as_tuples(route(part))))
-    # as PySpark's `partitionBy`, but for the pickling: these are bytes already
+    # like PySpark's `partitionBy`, but without pickling, because these are bytes already
     dealt._bypass_serializer = True  # type: ignore[attr-defined]
     jvm = whole.context._jvm
     assert jvm is not None
@@ -104,21 +108,20 @@ def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int
 
 
 def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
-    """What `step` makes of all files, in each of the tasks, without a shuffle; so it has to leave out what is another
-    task's.
+    """Run `step` on all files in each task, without a shuffle. `step` has to leave out the other tasks' rows.
 
-    The partition that a task has is its number. Each reads the files at a time of its own.
+    A task's number is the number of its partition. Each task reads the files for itself.
     """
     return whole.context.union([whole.coalesce(1)] * tasks).mapPartitions(lambda part: _as_tuples(step(part)))
 
 
 def files_written(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
-    """What `step` makes of files, each of which goes to one of at most so many tasks."""
+    """Run `step` on files in at most `tasks` tasks. Each file goes to one task."""
     return whole.coalesce(tasks).mapPartitions(lambda part: _as_tuples(step(part)))
 
 
 def _framed(rows: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """The two halves of each pair, one after the other, as `PairwiseRDD` takes them."""
+    """The two halves of each pair, one after the other, as `PairwiseRDD` expects them."""
     for number, part in rows:
         yield struct.pack("!q", number)
         yield part
@@ -134,7 +137,7 @@ def _as_tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-# Each part of an expression is a call to the JVM, for which every micro-batch would pay again.
+# Each part of an expression is a call to the JVM. The cache spares every micro-batch these calls.
 
 
 @functools.lru_cache(maxsize=8)
@@ -146,7 +149,7 @@ def _by_number(tasks: int, context: SparkContext) -> Column:
 def _to_task(number: Column, tasks: int) -> Column:
     """What to repartition by, so that a row goes to task `number` of `tasks`.
 
-    Spark hashes what it is given once more, so each task is named by an integer that hashes to its number.
+    Spark hashes the expression's value, so the value is an integer whose hash leads to the task's number.
     """
     return F.array(*(F.lit(name) for name in _names(tasks)))[number]
 
@@ -174,7 +177,7 @@ def _rotated(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32
 
 
 def _gathered(changes: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same changes in batches of about as many rows, or so many bytes that it doesn't matter."""
+    """The same changes in batches of at least `rows` rows or `_BYTES` bytes; the last batch may be smaller."""
     waiting, count, size = list[pa.RecordBatch](), 0, 0
     for batch in changes:
         waiting.append(batch)
@@ -192,7 +195,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _parts(rows: pa.RecordBatch, borders: list[int]) -> Iterator[pa.RecordBatch]:
-    """:param borders: where each task's rows begin, and the end of the last."""
+    """:param borders: where each task's rows begin, and where the last task's rows end."""
     most = max(1, rows.num_rows * _BYTES // max(rows.nbytes, 1))
     for task, (start, end) in enumerate(pairwise(borders)):
         for first in range(start, end, most):

@@ -1,4 +1,4 @@
-"""Whether the sink can write where the configuration says, before anything depends on it."""
+"""Checks early whether the sink can write to the folders in the configuration."""
 
 import re
 import tempfile
@@ -37,7 +37,7 @@ def _folders(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _local(spark: SparkSession, place: str) -> Path | None:
-    """The path on a local disk, if it is one; what has no scheme may also be in a cluster's file system."""
+    """The path, if it is on a local disk; else None. A path without a scheme may be in a cluster's file system."""
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     try:
@@ -54,14 +54,14 @@ def _local_by_default(place: str) -> Path | None:
 
 
 def _obstacle(path: Path) -> str | None:
-    """Why a folder can't be made and written to, or None. Nothing is left behind: the folder isn't made if it is
-    missing.
+    """Why a folder can't be created and written to, or None. This check leaves nothing behind, and doesn't create the
+    folder.
     """
     try:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         if not existing.is_dir():
             return f"{existing} is a file"
-        # permissions don't tell all: there are read-only disks, and /proc
+        # permissions aren't enough: there are read-only disks, and /proc
         with tempfile.TemporaryDirectory(prefix=".rowdelta-", dir=existing):
             return None
     except OSError as error:

@@ -1,8 +1,8 @@
-"""A table's commits, newest first, from its metadata: what `rowdelta history` shows, and where `rowdelta show` looks
-for a position.
+"""Reads a table's commits, newest first, from its metadata. `rowdelta history` shows them, and `rowdelta show` finds a
+position in them.
 
-Table metadata are taken as JSON (Iceberg spec, Table Metadata Fields), whoever read them. The commits of a table
-are the ancestors of its current snapshot. A snapshot that was rolled back is none of them.
+The caller passes the table's metadata as JSON (Iceberg spec, Table Metadata Fields). The commits of a table are its
+current snapshot and the ancestors of this snapshot. A snapshot that was rolled back doesn't belong to them.
 """
 
 import json
@@ -16,7 +16,7 @@ from sink.errors import ConfigError, TableError
 from sink.sources.source import Position
 
 ROWS = "rowdelta.rows"
-"""In the summary of a sink's snapshot: how many changes of each kind it applied, as JSON."""
+"""Key in the summary of a sink's snapshot. Its value is JSON: how many changes of each kind the commit applied."""
 
 Metadata = Mapping[str, Any]
 
@@ -37,16 +37,16 @@ _RECORDS = {
 class Commit:
     """One snapshot of the table's current history.
 
-    :param time: in milliseconds since 1970, as the catalog's client set it.
-    :param operation: Iceberg's: append, overwrite, replace or delete.
+    :param time: milliseconds since 1970, as the committing client set it.
+    :param operation: Iceberg's name: append, overwrite, replace or delete.
     :param by: who committed: `sink shop`, `sink shop, small files merged`, `spark`, …
-    :param begin: the position of the sink's commit before; empty if this is the sink's first one, None if that commit
-        isn't known any more, or this isn't the sink's.
-    :param end: the position that was stored with the commit; None if this isn't the sink's.
-    :param position: how far the table had got with this snapshot, whoever committed it. None: nobody knows, or the sink
-        had committed nothing.
-    :param rows: changes by kind (`+I`, …) of a sink's commit; empty where the summary doesn't say.
-    :param summary: the snapshot's.
+    :param begin: the position of the sink's previous commit. Empty if this is the sink's first commit. None if the
+        previous commit is unknown, or if another writer made this commit.
+    :param end: the position that this commit stored. None if another writer made it.
+    :param position: the sink's position in this snapshot, also if another writer committed it. None if it is unknown,
+        or if the sink hadn't committed anything yet.
+    :param rows: changes by kind (`+I`, …) of a sink's commit. Empty if the summary doesn't have them.
+    :param summary: the snapshot's summary.
     """
 
     snapshot_id: int
@@ -77,7 +77,7 @@ class Commit:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The commit as text for people."""
         yield f"{self.utc}  snapshot {self.snapshot_id}  {self.operation} by {self.by}"
         if self.end is not None:
             if self.begin is None:
@@ -103,8 +103,8 @@ class History:
     """The commits of one table.
 
     :param table: its name, for messages.
-    :param metadata: the table's, as JSON.
-    :param sink_id: the sink whose positions count.
+    :param metadata: the table's metadata, as JSON.
+    :param sink_id: the sink whose positions are read.
     """
 
     def __init__(self, table: str, metadata: Metadata, sink_id: str) -> None:
@@ -112,21 +112,21 @@ class History:
         self._metadata = metadata
         lineage = _lineage(metadata)
         self.has_expired = bool(lineage) and lineage[0].get("parent-snapshot-id") is not None
-        """Whether older snapshots of the table's history are gone."""
+        """Whether older snapshots of the table's history have expired."""
         self.commits = _commits(metadata, lineage, sink_id, complete=not self.has_expired)[::-1]
-        """The current snapshot and its ancestors as far as they are known, newest first."""
+        """The current snapshot and those of its ancestors that still exist, newest first."""
 
     def at_position(self, wanted: Position) -> tuple[Commit, Commit | None]:
-        """The newest snapshot whose position is not past the wanted one, and the oldest one after it that is.
+        """The newest snapshot whose position is not past the wanted one, and the snapshot after it with a position.
 
-        Kafka: a position is past another if it is ahead in a partition that the other names. So a partition that isn't
-        named may be anywhere: `{"0": 42}` finds the last state in which no message of partition 0 from offset 42 on had
-        been applied. Positions that the table had are comparable with each other, since each continues the one before;
-        the wanted one need not be one of them. Files: the modification time decides, and of files with the same time
-        the names.
+        Kafka: a position is past another if it is ahead in a partition that the other names. A partition that the
+        wanted position doesn't name may be anywhere: `{"0": 42}` finds the last state in which no message of partition
+        0 from offset 42 on had been applied. The table's positions can be compared with each other, since each
+        continues the one before. The table doesn't need to have had the wanted position. Files: the modification time
+        decides, and if it is the same, the names.
 
-        :raises ConfigError: the wanted position is none of this source.
-        :raises TableError: it is before all that are known.
+        :raises ConfigError: the wanted position doesn't fit this source.
+        :raises TableError: the wanted position is before all known positions.
         """
         known = [commit for commit in self.commits if commit.position is not None]
         if not known:
@@ -149,8 +149,9 @@ class History:
         )
 
     def at_time(self, time: int) -> int:
-        """Id of the snapshot that was current at a time (milliseconds since 1970), by the table's snapshot log.
+        """Id of the snapshot that was current at a time. The table's snapshot log says which.
 
+        :param time: milliseconds since 1970.
         :raises TableError: the log doesn't reach back so far.
         """
         log = self._metadata.get("snapshot-log", [])
@@ -166,21 +167,21 @@ class History:
         )
 
     def check_version(self, snapshot_id: int) -> int:
-        """The same id.
+        """Check that a snapshot exists. Returns its id.
 
-        :raises TableError: there is no such snapshot any more.
+        :raises TableError: there is no such snapshot (any more).
         """
         known = self._metadata.get("snapshots", [])
         if snapshot_id in {int(snapshot["snapshot-id"]) for snapshot in known}:
             return snapshot_id
         newest = ", ".join(str(commit.snapshot_id) for commit in self.commits[:3]) or "none"
         raise TableError(
-            f"{self._table}: there is no snapshot {snapshot_id}; it has expired, or never was. The newest ones are "
+            f"{self._table}: there is no snapshot {snapshot_id}; it has expired, or never existed. The newest ones are "
             f"{newest}; rowdelta history lists all."
         )
 
     def _check_position(self, wanted: Position, known: Position) -> None:
-        """:raises ConfigError: it doesn't look like the table's."""
+        """:raises ConfigError: the wanted position doesn't look like the table's positions."""
         if "modified" in known:
             if isinstance(wanted.get("modified"), int):
                 return
@@ -198,7 +199,7 @@ def shown_time(milliseconds: int) -> str:
 
 
 def shown_position(position: Position) -> str:
-    """A position for people: of files the time and how many names it has, not the names."""
+    """A position for people. For files, it shows the time and the number of names instead of many names."""
     if "modified" not in position:
         return json.dumps(position)
     names = position.get("files", [])
@@ -233,7 +234,7 @@ def _commits(metadata: Metadata, lineage: Sequence[Mapping[str, Any]], sink_id: 
 
 
 def _lineage(metadata: Metadata) -> list[Mapping[str, Any]]:
-    """The current snapshot and its ancestors as far as they are known, oldest first."""
+    """The current snapshot and those of its ancestors that still exist, oldest first."""
     by_id = {int(snapshot["snapshot-id"]): snapshot for snapshot in metadata.get("snapshots", [])}
     current = metadata.get("current-snapshot-id")
     found = []
@@ -244,13 +245,13 @@ def _lineage(metadata: Metadata) -> list[Mapping[str, Any]]:
 
 
 def _start(metadata: Metadata, sink_id: str) -> Position:
-    """Where the sink's first commit began; empty if the table doesn't say."""
+    """The position where the sink's first commit began. Empty if the table doesn't have it."""
     text = metadata.get("properties", {}).get(f"rowdelta.{sink_id}.start")
     return json.loads(text) if text else {}
 
 
 def _position_before(metadata: Metadata, name: str, lineage: Sequence[Mapping[str, Any]]) -> Position | None:
-    """The position before the oldest snapshot that is known, if its commit is the table's last one of this sink."""
+    """The position before the oldest known snapshot, if the sink's last commit is older than this snapshot."""
     text = metadata.get("properties", {}).get(name)
     stored = json.loads(text) if text else {}
     number = stored.get("sequence-number")

@@ -1,7 +1,7 @@
-"""The seam to Iceberg's Java API: load, create and describe tables, on the catalogs that the Spark session has.
+"""Calls Iceberg's Java API: loads, creates and describes tables in the catalogs of the Spark session.
 
-Through py4j, because Iceberg's Java library is the reference: retries, validation, sequence numbers and manifests are
-its own.
+The sink uses Iceberg's Java library through py4j because this library is the reference. It makes retries, validation,
+sequence numbers and manifests.
 """
 
 import json
@@ -238,7 +238,7 @@ class IcebergTable(TableState):
         )
 
     def summary(self, snapshot: JavaObject) -> dict[str, str]:
-        """A snapshot's, with what it added and removed."""
+        """A snapshot's summary, which counts what it added and removed."""
         summary: dict[str, str] = self._as_json(snapshot.summary())
         return summary
 
@@ -304,7 +304,7 @@ class IcebergTable(TableState):
         return self._current is None or self._current.summary.get("total-data-files") == "0"
 
     def has_data_under_other_specs(self) -> bool:
-        """Some data manifest was written under another spec than the current one; reads the manifest list only."""
+        """Whether a data manifest was written under another spec than the current one. Reads only the manifest list."""
         snapshot = self.java.currentSnapshot()
         if snapshot is None or len(self.spec.specs) == 1:
             return False
@@ -312,8 +312,8 @@ class IcebergTable(TableState):
         return any(int(m.partitionSpecId()) != self.spec.current_spec_id for m in manifests)
 
     def has_global_deletes(self) -> bool:
-        """The table has partitions, and deletes under an unpartitioned spec, which reach into all of them; reads the
-        manifest list only.
+        """Whether the table has partitions, and also deletes under an unpartitioned spec, which apply to all of them.
+        Reads only the manifest list.
         """
         snapshot, specs = self.java.currentSnapshot(), self.java.specs()
         if snapshot is None or int(specs.size()) == 1:
@@ -331,9 +331,10 @@ class IcebergTable(TableState):
     def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.
 
-        If others commit meanwhile, nothing happens: who writes again sees what is still missing.
+        If others commit meanwhile, nothing changes. The next attempt at the micro-batch finds out what is still
+        missing.
 
-        :raises TableError: Iceberg refuses.
+        :raises TableError: Iceberg refuses the change.
         """
         schema = self.java.schema()
         update = self.java.updateSchema()
@@ -358,9 +359,9 @@ class IcebergTable(TableState):
         self.refresh()
 
     def ensure_unpartitioned_spec(self) -> None:
-        """Give a partitioned table an unpartitioned spec in its history, under which equality deletes are global.
+        """Add an unpartitioned spec to the history of a partitioned table. Equality deletes under it are global.
 
-        The current spec stays what it is: fields are removed and the same are added again, in one transaction.
+        The current spec stays the same: one transaction removes its fields and adds them again.
         """
         if self.spec.unpartitioned_spec_id is not None:
             return
@@ -387,7 +388,7 @@ _DEFAULTS = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
-"""Properties of a table that is created."""
+"""Default properties of new tables."""
 
 
 class Catalogs:
@@ -401,7 +402,7 @@ class Catalogs:
         self._iceberg = jvm.org.apache.iceberg
 
     def load(self, name: str) -> IcebergTable | None:
-        """The table, or None if there is none.
+        """The table, or None if it doesn't exist.
 
         :raises TemporaryError: the catalog did not answer.
         """
@@ -423,7 +424,8 @@ class Catalogs:
     ) -> IcebergTable:
         """Create a table with `key` as identifier fields.
 
-        :param properties: they win over our defaults, as the catalog's `table-default.…` do.
+        :param properties: properties of the table. They replace our defaults, and so do the catalog's
+            `table-default.…` properties.
         """
         catalog, identifier = self._resolve(name)
         of_catalog = f"spark.sql.catalog.{name.split('.')[0]}.table-default."
@@ -470,10 +472,10 @@ class Catalogs:
         return configured | dict(catalog.properties()) if rest.isInstance(catalog) else configured
 
     def partition_spec(self, columns: T.StructType, partition_by: Sequence[PartitionField], path: str) -> JavaObject:
-        """Iceberg's, for a new table of these columns.
+        """Iceberg's partition spec for a new table with these columns.
 
-        :param path: of the table in the configuration.
-        :raises ConfigError: a transform that its column's type doesn't have, two fields that say the same.
+        :param path: the table's place in the configuration.
+        :raises ConfigError: a transform doesn't fit its column's type, or two fields are the same.
         """
         try:
             builder = self._iceberg.PartitionSpec.builderFor(self._converted(columns))
@@ -488,7 +490,7 @@ class Catalogs:
             parameters = [] if field.parameter is None else [field.parameter]
             try:
                 builder = getattr(builder, field.transform)(field.column, *parameters)
-                spec = builder.build()  # only this looks at the types
+                spec = builder.build()  # only this call checks the types
             except JAVA_ERRORS as error:
                 dtype = columns[field.column].dataType.simpleString()
                 raise ConfigError(
@@ -497,7 +499,7 @@ class Catalogs:
         return spec
 
     def _converted(self, columns: T.StructType) -> JavaObject:
-        """As an Iceberg schema."""
+        """The columns as an Iceberg schema."""
         return self._iceberg.spark.SparkSchemaUtil.convert(
             self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
         )
@@ -549,7 +551,7 @@ _REFUSALS = ("IllegalArgumentException", "BadRequestException", "NotAuthorizedEx
 
 
 def _with_cause(error: Exception) -> str:
-    """The message, and the innermost one, which of a catalog that doesn't answer has its address."""
+    """The message, and that of the innermost cause. If a catalog doesn't answer, the innermost one has its address."""
     exception = java_exception(error)
     while (cause := exception.getCause()) is not None:
         exception = cause
@@ -562,9 +564,9 @@ def _replaced(name: str) -> TableGoneError:
 
 
 def table_error(name: str, error: Exception) -> TableError | TemporaryError:
-    """What a Java exception means for the table: gone or replaced, or something that may pass."""
+    """The error that a Java exception means for the table: it is gone or was replaced, or the error is temporary."""
     kind, message = java_class(error), java_message(error)
-    # the second is the hadoop catalog's way to say it
+    # the hadoop catalog says it by the message
     if kind in ("NoSuchTableException", "NotFoundException") or message.startswith("Metadata file for version"):
         return TableGoneError(
             f"{name} is gone: it was dropped or its files were removed. Start again to create it anew. ({message})"
@@ -577,11 +579,11 @@ def table_error(name: str, error: Exception) -> TableError | TemporaryError:
 
 
 def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | None = None) -> T.StructType | None:
-    """The stored `columns` and metadata columns as a Spark schema, key columns not null; None if the configuration
-    names none.
+    """The stored `columns` and metadata columns as a Spark schema. Key columns can't be null. None if the configuration
+    names no columns and `types` has none.
 
-    :param types: Spark SQL types of the columns, for a configuration that names none.
-    :raises ConfigError: a type is not one, or not one for a key.
+    :param types: Spark SQL types of the columns, used if the configuration names no columns.
+    :raises ConfigError: a type is invalid, or a key can't have it.
     """
     if table.columns is not None:
         types = {name: column.type for name, column in table.columns.items() if column.stored}
@@ -609,9 +611,9 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
 
 
 def parse_type(text: str, path: str) -> T.DataType:
-    """A Spark SQL type such as `decimal(12,2)`.
+    """Parse a Spark SQL type such as `decimal(12,2)`.
 
-    :raises ConfigError: it is not one.
+    :raises ConfigError: the text isn't such a type.
     """
     from pyspark.errors import PySparkException
 

@@ -1,4 +1,4 @@
-"""Columns and key of a table that nobody described, from the messages of its source."""
+"""Infers a table's columns and key from its source's messages, if the configuration doesn't have them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from sink.sources.plain import PlainTopics
 
 SAMPLE = 1000
-"""Messages looked at, from the beginning of the source."""
+"""The sample has this many messages from the beginning of the source."""
 LAST = 20
-"""Messages looked at, from the end of each partition."""
+"""The sample has this many messages from the end of each partition."""
 
 T = TypeVar("T")
 
@@ -39,29 +39,29 @@ class Sample(Protocol):
     """Messages of one table's source, read at the first question."""
 
     def columns(self) -> dict[str, str] | None:
-        """Name -> Spark SQL type of each field; None if the source has no messages yet.
+        """Name -> Spark SQL type of each field. None if the source has no messages yet.
 
-        A schema that comes with the messages says it exactly; of plain JSON the types are a guess, so it is worth a
-        look (`rowdelta check`).
+        If the messages have a schema, the types are exact. For plain JSON they are a guess, so the user should look at
+        them (`rowdelta check`).
 
         :raises TemporaryError: the schema registry doesn't answer.
         """
 
     def message_keys(self) -> frozenset[tuple[str, ...]]:
-        """What messages say of their table's key (`MessageKey.fields`): the first ones, and the last of each partition.
+        """Keys that messages state (`MessageKey.fields`): the first messages, and the last ones of each partition.
 
         :raises TemporaryError: the schema registry doesn't answer.
         """
 
     @property
     def is_empty(self) -> bool:
-        """The source has no messages."""
+        """Whether the source has no messages."""
 
 
 class SparkSample:
     """Messages that Spark reads.
 
-    :param source: whose last messages are looked at too.
+    :param source: reads the last messages of each partition.
     """
 
     def __init__(self, spark: SparkSession, config: Config, table: TableSection, source: Source) -> None:
@@ -189,7 +189,7 @@ def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:
 
 
 def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]]:
-    """What raw records (`RAW_SCHEMA`) say of their table's key (`MessageKey.fields`)."""
+    """Keys that raw records (`RAW_SCHEMA`) state for their table (`MessageKey.fields`)."""
     return frozenset(found.fields for found in _decoded(config, records) if isinstance(found, MessageKey))
 
 

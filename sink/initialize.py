@@ -1,4 +1,4 @@
-"""`rowdelta init`: look at a source, and write a first configuration of it. No JVM is started."""
+"""`rowdelta init`: looks at a source, and writes a first configuration for it. It starts no JVM."""
 
 import os
 import re
@@ -28,8 +28,13 @@ def from_kafka(
 ) -> list[Found | LeftOut]:
     """Write a configuration for the topics of a broker.
 
-    :param options: `NAME=VALUE` of Kafka's client, and of the registry's with `schema.registry.` before the name. A
-        secret is written as `${VARIABLE}`, and may be given so.
+    :param servers: addresses of the broker.
+    :param output: the file to write.
+    :param registry: URL of the schema registry.
+    :param topics: regular expression. Only topics whose whole name it matches become tables.
+    :param options: texts `NAME=VALUE` for Kafka's client, or for the registry's client if the name begins with
+        `schema.registry.`. The file gets a secret as `${VARIABLE}`; the option may be given in this form too.
+    :param key: key columns, for tables whose messages don't state a key.
     :return: what was found, and what was left out.
     :raises ConfigError: the file exists, an option is wrong, or nothing was found that can be a table.
     :raises TemporaryError: the broker or the registry doesn't answer.
@@ -38,7 +43,7 @@ def from_kafka(
     try:
         re.compile(topics)
     except re.error as error:
-        raise ConfigError(f"--topics: {topics!r} is no regular expression: {error}.") from None
+        raise ConfigError(f"--topics: {topics!r} is not a regular expression: {error}.") from None
     given = _pairs(options)
     if registry is not None:
         given[f"{REGISTRY_PREFIX}url"] = registry
@@ -67,7 +72,12 @@ def from_files(
 ) -> list[Found | LeftOut]:
     """Write a configuration for a folder of change files.
 
-    :return, raises: as `from_kafka`.
+    :param folder: the folder.
+    :param output: the file to write.
+    :param key: key columns.
+    :param order_by: columns that order the changes.
+    :return: what was found, and what was left out.
+    :raises ConfigError: the file exists, or nothing was found that can be a table.
     """
     _refuse_present(output)
     progress = _Progress("folders")
@@ -78,7 +88,7 @@ def from_files(
 
 
 class _Progress:
-    """A line on stderr every two seconds, once two have passed."""
+    """Prints a line on stderr every two seconds. The first one comes after two seconds."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -94,7 +104,7 @@ class _Progress:
 
 
 def _refuse_present(output: Path) -> None:
-    """:raises ConfigError: the file is there. It may have been corrected by hand."""
+    """:raises ConfigError: the file already exists. Somebody may have corrected it by hand."""
     if output.exists():
         raise ConfigError(f"{output} exists, and is left as it is. Name another file with --output.")
     if not output.parent.is_dir():
@@ -102,9 +112,9 @@ def _refuse_present(output: Path) -> None:
 
 
 def _write(output: Path, text: str, secrets: Mapping[str, str]) -> None:
-    """Write the file, and read it as every other command will.
+    """Write the file, and then read it like every other command, to check it.
 
-    :param secrets: values of the environment variables that it refers to, and that may not be set yet.
+    :param secrets: values of the environment variables that the file refers to. They may not be set yet.
     """
     with output.open("x", encoding="utf-8") as file:
         file.write(text)
@@ -118,7 +128,7 @@ def _write(output: Path, text: str, secrets: Mapping[str, str]) -> None:
 
 
 def _pairs(options: Sequence[str]) -> dict[str, str]:
-    """Options by name: as Spark's source calls them, or, for the registry, as `format_options`."""
+    """Options by name. The names are those of Spark's source, or, for the registry, of `format_options`."""
     found = {}
     for option in options:
         name, equals, value = option.partition("=")
@@ -137,7 +147,7 @@ def _of_registry(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _resolved(name: str, value: str) -> str:
-    """With `${NAME}` replaced as in a configuration file.
+    """Replace `${NAME}` in an option's value, as in a configuration file.
 
     :raises ConfigError: there is no such variable.
     """
@@ -152,12 +162,12 @@ def _resolved(name: str, value: str) -> str:
 
 
 def _variable(name: str) -> str:
-    """The environment variable for a secret: `kafka.sasl.password` is KAFKA_SASL_PASSWORD."""
+    """Name of the environment variable for a secret. For `kafka.sasl.password`, it is KAFKA_SASL_PASSWORD."""
     return re.sub(r"\W", "_", name).upper()
 
 
 def _for_java(options: Mapping[str, str]) -> dict[str, str]:
-    """Kafka's options as its Java client takes them: librdkafka has a user and certificates in options of their own."""
+    """Translate options of librdkafka into those of Kafka's Java client. They differ for users and certificates."""
     prefix = kafka_client.PREFIX
     found = {name: value for name, value in options.items() if name.startswith(prefix)}
     username, password = (found.pop(f"{prefix}sasl.{name}", None) for name in ("username", "password"))

@@ -1,4 +1,4 @@
-"""`rowdelta check` and `rowdelta status`: look, and change nothing."""
+"""`rowdelta check` and `rowdelta status`. Both only read, and change nothing."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
     def plan_of(pair: tuple[ResolvedTable, str | RowdeltaError]) -> "tuple[TablePlan, TableKey] | RowdeltaError":
         table, reached = pair
         if isinstance(reached, RowdeltaError) and (table.section.columns is None or not table.section.key):
-            return reached  # there is nothing to infer them from
+            return reached  # columns or key can't be inferred without the source
         return _plan(access, config, table)
 
     planned = _in_parallel(access, plan_of, list(zip(tables, found, strict=True)))
@@ -177,6 +177,6 @@ def _load(
 
 
 def _in_parallel(access: Access, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Each item waits for the catalog, so several at a time."""
+    """Do several items at the same time, since each waits for the catalog."""
     with ThreadPoolExecutor(_THREADS, initializer=access.activate) as pool:
         return list(pool.map(work, items))

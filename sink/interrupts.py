@@ -1,6 +1,4 @@
-"""Ctrl-C and SIGTERM while nothing is applied yet, or where there is nothing to finish: the process ends soon, and its
-JVM with it.
-"""
+"""Ctrl-C and SIGTERM while no micro-batch needs to be finished. The process ends soon, and so does its JVM."""
 
 import signal
 import subprocess
@@ -13,11 +11,11 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _JVM_SECONDS = 5.0
-"""For the JVM's own shutdown hooks, which remove its temporary files. Nothing that counts depends on them."""
+"""Time for the JVM's shutdown hooks, which remove its temporary files. Nothing important depends on them."""
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
-    """A signal asked the process to end. Whatever is in between two steps is left as it is."""
+    """A signal asked the process to end. The current work stops, unfinished, where it is."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -26,9 +24,10 @@ class InterruptedBySignalError(KeyboardInterrupt):
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Signals raise `InterruptedBySignalError` in the main thread; once one has, others wait until all is cleaned up.
+    """Let signals raise `InterruptedBySignalError` in the main thread. After the first signal, others are ignored until
+    everything is cleaned up.
 
-    In another thread signals can't be handled: there nothing is changed.
+    Python handles signals only in the main thread. In other threads this changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -37,7 +36,7 @@ def raised() -> Iterator[None]:
     def handle(number: int, _: FrameType | None) -> None:
         for other in _SIGNALS:
             signal.signal(other, signal.SIG_IGN)
-        jvms.terminate()  # first, so that no thread waits for it while the exception is on its way
+        jvms.terminate()  # before the exception, so that no thread waits for the JVM meanwhile
         raise InterruptedBySignalError(number)
 
     previous = {number: signal.signal(number, handle) for number in _SIGNALS}
@@ -52,7 +51,7 @@ def raised() -> Iterator[None]:
 
 
 class _Jvms:
-    """The JVMs that this process started; under `spark-submit` there are none, it is the JVM's child."""
+    """The JVMs that this process started. Under `spark-submit` there are none: there the JVM started this process."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -60,10 +59,10 @@ class _Jvms:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Take note of the JVM that PySpark starts meanwhile.
+        """Remember the JVM that PySpark starts inside this context.
 
-        PySpark itself tells nobody of it before it answers. If its start is broken off, it misses PySpark's temporary
-        folder, fails there, and stays for ever.
+        PySpark doesn't give access to the JVM's process before the JVM answers. If PySpark's start is interrupted, it
+        removes its temporary folder; the JVM then fails to write there, and stays for ever.
         """
         gateway: Any = import_module("pyspark.java_gateway")
         original = gateway.Popen
@@ -82,13 +81,13 @@ class _Jvms:
             gateway.Popen = original
 
     def terminate(self) -> None:
-        """Have them end, whatever they are doing. Calls that wait for them fail."""
+        """Ask the JVMs to end, whatever they are doing. Calls that wait for a JVM fail."""
         self.ending = True
         for process in self._processes:
             process.terminate()
 
     def end(self) -> None:
-        """See to it that they have ended."""
+        """Make sure that the JVMs have ended."""
         self.terminate()
         for process in self._processes:
             try:

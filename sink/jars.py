@@ -1,12 +1,12 @@
-"""The jars of Spark's packages: resolved once by Spark's Ivy, afterwards taken from a record.
+"""Remembers the jars of Spark's packages: Spark's Ivy resolves them once, and later starts take them from a record.
 
-Ivy takes a second or two to find out, at each start, that nothing has changed. The record is a small file in the
-user's cache folder, named by all that decides what Ivy finds. Jars that were deleted or changed since make it void;
-then Ivy resolves them again.
+At each start, Ivy needs a second or two to find out that nothing has changed. The record is a small file in the user's
+cache folder. Its name depends on everything that decides what Ivy finds. If a jar was deleted or changed, the record is
+void, and Ivy resolves the packages again.
 
-The recorded jars come at the end of the JVM's own class path, so Spark's classes win over theirs, as they do when Spark
-loads packages. And the JVM can take their classes from an archive (`sink.archive`), which it can't for jars that Spark
-loads itself. On a cluster the executors need the jars too: there Spark distributes its packages as ever.
+The recorded jars are at the end of the JVM's own class path. So Spark's classes come first, as they do when Spark loads
+packages itself. The JVM can also take the jars' classes from an archive (`sink.archive`), which isn't possible for jars
+that Spark loads itself. On a cluster the executors need the jars too, so there Spark distributes its packages as usual.
 """
 
 import hashlib
@@ -23,12 +23,14 @@ from sink import cache, spark_versions
 
 _LOCAL_MASTER = re.compile(r"local(\[[^\]]*\])?")
 _MOVING = re.compile(r"[\[\](),+]|SNAPSHOT|latest\.", re.IGNORECASE)
-"""Of versions: what means another jar tomorrow."""
+"""Fits versions that may mean another jar tomorrow."""
 
 
 @dataclass(frozen=True)
 class Jar:
-    """A jar as it was when it was resolved. `modified` is in seconds: the layers of a container image have no more."""
+    """A jar as it was when it was resolved. `modified` is in seconds, since the layers of a container image store no
+    fractions.
+    """
 
     path: str
     size: int
@@ -36,16 +38,16 @@ class Jar:
 
 
 def stamp(path: str | Path) -> Jar:
-    """A file as it is now.
+    """The current state of a file.
 
-    :raises OSError: it isn't there.
+    :raises OSError: there is no such file.
     """
     found = os.stat(path)
     return Jar(str(path), found.st_size, int(found.st_mtime))
 
 
 def are_ours(options: Mapping[str, str]) -> bool:
-    """Whether no one but us says which jars the JVM gets, so that we may put them on its class path.
+    """Whether only rowdelta decides which jars the JVM gets. Then it may put them on the JVM's class path.
 
     :param options: all Spark settings of the job.
     """
@@ -64,7 +66,7 @@ def are_ours(options: Mapping[str, str]) -> bool:
 
 
 def recorded(options: Mapping[str, str]) -> Sequence[Jar] | None:
-    """The jars of these packages, if they were resolved before and are as they were then."""
+    """The jars of these packages, if they were resolved before and have not changed since."""
     path = _record(options)
     try:
         jars = [Jar(**jar) for jar in json.loads(path.read_text())] if path is not None else []
@@ -74,14 +76,14 @@ def recorded(options: Mapping[str, str]) -> Sequence[Jar] | None:
 
 
 def record(options: Mapping[str, str], resolved: str) -> None:
-    """Remember what Spark has just resolved.
+    """Store which jars Spark has just resolved.
 
     :param resolved: `spark.jars` of the session: URIs of files, with commas between them.
     """
     path = _record(options)
     try:
         found = [stamp(unquote(urlsplit(jar).path)) for jar in resolved.split(",")]
-        # Spark has Python find packages that are for Python too; the class path doesn't
+        # Spark also puts packages with Python modules on Python's path, which the class path doesn't do
         has_python = any(name.endswith(".py") for jar in found for name in ZipFile(jar.path).namelist())
     except (OSError, BadZipFile):
         return

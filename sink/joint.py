@@ -1,4 +1,6 @@
-"""Spark jobs for all tables that have little in a micro-batch: a job for each would take longer to plan than to run."""
+"""Joint Spark jobs for all tables that have few records in a micro-batch. Planning a job for each table would take
+longer than running it.
+"""
 
 import functools
 import json
@@ -18,7 +20,7 @@ MOST_BYTES = 500_000
 """What the tasks must know of their tables, packed (`task.PackedShares`): a job of more than 1 MB leaves a file in the
 driver's temporary folder (`spark.broadcast.UDFCompressionThreshold`)."""
 PAUSE = 60.0
-"""Seconds in which no job is tried after one that failed."""
+"""After a joint job failed, no other is tried for this many seconds."""
 
 
 class JointWriter:
@@ -31,13 +33,15 @@ class JointWriter:
     def write(
         self, spark: SparkSession, sinks: Mapping[str, TableSink], shares: Mapping[str, TableShare]
     ) -> dict[str, Mapping[str, Any]]:
-        """Write what it can, and have each table's sink take its files over.
+        """Write as many tables as possible. Each table's sink takes over its files.
 
-        :param shares: by source.
-        :return: results of `task.run_shares` by source. A table that isn't there has to be written by itself, whatever
-            the reason: that shows the reason too.
+        :param spark: the stream's session.
+        :param sinks: the tables' sinks, by source.
+        :param shares: the tables' shares, by source.
+        :return: results of `task.run_shares`, by source. The caller must write each missing table in a job of its own.
+            If the table caused a failure, that job shows the reason.
         """
-        # as for a table's own job
+        # the same setting as for a table's own job
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
         done: dict[str, Mapping[str, Any]] = {}
@@ -67,7 +71,7 @@ class JointWriter:
                 lambda batches: function(batches), task.RESULT_SCHEMA
             )
             results = [json.loads(row.result) for row in written.collect()]
-        except Exception as error:  # noqa: BLE001 - none of the tables need be at fault; if one is, its own job says so
+        except Exception as error:  # noqa: BLE001 - if one of the tables is the cause, its own job will show that
             failure = error
             self._paused_until = time.monotonic() + PAUSE
         by_source: dict[str, list[str]] = {}
@@ -76,7 +80,7 @@ class JointWriter:
         for source, paths in by_source.items():
             sinks[source].take_over(paths)
             if failure is not None:
-                # what one task has done is undone if another fails
+                # if one task fails, the files of the other tasks are deleted too
                 sinks[source].discard()
         if failure is not None:
             log.warning(

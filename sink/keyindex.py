@@ -1,17 +1,16 @@
-"""The key index of one table, as the driver sees it: which version belongs to which snapshot, and how it is kept that
-way.
+"""The driver's part of a table's key index: it knows which version belongs to which snapshot, and keeps both in step.
 
-A *version* is an immutable manifest: the runs (`deltawriters.keyindex`), the data files that are dead, and each data
+A *version* is an immutable manifest. It has the runs (`deltawriters.keyindex`), the dead data files, and each data
 file's deletion vector. A commit names its version in the same transaction as the source position, so table and index
-change together; a crash before the commit leaves files that nothing names. With the name goes the snapshot that the
-version was made from (`base`):
+change together. A crash before the commit leaves files that nothing names. The commit also names the snapshot from
+which the version was made (`base`):
 
     version = the table at `base`, and then the commit that names it
 
-Whatever else happened since `base` (a compaction, a delete, an append by others, also one that slipped in before our
-commit) is found by walking the snapshots, and only the data files that changed are read. If the walk doesn't reach
-`base` (rollback, expired snapshots), or the version is lost or damaged, the index is built anew from the key columns of
-the whole table.
+The driver finds everything else that happened since `base` (a compaction, a delete, another writer's append, also one
+just before our commit) by walking the snapshots, and reads only the data files that changed. If the walk doesn't reach
+`base` (rollback, expired snapshots), or if the version is lost or damaged, the index is built again from the key
+columns of the whole table.
 """
 
 import contextlib
@@ -62,7 +61,7 @@ log = logging.getLogger("rowdelta")
 
 _FORMAT = 2
 _FEWEST_BUCKETS = 8
-"""With fewer buckets in the table, to give each to one task would leave too many tasks idle."""
+"""With fewer buckets in the table, too many tasks would be idle if each bucket went to one task."""
 _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
 _READERS = 8
@@ -75,15 +74,17 @@ class IndexLostError(Exception):
 
 @dataclass(frozen=True)
 class IndexVersion:
-    """What a version manifest says.
+    """The content of a version manifest.
 
-    :param encoding: how keys are hashed; another encoding makes the runs useless. `2 <base of the low hash>: ` or, in
-        versions of earlier releases, `1: ` for the published base, and then what `_encoding` says.
-    :param sequence: of the newest run.
-    :param dead: data file -> sequence: entries of older runs that point into it are void.
-    :param vectors: of the data files (v3).
-    :param parquet_deletes: data file -> Parquet position delete files that apply to it, in a table that has become v3:
-        once the file gets a vector, readers ignore them.
+    :param encoding: how keys are hashed. With another encoding the runs are useless. It begins with `2 <base of the low
+        hash>: `, or in versions of earlier releases with `1: ` for the published base. Then follows the text of
+        `_encoding`.
+    :param sequence: sequence of the newest run.
+    :param runs: the runs.
+    :param dead: data file -> sequence. Entries of older runs that point into the file are void.
+    :param vectors: deletion vectors of the data files (v3).
+    :param parquet_deletes: data file -> Parquet position delete files that apply to it, in a table that was v2 before.
+        As soon as the file gets a vector, readers ignore them.
     """
 
     encoding: str
@@ -95,30 +96,31 @@ class IndexVersion:
 
     @property
     def base(self) -> int:
-        """Of the low hashes."""
+        """Base of the low hashes."""
         base = self.encoding.partition(": ")[0].removeprefix("2 ")
         return BASE if base == "1" else int(base, 16)
 
     def is_encoded(self, encoding: str) -> bool:
-        """Whether its keys are hashed as `_encoding` says."""
+        """Whether its keys are hashed in the way that `_encoding` describes."""
         return self.encoding.partition(": ")[2] == encoding
 
     def to_json(self) -> bytes:
-        """A line that says the format and the checksum of what follows, and that."""
+        """The manifest: a line with the format and the checksum of the rest, and then the rest."""
         parts = {"runs": [run.to_json() for run in self.runs], "vectors": self.vectors.to_json()}
         body = json.dumps(self.__dict__ | parts).encode()
         return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body)}).encode() + b"\n" + body
 
     @classmethod
     def from_json(cls, text: bytes, read: Callable[[str], bytes]) -> "IndexVersion":
-        """:param read: gives the content of a file of deletion vectors.
+        """The reverse of `to_json`.
 
-        :raises IndexLostError: damaged, or of another format.
+        :param read: returns the content of a file of deletion vectors.
+        :raises IndexLostError: the manifest is damaged, or has another format.
         """
         try:
             line, _, body = text.partition(b"\n")
             head = json.loads(line)
-            if head["format"] == 1:  # of an earlier release, which had all in one
+            if head["format"] == 1:  # an earlier release stored everything in one JSON object
                 body = head["body"].encode()
             if head["format"] not in (1, _FORMAT) or head["crc32"] != zlib.crc32(body):
                 raise IndexLostError("the version's manifest is damaged")
@@ -135,14 +137,14 @@ class IndexVersion:
 
 @dataclass(frozen=True)
 class IndexCommit:
-    """What a commit needs of the index.
+    """The facts that a commit needs from the index.
 
-    :param stored: goes into the stored position.
-    :param files: further delete files, `ContentFileParser` JSON.
+    :param base: the snapshot in which the rows were looked up.
+    :param stored: is stored together with the position.
+    :param files: further delete files, as `ContentFileParser` JSON.
     :param removed: deletion vectors that `files` replace, or whose data files are gone.
     :param referenced: data files whose rows are deleted.
-    :param base: the snapshot in which the rows were looked up.
-    :param new_paths: of all files written for it, to delete if the commit fails.
+    :param new_paths: paths of all files that were written for this commit. If it fails, they are deleted.
     """
 
     base: int | None
@@ -154,8 +156,8 @@ class IndexCommit:
 
 
 class KeyIndex:
-    """The index of one table. `synchronize`, then `slice` for the tasks, `prepare` with their results, commit,
-    `committed`.
+    """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
+    results, and after the commit `committed`.
     """
 
     def __init__(self, table: IcebergTable, plan: TablePlan, location: str, properties: Mapping[str, str]) -> None:
@@ -193,19 +195,19 @@ class KeyIndex:
         return self._base
 
     def key_hash(self, spec: TableSpec) -> KeyHash:
-        """How keys are hashed. If the table has a fit number of buckets of a key column, they come first."""
+        """How keys are hashed. If the table has a suitable number of buckets of a key column, a hash begins with it."""
         key = tuple(self._plan.section.key)
         bucket = bucket_of_key(key, spec)
         is_fit = bucket is not None and _FEWEST_BUCKETS <= bucket.count <= RANGES
         return KeyHash(key, bucket if is_fit else None)
 
     def forget(self) -> None:
-        """Build the index again before the next micro-batch: it is damaged."""
+        """The index is damaged. Let the next micro-batch build it again."""
         self._version = None
         self._damaged = True
 
     def synchronize(self, stored: StoredPosition | None) -> None:
-        """Make the index that of the table's current snapshot.
+        """Bring the index up to the table's current snapshot.
 
         :param stored: the table's position, which names the version.
         :raises TemporaryError: the table can't be read.
@@ -219,7 +221,7 @@ class KeyIndex:
             self._build(encoding)
 
     def slice(self) -> IndexSlice:
-        """What the tasks of a micro-batch need."""
+        """The part of the index that the tasks of a micro-batch need."""
         version = self._synchronized()
         merge = plan_merge(version.runs)
         oldest = min((run.sequence for run in version.runs), default=0)
@@ -235,16 +237,17 @@ class KeyIndex:
 
     @property
     def next_sequence(self) -> int:
-        """Of the runs that the tasks write."""
+        """Sequence of the runs that the tasks write next."""
         return self._synchronized().sequence + 1
 
     def amend(
         self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
     ) -> IndexCommit | None:
-        """Like `prepare`, after a commit was refused because of others: if they only appended, the keys are looked up
-        in what they appended, and nothing is written again. So a busy foreign writer can't starve large micro-batches.
+        """Like `prepare`, after a commit was refused because of other writers. If they only appended, the keys are
+        looked up in the appended files, and nothing is written again. So a busy writer can't block large micro-batches
+        for ever.
 
-        :return: None if others did more than append; everything has to be looked up again then.
+        :return: None if others did more than append. Then all keys must be looked up again.
         """
         earlier = self._appended or _Appended(self._base, (), ())
         foreign = self._foreign_snapshots(earlier.base, set())
@@ -264,9 +267,11 @@ class KeyIndex:
     def prepare(
         self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
     ) -> IndexCommit:
-        """Write the version that the commit will name, and the deletes of earlier rows that the tasks haven't written.
+        """Write the version that the commit will name, and deletes of earlier rows that the tasks haven't written.
 
-        :param tasks: how many tasks the hash space was dealt out to.
+        :param operation: name of the commit.
+        :param slice_: the part of the index that the tasks had.
+        :param tasks: number of tasks that share the hash space.
         :param results: `index` of each task's result (`sink.task`).
         """
         self._appended = None
@@ -296,7 +301,7 @@ class KeyIndex:
         results: Sequence[Mapping[str, Any]],
         new_paths: list[str],
     ) -> IndexCommit:
-        """:param new_paths: gets the path of each file that is written."""
+        """:param new_paths: the path of each written file is added to this list."""
         version, appended = self._synchronized(), self._appended
         table = self._table.spec
         vectors: dict[str, Vector] = {}
@@ -312,7 +317,7 @@ class KeyIndex:
         for rows in later_rows:
             united[rows.file.path] = rows.file, bitmap(rows.positions)
         if table.format_version < 3:
-            # there are none of what the tasks have deleted themselves
+            # positions that tasks have already deleted themselves are empty here
             old = (OldRows(file, positions_of(deleted)) for file, deleted in united.values() if len(deleted))
             for delete in delete_rows(table, TaskId(tasks, 0, f"{operation}-{base}"), old):
                 new_paths.append(delete.path)
@@ -336,7 +341,7 @@ class KeyIndex:
                 vectors[vector.referenced_data_file] = content
                 files.append(json.dumps(content))
         runs = list(version.runs)
-        if len(results) == tasks:  # Spark leaves tasks out where it knows that there are no rows
+        if len(results) == tasks:  # Spark may leave out tasks that have no rows
             runs = [run for run in runs if run.name not in slice_.merge]
             runs += [RunInfo.from_json(run) for result in results for run in result["merged"]]
         else:
@@ -345,7 +350,7 @@ class KeyIndex:
         sequence = self.next_sequence
         if appended is not None:
             runs += appended.runs
-            sequence += 1  # what others appended is older than the commit
+            sequence += 1  # the files that others appended are older than this commit
         own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
         runs += [replace(run, sequence=sequence) for run in own]
         oldest = min((run.sequence for run in runs), default=0)
@@ -363,8 +368,8 @@ class KeyIndex:
         return IndexCommit(base, stored, files, removed, sorted(united), new_paths)
 
     def deleted_rows(self, path: str) -> int:
-        """How many rows of a data file its deletion vector deletes (v3). Position delete files may delete others, of a
-        file that is older than the table's format version 3.
+        """How many rows of a data file its deletion vector deletes (v3). If the file is older than the table's format
+        version 3, position delete files may delete other rows.
         """
         vector = self._synchronized().vectors.get(path)
         return 0 if vector is None else int(vector["record-count"])
@@ -372,9 +377,12 @@ class KeyIndex:
     def rewritten(
         self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], new_paths: Sequence[str]
     ) -> IndexCommit:
-        """Like `prepare`, for a commit that moves rows from the data files `gone` to others, in which `runs` have them.
+        """Like `prepare`, for a commit that moves rows to new data files.
 
-        :param new_paths: of the files that were written.
+        :param operation: name of the commit.
+        :param gone: the old data files.
+        :param runs: entries of the rows in their new files.
+        :param new_paths: paths of the files that were written.
         """
         version = self._synchronized()
         removed, sequence = set(gone), self.next_sequence
@@ -396,8 +404,8 @@ class KeyIndex:
         return IndexCommit(self._base, stored, (), vectors, (), paths)
 
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
-        """Now and then without the data files that no older run names any more, or each commit would write a longer
-        list.
+        """The list of dead data files. From time to time, files that no older run names are removed from it. Otherwise
+        the list would grow with each commit.
 
         :raises CorruptIndexError: a run is missing.
         """
@@ -411,14 +419,14 @@ class KeyIndex:
         return kept
 
     def committed(self, stored: StoredPosition | None) -> None:
-        """The commit that names the prepared version succeeded. Deletes what the version before last had and no later
-        one has.
+        """Call this after the commit that names the prepared version. Deletes files of the version before last that no
+        later version has.
 
         :param stored: the table's position, which names the version.
         """
         ours = stored is not None and stored.index is not None and stored.index["version"] == self._prepared_name
         if stored is None or not ours or stored.index_snapshot_id is None or self._prepared is None:
-            self.forget()  # a second driver committed at once, and the version isn't that of its snapshot
+            self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
             return
         assert self._version is not None
         for path in self._obsolete:
@@ -455,7 +463,7 @@ class KeyIndex:
         self._clean_up(version)
 
     def _catch_up(self) -> bool:
-        """Account for foreign commits since the base. False if they can't be known."""
+        """Add other writers' commits since the base to the index. Returns False if they can't be found out."""
         version = self._synchronized()
         current = self._table.snapshot_id()
         if current == self._base and not self._included:
@@ -514,9 +522,9 @@ class KeyIndex:
         self._clean_up(self._version)
 
     def _foreign_snapshots(self, base: int | None, included: set[int]) -> list[JavaObject] | None:
-        """Snapshots after `base` that aren't `included`; None if the current snapshot's ancestors lack one of these.
+        """Snapshots after `base` that aren't `included`. None if the walk doesn't meet `base` and all included ones.
 
-        The base itself may have expired: its child still names it.
+        The base itself may have expired, since its child still names it.
         """
         found: list[JavaObject] = []
         missing = set(included)
@@ -534,7 +542,7 @@ class KeyIndex:
         return found if number == base and not missing else None
 
     def _with_files(self, version: IndexVersion, changed: "Sequence[_LiveFile]", gone: set[str]) -> IndexVersion:
-        """`version`, and then `changed` read anew and `gone` removed."""
+        """`version`, after the files `changed` are read again and the files `gone` are removed."""
         sequence = version.sequence + 1
         dead = dict(version.dead) | dict.fromkeys(gone, sequence) | {file.path: sequence for file in changed}
         vectors: dict[str, Vector | None] = dict.fromkeys(gone)
@@ -554,12 +562,12 @@ class KeyIndex:
         )
 
     def _appended_files(self, base: int | None) -> "Iterator[_LiveFile]":
-        """The data files of `append` snapshots after `base`. Doesn't look at the rest of the table."""
+        """The data files of `append` snapshots after `base`. Doesn't read the rest of the table."""
         scan = self._table.java.newIncrementalAppendScan().toSnapshot(self._table.snapshot_id())
         return self._planned(scan if base is None else scan.fromSnapshotExclusive(base))
 
     def _live_files(self) -> "Iterator[_LiveFile]":
-        """The data files of the current snapshot, with what deletes their rows."""
+        """The data files of the current snapshot, with the files that delete their rows."""
         return self._planned(self._table.java.newScan()) if self._table.snapshot_id() is not None else iter(())
 
     def _changed_files(self, added: set[str], deletes: Sequence[JavaObject]) -> "list[_LiveFile]":
@@ -614,9 +622,9 @@ class KeyIndex:
         return _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
 
     def _read(self, files: "Sequence[_LiveFile]", sequence: int, base: int) -> list[RunInfo]:
-        """Runs of the live rows of `files`, by one Spark job over the key columns.
+        """Read the live rows of `files` with one Spark job over the key columns, and write runs.
 
-        :param base: of the low hashes.
+        :param base: base of the low hashes.
         """
         if not files:
             return []
@@ -665,9 +673,9 @@ class KeyIndex:
             return bytes(stream.read())
 
     def _written(self, name: str, version: IndexVersion, new_paths: list[str]) -> IndexVersion:
-        """The version, once its manifest and its new vectors are written.
+        """Write a version's manifest and its new vectors. Returns the version with the names of the vectors' files.
 
-        :param new_paths: gets the path of each file that is written.
+        :param new_paths: the path of each written file is added to this list.
         """
 
         def write(path: str, content: bytes) -> None:
@@ -681,7 +689,7 @@ class KeyIndex:
         return stored
 
     def _clean_up(self, version: IndexVersion) -> None:
-        """Delete what no version names: of attempts that failed, or of a process that died."""
+        """Delete files that no version names. They come from failed attempts, or from a process that died."""
         kept = {run.name for run in version.runs}
         folders = {"runs": kept, "versions": {f"{self._current_name}.json"}, "vectors": set(version.vectors.files)}
         for folder, keep in folders.items():
@@ -695,8 +703,11 @@ class KeyIndex:
 
 @dataclass(frozen=True)
 class _Appended:
-    """What others appended after the keys were looked up: up to the snapshot `base`, its runs, and the rows that the
-    commit deletes.
+    """Files that others appended after the keys were looked up.
+
+    :param base: the last snapshot of these appends.
+    :param runs: runs of the appended rows.
+    :param rows: the appended rows that the commit deletes.
     """
 
     base: int | None
@@ -720,13 +731,13 @@ class _LiveFile:
 
 
 def _same_scheme(location: str) -> str:
-    """One form of the schemes that name the same storage."""
+    """The location with one form for all schemes that name the same storage."""
     return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
 
 
 def _encoding(plan: TablePlan, spec: TableSpec, bucket: Bucket | None) -> str:
-    """Names everything that the hashes depend on but the base, and the format version, on which the manifest's vectors
-    depend.
+    """A text with everything on which the hashes depend, except the base. It also has the format version, on which the
+    manifest's vectors depend.
     """
     keys = ", ".join(
         f"{spec.iceberg_schema.find_field(name).field_id} {spec.iceberg_schema.find_type(name)}"
@@ -741,7 +752,7 @@ def _only_append(snapshots: Sequence[JavaObject]) -> bool:
 
 
 def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile, BitMap64]]:
-    """Deleted positions by data file; several tasks may delete from one."""
+    """Deleted positions by data file. Several tasks may delete from the same file."""
     united: dict[str, tuple[IndexedFile, BitMap64]] = {}
     for result in results:
         for old in result["old_rows"]:
@@ -758,7 +769,7 @@ def _partition(file: IndexedFile) -> StoredPartition:
 
 
 def _stored_vectors(table: TableSpec, vectors: Sequence[Mapping[str, Any]]) -> dict[str, BitMap64]:
-    """Data file -> deleted positions, of vectors given by their `ContentFileParser` JSON."""
+    """Data file -> deleted positions, read from vectors that are given as `ContentFileParser` JSON."""
     by_path: dict[str, list[Mapping[str, Any]]] = {}
     for vector in vectors:
         by_path.setdefault(vector["file-path"], []).append(vector)
@@ -771,9 +782,9 @@ def _stored_vectors(table: TableSpec, vectors: Sequence[Mapping[str, Any]]) -> d
 
 
 def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
-    """A salt, and the hash that each path has with it in Spark (`xxhash64(path, salt)`): none has another's.
+    """A salt with which all paths have different hashes in Spark (`xxhash64(path, salt)`), and these hashes.
 
-    A hash for each row goes to Python, where it stands for the path in as little as a tenth of its bytes.
+    Spark sends the hash of the path with each row to Python, since it may take only a tenth of the path's bytes.
     """
     texts = pa.array(paths, pa.string())
     for salt in itertools.count():
@@ -805,7 +816,7 @@ def _parquet_positions(table: TableSpec, deletes: str, data_file: str) -> BitMap
 
 @contextmanager
 def _progress(spark: SparkSession, what: str) -> Iterator[None]:
-    """Says how far a Spark job is: a bar on a terminal, a log line now and then elsewhere."""
+    """Show the progress of a Spark job: with a bar on a terminal, else with a log line from time to time."""
     finished = threading.Event()
     tracker = spark.sparkContext.statusTracker()
     on_terminal = sys.stderr.isatty()

@@ -1,13 +1,12 @@
-"""Which columns are a table's key: as configured, else as its source's messages say.
+"""Decides which columns are a table's key: the configured ones, else those that its source's messages state.
 
-What a table's key is and what its messages were seen to say of it is remembered in the table property
-`rowdelta.<sink id>.key`:
+The table property `rowdelta.<sink id>.key` stores the table's key, and which keys its messages have stated:
 
     {"columns": ["id"], "configured": false, "messages": [["id"]]}
 
-Each micro-batch is compared with it. Where messages begin to say something else, the source has changed its primary
-key: rows that the table holds as one may be several from there on, or the other way round. So nothing more is applied,
-until the user has decided.
+Each micro-batch is compared with it. If messages begin to state another key, the source has changed its primary key.
+From there on, rows that the table holds as one row may be several, or several may be one. So the sink applies nothing
+more until the user has decided.
 """
 
 import json
@@ -34,9 +33,9 @@ WAYS_OUT = (
 class TableKey:
     """A table's key.
 
-    :param columns: of the table; none in mode append.
-    :param configured: the configuration names it, so messages may say something else, or nothing.
-    :param messages: names of fields that messages may state as their key. Empty: nobody has seen any yet.
+    :param columns: key columns of the table. Empty in mode append.
+    :param configured: the configuration names the key, so messages may state another key, or none.
+    :param messages: keys that messages may state, as names of fields. Empty if no message has stated a key yet.
     """
 
     columns: tuple[str, ...]
@@ -53,14 +52,14 @@ class TableKey:
         return json.dumps({"columns": self.columns, "configured": self.configured, "messages": self.messages})
 
     def warning(self, section: TableSection) -> str | None:
-        """For people: that messages have another key than the configured one, which may be meant."""
+        """A warning if messages state another key than the configured one. The user may want this."""
         own = set(_fields(section, self.columns))
         others = [fields for fields in self.messages if set(fields) != own]
         if not self.configured or not others:
             return None
         return (
             f"{section.target}: key is {shown(self.columns)}, but the key of the messages of {section.source} is "
-            f"{' or '.join(map(shown, others))}. Of rows that have the same {shown(self.columns)} the table keeps one."
+            f"{' or '.join(map(shown, others))}. The table keeps one of the rows with the same {shown(self.columns)}."
         )
 
 
@@ -71,10 +70,10 @@ def property_name(config: Config) -> str:
 def table_key(config: Config, resolved: ResolvedTable, table: TableState | None, sample: Sample) -> TableKey:
     """The key of a table.
 
-    :param table: if it exists.
-    :param sample: of the source's messages; read only if nothing else tells.
-    :raises ConfigError: messages don't tell one key, or not one that the table can have.
-    :raises NoMessagesError: there are none yet.
+    :param table: the table, if it exists.
+    :param sample: sample of the source's messages. It is read only if the key isn't known otherwise.
+    :raises ConfigError: the messages don't state exactly one key, or the table can't have this key.
+    :raises NoMessagesError: there are no messages yet.
     """
     section, path = resolved.section, resolved.path
     if section.mode == "append":
@@ -87,7 +86,7 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
             return TableKey(key, configured=True)
         if known.configured and known.columns == key:
             return known
-        # the user has decided on it, perhaps since the messages' key is another now
+        # the user has decided for this key, perhaps because the messages' key has changed
         return TableKey(key, True, _united(known.messages, (fields for fields in sample.message_keys() if fields)))
     if table is not None:
         columns = _identifiers(table)
@@ -104,19 +103,19 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
 
 
 def with_key(resolved: ResolvedTable, key: TableKey) -> ResolvedTable:
-    """The table with its key in place of none."""
+    """The table's configuration with the key filled in."""
     return replace(resolved, section=resolved.section.model_copy(update={"key": list(key.columns)}))
 
 
 def compared(key: TableKey, stated: StatedKeys, section: TableSection, property_: str) -> TableKey:
-    """What is known once a micro-batch was decoded.
+    """Compare the keys that a micro-batch's messages state with the table's key. Returns the key with what is new.
 
-    :param stated: what its messages say.
-    :param property_: which remembers the key.
-    :raises TableError: messages say something else than before. Nothing of the micro-batch may be applied.
+    :param stated: keys that the messages state.
+    :param property_: name of the table property that stores the key.
+    :raises TableError: messages state another key than before. The micro-batch must not be applied.
     """
     if key.configured:
-        # of a key that the user knows better, a message without one says nothing
+        # if the user has configured the key, messages without a key are fine
         stated = {fields: place for fields, place in stated.items() if fields}
     known = {frozenset(fields) for fields in key.messages}
     others = {fields: place for fields, place in stated.items() if frozenset(fields) not in known}
@@ -149,7 +148,7 @@ def shown(names: Iterable[str]) -> str:
 
 
 def _stated(section: TableSection, path: str, sample: Sample) -> Fields:
-    """The one key that messages state."""
+    """The only key that messages state."""
     stated = sorted(sample.message_keys(), key=lambda fields: (len(fields), fields))
     if not stated and sample.is_empty:
         raise NoMessagesError(section.target, section.source)
@@ -168,10 +167,11 @@ def _stated(section: TableSection, path: str, sample: Sample) -> Fields:
 
 
 def _columns(section: TableSection, path: str, fields: Fields, known: Sequence[str]) -> tuple[str, ...]:
-    """The columns that the key's fields are read into, in the table's order.
+    """The columns that get the key's fields, in the table's order.
 
-    :param known: columns, if the configuration names none.
-    :raises ConfigError: there is none for a field, or it can't be one of a key.
+    :param fields: the key's fields.
+    :param known: the table's columns, if the configuration doesn't name columns.
+    :raises ConfigError: a field has no column, or its column can't be part of a key.
     """
     if section.columns is None:
         by_field = {name: name for name in known}
@@ -199,7 +199,7 @@ def _columns(section: TableSection, path: str, fields: Fields, known: Sequence[s
 
 
 def _fields(section: TableSection, columns: Sequence[str]) -> Fields:
-    """What messages call these columns."""
+    """The names that messages use for these columns."""
     named = section.columns or {}
     return tuple(named[name].source or name if name in named else name for name in columns)
 
@@ -211,6 +211,6 @@ def _identifiers(table: TableState) -> tuple[str, ...]:
 
 
 def _united(first: Iterable[Fields], second: Iterable[Fields]) -> tuple[Fields, ...]:
-    """Each key once, whatever the order of its fields."""
+    """All keys, each once. Keys with the same fields in another order are equal."""
     found = {frozenset(fields): fields for fields in reversed([*first, *second])}
     return tuple(reversed(found.values()))

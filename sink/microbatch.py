@@ -1,4 +1,4 @@
-"""One table, one micro-batch: decode, shuffle by key, write in tasks, commit once."""
+"""Applies a micro-batch to one table: decode, shuffle by key, write in tasks, commit once."""
 
 import functools
 import json
@@ -73,7 +73,9 @@ from sink.written import Written, sum_up
 log = logging.getLogger("rowdelta")
 
 _MOST_SCHEMAS = 10
-"""A micro-batch may need several: what doesn't fit is known only of the columns that the table has."""
+"""One micro-batch may change the schema up to this many times. Only columns that the table already has show whether
+values fit, so one change may lead to another.
+"""
 
 _MOST_UNDECODED = 10
 """Records on which a format fails, and that are taken for bad ones: in succession, or in a micro-batch of which they
@@ -81,34 +83,40 @@ are a large part. With more it is the format: one that is broken would make dead
 """
 
 SMALL_BATCH = 10_000
-"""Up to this many records one task does it all: a shuffle would cost more than the second core gains."""
+"""Up to this many records, one task does all the work. A shuffle would cost more than a second core gains."""
 
 
 READ_AGAIN = 128 * 1024 * 1024
-"""Bytes of Parquet files that tasks may read more than once in all, rather than have rows dealt out to them.
+"""Each task reads all Parquet files, without a shuffle, if the extra reads sum up to at most this many bytes.
 
-Per row a core spends about three times as long on the shuffle as on decoding the row once more: with two tasks, files
-of 58 and of 115 MB were written a fifth to a third faster so. A shuffle of next to nothing costs about as much as
-decoding 10 MB.
+The shuffle of a row takes a core about three times as long as decoding it a second time. With two tasks, files of 58
+and 115 MB were written a fifth to a third faster this way. Even an almost empty shuffle costs about as much as decoding
+10 MB.
 """
 _OPENING = 256 * 1024
-"""Bytes that could be read while a file is opened."""
+"""Opening a file takes as long as reading this many bytes."""
 _ROWS_AGAIN = 4_000_000
-"""Rows likewise: files of a snapshot may have millions in a few bytes."""
+"""The same limit in rows: a snapshot's files may have millions of rows in few bytes."""
 
 
 class SchemaEvolvedError(Exception):
-    """The table has got new or wider columns."""
+    """The table has just got new or wider columns."""
 
 
 SMALL_MERGE = 1_000_000
-"""A table that has to merge more entries of its key index than this doesn't have others wait for it."""
+"""A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
+"""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """What an attempt to write a micro-batch starts from: a table that is `empty`, or has the rows in `index`; and
-    which `opening` of the dead-letter table it writes for.
+    """The state from which an attempt to write a micro-batch starts.
+
+    :param operation: id of the attempt.
+    :param empty: whether the table has no rows.
+    :param index: the key index of the table's rows, if it has one.
+    :param started: when the attempt began (`time.monotonic`).
+    :param opening: the `opening` of the dead-letter table (`DeadLetters`).
     """
 
     operation: str
@@ -120,7 +128,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class TableShare:
-    """A table's part of a micro-batch, and its part in the job that writes it with those of other tables."""
+    """A table's part of a micro-batch, and its share in the joint job that writes several tables."""
 
     batch: TableBatch
     begun: Begun
@@ -129,7 +137,7 @@ class TableShare:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Files of a micro-batch that wait for their commit."""
+    """A micro-batch's files that are written and not yet committed."""
 
     begun: Begun
     written: Written
@@ -190,12 +198,12 @@ class TableSink:
 
     @property
     def position(self) -> Position | None:
-        """Where the table got to: its last commit's position, else where it was first read from."""
+        """The position of the table's last commit, or the position where reading began if there is no commit."""
         return self._stored.position if self._stored else self.table.start_position(self._prefix)
 
     @property
     def _appends(self) -> bool:
-        """The table only grows."""
+        """Whether the table only grows."""
         return self.plan.section.mode == "append"
 
     def _open_key_index(self) -> KeyIndex | None:
@@ -209,15 +217,15 @@ class TableSink:
 
     def _open_decoder(self) -> RecordDecoder:
         batch_rows = int(self.table.spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0)
-        # for Spark 0 and less are no limit
+        # for Spark, 0 or less means that there is no limit
         batch_rows = batch_rows if batch_rows > 0 else 1 << 20
         return RecordDecoder(self._config, self.plan, self._observed.add, self._stated_keys.add, batch_rows)
 
     def remember_start(self, position: Position | None) -> None:
-        """Store where a table without commits is read from, so that `startingOffsets: latest` means the same after a
+        """Store the start position of a table without commits, so that `startingOffsets: latest` means the same after a
         restart.
 
-        :raises DataError: `mode: changelog` or `append` on a table that holds rows of which this sink knows nothing.
+        :raises DataError: the mode is `changelog` or `append`, and the table has rows, but no position of this sink.
         """
         if self._stored is not None:
             return
@@ -237,16 +245,16 @@ class TableSink:
         return self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
 
     def apply_batch(self, batch_id: int, batch: TableBatch) -> None:
-        """Apply changes that continue the table's position, and store the position `batch.end`; once.
+        """Apply changes that continue the table's position, exactly once, and store the position `batch.end`.
 
-        :raises RowdeltaError: nothing was applied, or (`CommitUnknownError`) it is unknown whether it was.
+        :raises RowdeltaError: nothing was applied; with `CommitUnknownError`, it is unknown whether it was applied.
         """
         self.commit(self.prepare_batch(batch_id, batch))
 
     def prepare_batch(self, batch_id: int, batch: TableBatch) -> Pending:
-        """Write changes that continue the table's position, and commit nothing.
+        """Write changes that continue the table's position, without a commit.
 
-        What it returns must go to `commit` or to `discard`.
+        The caller must then call `commit` or `discard`.
         """
         self._take_bearings()
         try:
@@ -258,9 +266,9 @@ class TableSink:
         return Pending(batch_id, batch, None)
 
     def share(self, batch: TableBatch) -> TableShare | None:
-        """The table's part in a job that writes several tables; None if `prepare_batch` must do it.
+        """The table's share in a joint job. None if the table needs a job of its own (`prepare_batch`).
 
-        What became of it must go to `prepare_share`, or its files to `discard`.
+        The caller must pass the job's result to `prepare_share`, or call `discard`.
         """
         if (
             batch.share is None
@@ -282,11 +290,11 @@ class TableSink:
         return TableShare(batch, begun, task.Share(decoder, self._task_plan(begun, 1), self._key_hash(1)))
 
     def take_over(self, paths: Sequence[str]) -> None:
-        """Be responsible for the files that a job for several tables wrote."""
+        """Take responsibility for the files that a joint job wrote for this table."""
         self._written_paths.value = list(paths)
 
     def prepare_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Pending:
-        """The same as `prepare_batch`, of what a job for several tables wrote and `take_over` has taken."""
+        """Like `prepare_batch`, for files that a joint job wrote. Call `take_over` first."""
         batch = share.batch
         try:
             stated = {tuple(fields): (int(partition), int(offset)) for fields, (partition, offset) in result["keys"]}
@@ -297,17 +305,18 @@ class TableSink:
         return Pending(batch_id, batch, None)
 
     def _take_bearings(self) -> None:
-        """See whether others changed the table since the last commit."""
-        # files of a schema or a spec that the table has left behind: values would be missing, deletes would miss rows
+        """Find out whether others changed the table since the last commit."""
+        # with an outdated schema or spec, the new files would lack values, and deletes would miss rows
         self.table.refresh()
         if self.table.snapshot_id() != self._base:
-            # the key index makes the current snapshot the base of the commit, so validation won't see what came before
+            # With a key index, the current snapshot becomes the commit's base. The commit's validation won't look at
+            # earlier snapshots, so the position is checked here.
             self._committer.own_position(self._prefix, self._operation)
             self._global_deletes = self.table.has_data_under_other_specs()
         self._replan_if_altered()
 
     def commit(self, pending: Pending) -> None:
-        """Commit what `prepare_batch` or `prepare_share` made; if others changed the table meanwhile, write it again.
+        """Commit what `prepare_batch` or `prepare_share` wrote. If others changed the table meanwhile, write it again.
 
         :raises RowdeltaError: see `apply_batch`.
         """
@@ -348,8 +357,8 @@ class TableSink:
             self._rebase()
 
     def compact(self) -> None:
-        """Merge small files, and compact the table if the configuration says so; to be called after each commit, when
-        others needn't wait for it.
+        """Merge small files, and compact the table if the configuration says so. Call this after each commit, at a time
+        when other tables don't wait for it.
         """
         if self._key_index is not None and self.plan.section.merge_small_files and self._minor_compaction.is_due():
             self._merge_small_files(self._key_index)
@@ -359,7 +368,7 @@ class TableSink:
     def _merge_small_files(self, key_index: KeyIndex) -> None:
         self._take_bearings()
         if key_index is not self._key_index or self._stored is None:
-            return  # the table was altered
+            return  # somebody altered the table
         try:
             key_index.synchronize(self._stored)
             if not self._minor_compaction.run(self._spec, key_index, self._stored.operation):
@@ -372,13 +381,14 @@ class TableSink:
         key_index.committed(self._stored)
 
     def discard(self) -> None:
-        """Delete what was written and isn't committed."""
+        """Delete files that were written and not committed."""
         self._delete_written()
 
     def _rebase(self) -> None:
-        """Take the table as it is now as what the micro-batch is written for again.
+        """Make the table's current state the base, so that the micro-batch can be written again.
 
-        :raises FencedError, RolledBackError: the position isn't the one that the micro-batch continues.
+        :raises FencedError: the table's position isn't the one that the micro-batch continues.
+        :raises RolledBackError: likewise, after a rollback.
         """
         self.table.refresh()
         self._committer.own_position(self._prefix, self._operation)
@@ -392,19 +402,21 @@ class TableSink:
 
     @property
     def _operation(self) -> str | None:
-        """What stored the position that the next micro-batch continues."""
+        """The operation that stored the position which the next micro-batch continues."""
         return self._stored.operation if self._stored else None
 
     def _adopt(self, operation: str | None) -> None:
-        """Take the table's current metadata as the base of the next commit.
+        """Make the table's current metadata the base of the next commit.
 
-        :param operation: the one that stored the position which the next micro-batch continues.
-        :raises FencedError, RolledBackError: it isn't that one any more.
+        :param operation: the operation that stored the position which the next micro-batch continues.
+        :raises FencedError: another operation has stored a position since.
+        :raises RolledBackError: the table was rolled back to another operation.
         """
         self._stored = self._committer.own_position(self._prefix, operation)
         base, self._base = self._base, self.table.snapshot_id()
         if base is None or self.table.parent_snapshot_id() != base:
-            # others committed, perhaps under another spec; to find out takes a look at every manifest
+            # Others committed, perhaps under another spec. To find out, every manifest must be read, so this is done
+            # only here.
             self._global_deletes = self.table.has_data_under_other_specs()
 
     def _replan_if_altered(self) -> None:
@@ -424,7 +436,7 @@ class TableSink:
         self._key_index = self._open_key_index()
 
     def _is_altered(self) -> bool:
-        """Whether the table has another schema, partition spec or format version than files are written for."""
+        """Whether the table's schema, partition spec or format version differs from what files are written for."""
         now, then = self.table.spec, self._spec
         return (now.schema, now.current_spec_id, now.format_version) != (
             then.schema,
@@ -441,7 +453,7 @@ class TableSink:
         started = time.monotonic()
         if batch.declared is not None:
             self._evolve(declared_changes(self.plan, batch.declared))
-        # what others append is nothing to one who only appends too
+        # a sink that only appends doesn't conflict with other writers' appends
         empty = not self._appends and self.table.is_empty()
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
@@ -460,9 +472,10 @@ class TableSink:
         return Attempt(begun, written, time.monotonic() - begun.started)
 
     def _compare_keys(self, stated: StatedKeys) -> None:
-        """Before anything else is made of what was written: under another key all of it is wrong.
+        """Compare the messages' key with the table's. This is the first check, since with a wrong key all files are
+        wrong.
 
-        :raises TableError: the messages' key is another than before.
+        :raises TableError: the messages' key has changed.
         """
         section = self.plan.section
         if self._appends or not stated:
@@ -496,39 +509,41 @@ class TableSink:
             if written.dead_letters:
                 self._keep_dead_letters(end, begun, written)
             self._commit(end, begun, written, retries)
-            self._written_paths.value = []  # they are the table's now
+            self._written_paths.value = []  # the files belong to the table now
         except CommitUnknownError:
-            self._written_paths.value = []  # or may be
+            self._written_paths.value = []  # the files may belong to the table now
             raise
         except (RowdeltaError, TableNoLongerEmptyError, TableChangedError, IndexLostError):
-            # known not to be committed; anything else might be, so its files stay
+            # after these errors nothing is committed; after any other error it might be, so then the files stay
             self._delete_written()
             raise
         self._log(pending.batch_id, end, written, attempt.write_seconds, time.monotonic() - started)
 
     def _evolve(self, observed: Mapping[str, str]) -> None:
-        """Give the table what the micro-batch's messages have, all at once: then the micro-batch is written again,
-        under one schema.
+        """Change the table's schema, once, for all that the micro-batch's messages have. Then the micro-batch is
+        written again under the new schema.
 
-        :raises SchemaEvolvedError: the table is another now.
-        :raises DataError, TableError: see `evolved_columns`.
+        :raises SchemaEvolvedError: the schema has changed.
+        :raises DataError: see `evolved_columns`.
+        :raises TableError: see `evolved_columns`.
         """
         changes = evolved_columns(self.plan, observed) if observed else {}
         if changes:
             log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(observed))
             self.table.refresh()
-            if self.table.spec.schema == self._spec.schema:  # else perhaps others did it, or did otherwise
+            if self.table.spec.schema == self._spec.schema:  # else others altered it; compare with their schema first
                 self.table.evolve(changes)
             raise SchemaEvolvedError
 
     def _write(self, batch: TableBatch, begun: Begun) -> Written:
         frame = batch.records() if batch.changes is None else batch.changes
         spark = frame.sparkSession
-        # a session of the stream's own; re-planning at run time costs more than it can gain on one shuffle
+        # The session belongs to the stream, so these settings change nothing else. Re-planning at run time costs more
+        # than it can gain on one shuffle.
         spark.conf.set("spark.sql.adaptive.enabled", "false")
-        # or a cast that fails in a computed column would be a null
+        # without this, a failed cast in a computed column would give null
         spark.conf.set("spark.sql.ansi.enabled", "true")
-        # or text that Spark has decoded would be of other Arrow types
+        # without this, text that Spark has decoded could have other Arrow types
         spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
         tasks = self._tasks(batch, spark)
         self._observed.value, self._left_out.value, self._written_paths.value = {}, {}, []
@@ -547,8 +562,8 @@ class TableSink:
         return replace(written, tasks=tasks, observed=observed, rows=counts, stated_keys=stated)
 
     def _write_plain_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> list[dict[str, Any]] | None:
-        """Results of tasks that read the files whole; None if some file needs Spark's reader. Then nothing of it is
-        left.
+        """Results of tasks that read whole files. None if a file needs Spark's reader; then all written files are
+        deleted.
         """
         try:
             results = self._collected(lambda: self._writing_files(batch, plan, tasks))
@@ -557,7 +572,7 @@ class TableSink:
                     self._check_all_read(batch, results, tasks)
                 return results
         except (RowdeltaError, IndexLostError):
-            # without the changes of such a file, others may seem to contradict each other
+            # without the changes of a file that can't be read this way, other changes may seem to contradict each other
             if not self._not_plain.value:
                 raise
         log.info("%s: its files need Spark's reader", self.table.name)
@@ -567,9 +582,10 @@ class TableSink:
         return None
 
     def _check_all_read(self, batch: TableBatch, results: Sequence[Mapping[str, Any]], tasks: int) -> None:
-        """That the tasks together wrote what the footers say: each read the files at a time of its own.
+        """Check that the tasks together wrote as many rows as the files' footers say. Each task reads the files at
+        another time, so somebody may replace a file in between.
 
-        :raises TemporaryError: they didn't; nothing of it is left.
+        :raises TemporaryError: the numbers differ. All written files are deleted.
         """
         found = sum(sum(result["rows"].values()) for result in results)
         if len(results) == tasks and found == batch.estimated_rows:
@@ -583,7 +599,7 @@ class TableSink:
         )
 
     def _collected(self, job: Callable[[], Results]) -> list[dict[str, Any]]:
-        """Results of the job's tasks. Whatever it raises, files of tasks that finished are deleted."""
+        """Results of the job's tasks. If the job fails, the files of its finished tasks are deleted."""
         try:
             return [json.loads(row[0]) for row in job().collect()]
         except (PySparkException, Py4JJavaError) as error:
@@ -594,8 +610,8 @@ class TableSink:
             raise job_error(self.plan.section.target, error) from error
 
     def _writing_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> Results:
-        """The same as `_writing`, of files that are read whole; unless `_not_plain` says afterwards that
-        they can't be.
+        """Like `_writing`, but reads whole files. `_not_plain` says afterwards whether a file could not be read this
+        way.
         """
         assert batch.files is not None
         assert self._decoder.plain is not None
@@ -609,9 +625,10 @@ class TableSink:
         return files_exchanged(whole, functools.partial(decode, route), tasks, run)
 
     def _writing(self, batch: TableBatch, frame: DataFrame, plan: task.TaskPlan, tasks: int) -> Results:
-        """What writes the files when it is collected, and has the tasks' results.
+        """The Spark job that writes the files. It runs when its result is collected.
 
         :param frame: the batch's records or changes.
+        :return: the tasks' results.
         """
         write_own, route, run = self._steps(plan, tasks)
         shuffles = tasks > 1 and not self._appends
@@ -626,8 +643,8 @@ class TableSink:
         return exchanged(made, tasks, run) if shuffles else made
 
     def _steps(self, plan: task.TaskPlan, tasks: int) -> tuple[Step, Step, Step]:
-        """What a task does with all changes: write its own (in mode append, all that it has); deal them out; and then
-        write those that were dealt to it.
+        """Three steps of tasks. The first one writes a task's own changes (in mode append, all changes that it has).
+        The second one deals changes out to tasks. The third one writes the changes that were dealt to a task.
         """
         run = functools.partial(task.run, plan, self._written_paths)
         how = self._key_hash(tasks), tasks, plan.index is not None
@@ -636,18 +653,18 @@ class TableSink:
         return write_own, functools.partial(task.route, self._combine(), *how, PART_ROWS), run
 
     def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
-        """How many tasks write it."""
+        """How many tasks write the micro-batch."""
         return 1 if _is_small(batch.estimated_rows) else min(_shuffle_partitions(spark), RANGES)
 
     def _key_hash(self, tasks: int) -> KeyHash:
-        """What changes are dealt out by."""
+        """The hash that decides which task gets a change."""
         if self._key_index is not None:
             return self._key_index.key_hash(self._spec)
         bucket = bucket_of_key(self.plan.section.key, self._spec)
         return KeyHash(tuple(self.plan.section.key), bucket if bucket is not None and bucket.count >= tasks else None)
 
     def _combine(self) -> task.Combine | None:
-        """Not in mode changelog: a key's first change counts too."""
+        """How changes of the same key are combined. None in mode changelog, where a key's first change matters too."""
         if self.plan.section.mode != "upsert":
             return None
         columns = tuple(column.name for column in self.plan.columns)
@@ -666,7 +683,7 @@ class TableSink:
                 table_is_empty=begun.empty,
                 global_deletes=self._global_deletes or self.plan.derived_partition,
                 deletes_carry_row=deletes_carry_row(self._config),
-                # the same row in two files has another `_source`, and is no contradiction
+                # the same row in two files differs in `_source`, which isn't a contradiction
                 content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),
             )
         return task.TaskPlan(
@@ -683,22 +700,22 @@ class TableSink:
     def _has_kept_letters(self) -> bool:
         """Whether the dead-letter table may have bad records beyond the table's position.
 
-        It has some if a crash came between its commit and the table's, or if the table's position was set back.
+        That happens if the run crashed between both commits, or if somebody set the table's position back.
         """
         kept = self._dead_letters.position(self.plan.section.target) if self._dead_letters else None
         return kept is not None and (self.position is None or self._source.is_ahead(kept, self.position))
 
     def _without_kept(self, changes: DataFrame) -> DataFrame:
-        """Without the bad records that the dead-letter table has.
+        """Leave out bad records that the dead-letter table already has.
 
-        By their places and not by its position alone: the topic may be a new one, and the configuration may refuse
-        other records now.
+        The records' places are compared, not only positions: the topic may have been created anew, and the
+        configuration may refuse other records now.
         """
         target = self.plan.section.target
         if self._dead_letters is None or not self._has_kept_letters():
             return changes
-        # computed once, and a barrier: Catalyst would push the filter below the decoder and repeat its expressions
-        # there
+        # The checkpoint makes Spark compute the changes once. Without it, Catalyst would push the filter below the
+        # decoder, and repeat the decoder's expressions there.
         changes = changes.localCheckpoint()
         bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), changes.sparkSession)
         return changes.where(F.col(BAD).isNull()).unionByName(bad)
@@ -706,11 +723,13 @@ class TableSink:
     def decoded(
         self, records: DataFrame, keep: Callable[[DataFrame], DataFrame] = lambda changes: changes
     ) -> DataFrame:
-        """Changelog rows of raw records, as far as `keep` lets them through, computed and stored by the executors.
+        """Decode raw records. The executors compute and store the changelog rows.
 
-        The table first gets the columns that the records have, if it follows their schema.
+        If the table follows the messages' schema, it first gets the columns that the records have.
+
+        :param keep: filters the changelog rows.
         """
-        # as in `_write`
+        # see `_write`
         records.sparkSession.conf.set("spark.sql.ansi.enabled", "true")
         while True:
             self._observed.value, self._stated_keys.value = {}, task.FirstPlaces.NONE
@@ -764,11 +783,11 @@ class TableSink:
         return set(json.loads(stored)) if stored else set()
 
     def _undecoded(self) -> int:
-        """How many records in succession the format failed on, up to the table's position."""
+        """How many successive records the format has failed on, up to the table's position."""
         return int(self.table.property(f"{self._prefix}.undecoded") or 0)
 
     def _properties(self, written: Written) -> dict[str, str]:
-        """What else the table remembers of a micro-batch."""
+        """Table properties that the commit sets, besides the position."""
         properties = dict[str, str]()
         streamed = self._streamed() | written.streamed_partitions
         if streamed:
@@ -827,8 +846,8 @@ class TableSink:
             index = amended
 
     def _keep_dead_letters(self, end: Position, begun: Begun, written: Written) -> None:
-        """Before the table's own commit: a crash in between repeats the batch, and the position here stops a second
-        copy.
+        """Commit the bad records. This happens before the table's own commit. If the run crashes in between, it repeats
+        the batch, and the dead-letter table's position prevents a second copy.
         """
         assert self._dead_letters is not None
         target = self.plan.section.target
@@ -847,7 +866,7 @@ class TableSink:
         self._dead_letters.publish(target)
 
     def _delete_written(self) -> None:
-        """Delete the files of tasks that finished, after their job or commit failed. Failed tasks deleted their own."""
+        """After a failed job or commit, delete the files of finished tasks. Failed tasks have deleted their own."""
         self._delete(self._written_paths.value)
         self._written_paths.value = []
 
@@ -874,7 +893,9 @@ class TableSink:
 
 @contextmanager
 def _before_commit(name: str) -> Iterator[None]:
-    """What fails then is known not to be committed, so all of the micro-batch's files can go."""
+    """Translate errors before the commit. After them nothing is committed, so all of the micro-batch's files can be
+    deleted.
+    """
     try:
         yield
     except CorruptIndexError as error:
@@ -888,7 +909,7 @@ def _before_commit(name: str) -> Iterator[None]:
 
 
 def _is_read_by_each(batch: TableBatch, tasks: int) -> bool:
-    """Whether each task reads all of the batch's Parquet files and keeps its part."""
+    """Whether each task reads all of the batch's Parquet files, and keeps only its own rows."""
     assert batch.files is not None
     assert batch.estimated_rows is not None
     size = sum(max(size, _OPENING) for size in batch.files.values())
@@ -918,7 +939,7 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
         return DataError(f"{target}: a change file has a column of another type. {_first_lines(text)}")
     failed = re.search(r"\[([A-Z_.]+)\] (.*?)SQLSTATE: 22", text)
     if failed:
-        # a "data exception" of an expression; conversions of messages' values don't raise
+        # SQLSTATE 22 is a "data exception" of an expression; conversions of messages' values raise no errors
         return DataError(
             f"{target}: the expression of a computed column failed on a value: {failed.group(2).strip()} Nothing was "
             "applied. Correct "
@@ -947,7 +968,7 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
 
 
 def _first_lines(text: str) -> str:
-    """What Spark says first; of what failed in Python the exception, which comes after all the calls that led to it."""
+    """The important lines of an error: Spark's first lines, or Python's exception, which comes after its calls."""
     raised: list[str] = _RAISED.findall(text)
     if raised:
         return raised[-1][:800]

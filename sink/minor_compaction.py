@@ -1,13 +1,12 @@
-"""Minor compactions: the small files of the last commits become larger ones, so that reads stay fast at next to no
-cost.
+"""Minor compactions merge the small files of the last commits into larger files. They cost little and keep reads fast.
 
-As in a log-structured merge tree: once the last commits, `EVERY` at least, wrote `_ENOUGH` files, these are merged,
-after `EVERY` minor compactions what these wrote, and so on. So a row is written again only once a level, and large
-files are left alone, however many of their rows are deleted: these are for `compact_every` (`sink.compaction`), or for
-whoever maintains the table.
+They work like a log-structured merge tree. When at least `EVERY` commits have written at least `_ENOUGH` files, a minor
+compaction merges these files. After `EVERY` minor compactions, the next one merges their files too, and so on. So a row
+is written again only once for each level. Large files stay as they are, even if many of their rows are deleted:
+`compact_every` (`sink.compaction`), or whoever maintains the table, rewrites these.
 
-Only the sink's own files are merged, and none that are planned by looking at the whole table: the snapshots since the
-last minor compaction name them. A commit of others that removes files ends the search.
+A minor compaction merges only files of this sink, and doesn't plan over the whole table: it finds the files in the
+snapshots since the last minor compaction. The search ends at another writer's commit that removed files.
 """
 
 import json
@@ -36,29 +35,31 @@ from sink.keyindex import IndexLostError, KeyIndex
 log = logging.getLogger("rowdelta")
 
 EVERY = 4
-"""Commits from one minor compaction to the next, at least, and of these from one of a level to the next one of the
-level above.
+"""A minor compaction follows after at least this many commits. One of the next higher level follows after this many
+minor compactions of a level.
 """
 _ENOUGH = 16
-"""Files of the last commits, likewise: a read hardly notices fewer, and a table with a file a commit is left alone for
-longer.
+"""A minor compaction needs at least this many files in the last commits. A read hardly notices fewer files, and so a
+table that gets one file a commit is compacted less often.
 """
 _HIGHEST_LEVEL = 3
-"""The files of 64 minor compactions become one; to look further back would take longer than it saves."""
+"""At this level the files of 64 minor compactions become one. Looking further back would cost more than it saves."""
 _FEWEST = 4
-"""Files of a partition, for which it pays."""
+"""With fewer files in a partition, merging doesn't pay."""
 _OTHER_LEVEL = 8
-"""A file that is so many times as large as those that are smaller, on average, isn't merged with them."""
+"""A file isn't merged with smaller ones if it is this many times larger than they are on average."""
 _MOST_KNOWN = 1000
-"""Snapshots whose files are remembered. More than a minor compaction ever looks back to."""
+"""The files of this many snapshots are remembered. A minor compaction never looks back so far."""
 _ON_DRIVER = 4 * 1024 * 1024
-"""Bytes of files up to which a Spark job would cost more than it does."""
+"""Up to this many bytes of files, the driver merges them itself: a Spark job would cost more than it saves."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a snapshot added, of the sink's what may be merged, of others' their position deletes (v2); and the paths
-    that it removed if it was a minor compaction.
+    """What one snapshot changed.
+
+    :param added: files that may be merged, if the sink made the snapshot; else the position delete files (v2).
+    :param removed: paths of the files that it removed, if it was a minor compaction.
     """
 
     added: Sequence["_File"]
@@ -67,7 +68,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _File:
-    """A data file of the sink's, or (v2) a position delete file."""
+    """A data file of this sink, or a position delete file (v2)."""
 
     is_data: bool
     partition: str
@@ -77,8 +78,9 @@ class _File:
 
 
 def _chosen(files: Sequence[_File]) -> list[_File]:
-    """Of a partition's files those to merge, if it pays: not the ones much larger than the others, which are of another
-    level, like what a first load wrote.
+    """The files to merge among a partition's `files`. Empty if merging doesn't pay.
+
+    Files that are much larger than the others are left out: they belong to a higher level, like those of a first load.
     """
     data = sorted((file for file in files if file.is_data), key=lambda file: file.small.size_in_bytes)
     deletes = [file for file in files if not file.is_data]
@@ -93,10 +95,11 @@ def _chosen(files: Sequence[_File]) -> list[_File]:
 
 
 def _groups(chosen: Sequence[_File], applying: Sequence[_File], spec: TableSpec) -> Iterator[RewriteGroup]:
-    """A partition's files in groups that tasks can share: of about as much data as a file should have, and one of the
-    deletes.
+    """Groups of a partition's files, so that tasks can share the work. Each group has about as much data as a file
+    should have. The delete files are a group of their own.
 
-    :param applying: the partition's position delete files (v2), whoever wrote them.
+    :param chosen: the files to merge.
+    :param applying: the partition's position delete files (v2) of all writers.
     """
     spec_id, partition = spec.current_spec_id, chosen[0].partition
     all_deletes = tuple(file.small for file in applying)
@@ -126,7 +129,7 @@ class _By(Enum):
 class MinorCompaction:
     """The minor compactions of one table.
 
-    :param prefix: property prefix of the sink's state; only its own files are merged.
+    :param prefix: property prefix of the sink's state. Only this sink's files are merged.
     """
 
     def __init__(
@@ -140,14 +143,14 @@ class MinorCompaction:
         self._key = tuple(key)
         self._committer = committer
         self._prefix = prefix
-        # not the micro-batches' accumulator: what it has is deleted if the next one fails
+        # not the accumulator of the micro-batches: a failed micro-batch deletes the files that are in it
         self._written: Accumulator[list[str]] = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
-        self._commits, self._files = EVERY, _ENOUGH  # what an earlier run left is counted after the first commit
+        self._commits, self._files = EVERY, _ENOUGH  # so the first commit looks for the small files of earlier runs
         self._known: dict[int, _Seen] = {}
         self._known_as: object = None
 
     def count(self, files: int) -> None:
-        """To be told after each commit how many files it wrote."""
+        """Call this after each commit, with the number of files that the commit wrote."""
         self._commits += 1
         self._files += files
 
@@ -155,13 +158,15 @@ class MinorCompaction:
         return _are_enough(self._commits, self._files)
 
     def run(self, spec: TableSpec, key_index: KeyIndex, operation: str) -> bool:
-        """Merge the small files, if there are enough of them. What goes wrong before the commit is logged and no more.
+        """Merge the small files, if there are enough of them. A failure before the commit is only logged.
 
-        :param key_index: of the current snapshot.
+        :param spec: the table.
+        :param key_index: the index of the current snapshot.
         :param operation: the commit that stored the sink's position.
         :return: whether there is a new snapshot.
         :raises IndexLostError: the index has to be built again.
-        :raises TableError, TemporaryError: see `IcebergCommitter.rewrite`.
+        :raises TableError: see `IcebergCommitter.rewrite`.
+        :raises TemporaryError: see `IcebergCommitter.rewrite`.
         """
         started = time.monotonic()
         layout = spec.current_spec_id, spec.format_version
@@ -170,14 +175,14 @@ class MinorCompaction:
         try:
             found = _Search(self._table, spec, self._prefix, self._known)
         except JAVA_ERRORS as error:
-            self._give_up(error)  # perhaps what it read has just expired
+            self._give_up(error)  # perhaps somebody has just expired a snapshot that the search reads
             return False
         self._commits, self._files = found.commits, found.files
         if not self.is_due():
             return False
         by_partition = [chosen for files in found.partitions.values() if (chosen := _chosen(files))]
         if not by_partition:
-            return False  # looked at again after the next commit
+            return False  # the next commit makes it look again
         self._commits = self._files = 0
         self._written.value = []
         name = uuid4().hex[:16]
@@ -193,7 +198,7 @@ class MinorCompaction:
             files, runs = self._rewrite(spec, key_index, name, groups)
             index = key_index.rewritten(name, gone, runs, self._written.value)
         except Exception as error:
-            # whatever it is, nothing is lost by leaving the files as they are
+            # any error is caught: nothing is lost if the small files stay
             self._delete(spec, key_index, self._written.value)
             if isinstance(error, CorruptIndexError) or "CorruptIndexError" in str(error):
                 raise IndexLostError(str(error).split("\n", 1)[0]) from error
@@ -222,13 +227,16 @@ class MinorCompaction:
         return True
 
     def _counted(self, file: _File, key_index: KeyIndex) -> _File:
-        """With the number of its live rows (v3)."""
+        """The file with the number of its live rows (v3)."""
         return replace(file, small=replace(file.small, live_rows=file.rows - key_index.deleted_rows(file.small.path)))
 
     def _rewrite(
         self, spec: TableSpec, key_index: KeyIndex, name: str, groups: Sequence[RewriteGroup]
     ) -> tuple[list[str], list[RunInfo]]:
-        """Files that are instead of the groups', as `ContentFileParser` JSON, and runs for the index."""
+        """Write the groups' rows into new files.
+
+        :return: the new files as `ContentFileParser` JSON, and their runs for the index.
+        """
         spark = self._table.spark
         plan = task.RewritePlan(
             spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name
@@ -259,11 +267,14 @@ class MinorCompaction:
 
 
 class _Search:
-    """What the snapshots say of the sink's small files: the `number` of the next minor compaction, `commits` since the
-    last one and how many `files` they added; by partition those that it may merge, and all position `deletes` that may
-    apply to them (v2).
+    """Finds the sink's small files in the snapshots.
 
-    :param known: by snapshot. Gets what is read, since each file takes some calls to the JVM.
+    `number` is the number of the next minor compaction. `commits` and `files` count what was committed since the last
+    one. `partitions` has the files that may be merged, and `deletes` all position delete files (v2) that may apply to
+    them. Both are by partition.
+
+    :param known: what is known of a snapshot, by its id. The search adds what it reads, since each file costs several
+        calls to the JVM.
     """
 
     def __init__(self, table: IcebergTable, spec: TableSpec, prefix: str, known: dict[int, _Seen]) -> None:
@@ -279,10 +290,10 @@ class _Search:
             self._collect(snapshots, known)
 
     def _snapshots(self) -> Iterator[tuple[JavaObject, "_By"]]:
-        """Those whose files may be merged, newest first, and in between others that may delete rows of these.
-        Counts the commits.
+        """The snapshots whose files may be merged, and other writers' snapshots that may delete rows of these files;
+        newest first. Also counts the sink's commits.
 
-        Which rows of a file an equality delete deletes isn't known, but it reaches older files only.
+        The search ends at an equality delete: nobody knows which rows it deletes, but it applies to older files only.
         """
         java = self._table.java
         java_snapshot, last, first_passed, older = java.currentSnapshot(), None, False, 0
@@ -311,17 +322,19 @@ class _Search:
             if summary.get("added-equality-delete-files", "0") != "0":
                 return
             if older >= EVERY**2 and _are_enough(self.commits, self.files):
-                return  # commits from before there were minor compactions: there may be any number of them
+                return  # these commits are from before minor compactions existed; there may be very many of them
             parent = java_snapshot.parentId()
             java_snapshot = None if parent is None else java.snapshot(parent)
 
     def _added(self, summary: Mapping[str, str]) -> int:
-        """Files that are merged; in v3 no deletes are."""
+        """How many files of the snapshot can be merged. In v3, delete files can't be."""
         deletes = summary.get("added-delete-files", "0") if self._spec.format_version < 3 else "0"
         return int(summary.get("added-data-files", "0")) + int(deletes)
 
     def _removes_deletes(self, summary: Mapping[str, str]) -> bool:
-        """In v3 each commit removes deletion vectors, but these aren't merged here."""
+        """Whether delete files were removed that matter here. In v3 each commit removes deletion vectors, but minor
+        compactions don't merge these.
+        """
         return self._spec.format_version < 3 and summary.get("removed-delete-files", "0") != "0"
 
     def _collect(self, snapshots: Sequence[tuple[JavaObject, "_By"]], known: dict[int, _Seen]) -> None:
@@ -341,7 +354,7 @@ class _Search:
             gone |= known[number].removed
 
     def _removed(self, snapshot: JavaObject) -> Iterator[str]:
-        """Also what Iceberg removed by itself: delete files that are older than all data."""
+        """Paths that the snapshot removed. Iceberg also removes by itself delete files that are older than all data."""
         io = self._table.java.io()
         removed = [snapshot.removedDataFiles(io)]
         if self._spec.format_version < 3:
@@ -349,8 +362,8 @@ class _Search:
         return (str(file.location()) for files in removed for file in self._table.elements(files))
 
     def _files(self, snapshot: JavaObject, by: "_By") -> Iterator[_File]:
-        """What the snapshot added under the current spec: small data files, if they are the sink's, and, in v2,
-        position delete files.
+        """The files that the snapshot added under the current spec: small data files, if the sink made the snapshot,
+        and position delete files (v2).
         """
         io = self._table.java.io()
         sequence_number = int(snapshot.sequenceNumber())
@@ -372,8 +385,8 @@ class _Search:
             yield _File(kind == "DATA", json.dumps(partition), content["record-count"], small, java)
 
     def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
-        """Written before the table became v3: row ids were given later, and aren't in the manifest that says the file
-        was added.
+        """Whether the file was written before the table became v3. Such a file got its row ids later, and the manifest
+        that added the file doesn't have them.
         """
         return self._spec.format_version >= 3 and "first-row-id" not in content
 
@@ -383,14 +396,14 @@ def _are_enough(commits: int, files: int) -> bool:
 
 
 def _level(number: int) -> int:
-    """How often `EVERY` divides it: of which level the minor compaction of this number is."""
+    """The level of the minor compaction with this number: how many times `EVERY` divides the number."""
     level = next(level for level in range(number) if number % EVERY ** (level + 1))
     return min(level, _HIGHEST_LEVEL)
 
 
 def _keeps_dropped_fields(spec: TableSpec) -> bool:
-    """A table that was v1 keeps dropped partition fields, and their nulls aren't described so that Iceberg 1.11 could
-    read it.
+    """Whether the current spec has only dropped partition fields, as in a table that was v1. Iceberg 1.11 can't read
+    the JSON of a file with their nulls.
     """
     fields = spec.current_spec.fields
     return bool(fields) and all(isinstance(field.transform, VoidTransform) for field in fields)

@@ -1,8 +1,6 @@
-"""What the configuration passes on to Spark and Iceberg, as far as a mistake in it would come out late, badly, or
-never.
+"""Checks some options that the configuration passes on to Spark and Iceberg.
 
-Both take maps of text, of which most is theirs to judge. Here are the few names whose mistakes neither of them reports
-well.
+Spark and Iceberg check most of them. This module checks the few whose mistakes they would report late, badly, or never.
 """
 
 import difflib
@@ -33,7 +31,7 @@ _FILE_OPTIONS = (
     "sourceArchiveDir",
     "wholetext",
 )
-"""Of Spark's file source. It ignores names that it doesn't know."""
+"""Options of Spark's file source, which ignores names that it doesn't know."""
 
 _NUMBER_OPTIONS = (
     "maxbytespertrigger",
@@ -65,7 +63,7 @@ _JVM_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
 
 
 class MisplacedError(ValueError):
-    """A mistake further inside of what was being looked at: `path` leads there."""
+    """A mistake inside the checked value. `path` says where."""
 
     def __init__(self, message: str, *path: str | int) -> None:
         super().__init__(message)
@@ -73,9 +71,10 @@ class MisplacedError(ValueError):
 
 
 def check_source(options: Mapping[str, str], *, files: bool) -> None:
-    """`source.options`.
+    """Check `source.options`.
 
-    :raises MisplacedError: a number is none, or a name is nearly that of an option.
+    :param files: whether the source is Spark's file source.
+    :raises MisplacedError: a value isn't a number where it must be, or a name looks like a misspelled option.
     """
     for name, value in options.items():
         if name.lower() in _NUMBER_OPTIONS and not re.fullmatch(r"0*[1-9]\d*", value):
@@ -89,9 +88,9 @@ def check_source(options: Mapping[str, str], *, files: bool) -> None:
 
 
 def check_table(properties: Mapping[str, str]) -> None:
-    """`tables[].properties`.
+    """Check `tables[].properties`.
 
-    :raises MisplacedError: with such a value nothing could be written, or not as it says.
+    :raises MisplacedError: with this value the sink couldn't write, or would write something else than the value says.
     """
     refused = refusal(properties)
     if refused is not None:
@@ -104,15 +103,15 @@ def check_table(properties: Mapping[str, str]) -> None:
             raise MisplacedError(f"got {value!r}, expected a whole number", name)
         if name in _FORMAT_PROPERTIES and value.lower() != "parquet":
             raise MisplacedError(f"got {value!r}, but rowdelta writes Parquet only; leave it out", name)
-        # the one that Parquet itself calls none is known to the writer in lower case
+        # the writer knows "uncompressed" in lower case only
         if name == _CODEC and value not in _CODECS and value.lower() not in _CODECS[:-1]:
             raise MisplacedError(f"got {value!r}, expected one of {', '.join(_CODECS)}", name)
 
 
 def check_catalog(properties: Mapping[str, str]) -> None:
-    """One entry of `catalogs`; an empty one leaves all to Spark's own configuration.
+    """Check one entry of `catalogs`. If the entry is empty, Spark's own configuration decides everything.
 
-    :raises MisplacedError: the kind of catalog isn't said, where Iceberg would take Hive's, or is none.
+    :raises MisplacedError: the type is unknown, or missing. If it is missing, Iceberg would use a Hive catalog.
     """
     kind = properties.get("type")
     if kind is None:
@@ -125,9 +124,9 @@ def check_catalog(properties: Mapping[str, str]) -> None:
 
 
 def check_spark(settings: Mapping[str, str]) -> None:
-    """`spark`: what the JVM needs before there is a Spark that could say what is wrong.
+    """Check `spark`: the settings that the JVM needs before Spark runs and could report a mistake.
 
-    :raises MisplacedError: a value is none for its setting.
+    :raises MisplacedError: a setting can't have this value.
     """
     master, memory = settings.get("spark.master"), settings.get("spark.driver.memory")
     if master is not None and not _MASTER.fullmatch(master):

@@ -1,8 +1,9 @@
-"""Which source feeds which table: entries of `tables:` as they are, or, for patterns, one table for each match.
+"""Decides which source feeds which table. A plain entry of `tables:` is one table; a pattern is one table for each
+match.
 
-An entry is a pattern if its target refers to a group (`lake.shop.$1`): then `source` is a regular expression that must
-match the whole name of a topic, or of a directory in the folder before the last `/`. A source that several entries
-match belongs to the entry that names it plainly, else to the first pattern.
+An entry is a pattern if its target refers to a group (`lake.shop.$1`). Then `source` is a regular expression. It must
+match the whole name of a topic, or of a directory in the folder before the last `/`. If several entries match a source,
+the entry with the source's plain name gets it, else the first pattern.
 """
 
 import re
@@ -18,9 +19,10 @@ from sink.sources.source import SourceView
 class ResolvedTable:
     """One source and the table that mirrors it.
 
-    :param section: as configured, with the source's name and the target's in place of patterns.
-    :param path: of the entry, for messages: `tables[3]`.
-    :param error: why the source can't have a table; `section.target` may then be the template.
+    :param section: the configured entry, with real names for source and target instead of patterns.
+    :param path: the entry's place in the configuration, for messages: `tables[3]`.
+    :param from_pattern: whether the entry is a pattern.
+    :param error: the reason why the source can't have a table. `section.target` may then still have references.
     """
 
     section: TableSection
@@ -32,7 +34,7 @@ class ResolvedTable:
 def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
     """The tables of a configuration, in its order.
 
-    :param names: of the topics or directories that exist; only patterns need them.
+    :param names: names of the topics or directories that exist. Only patterns need them.
     """
     resolved: list[ResolvedTable] = []
     taken = {table.source for table in config.tables if not table.is_pattern}
@@ -52,7 +54,7 @@ def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
 
 
 def find_tables(config: Config, source: SourceView) -> list[ResolvedTable]:
-    """The tables of a configuration, with those that its patterns find in the source.
+    """The tables of a configuration, including those that its patterns find in the source.
 
     :raises TemporaryError: the source did not answer.
     """
@@ -61,7 +63,7 @@ def find_tables(config: Config, source: SourceView) -> list[ResolvedTable]:
 
 
 def source_pattern(table: TableSection, *, is_path: bool) -> re.Pattern[str]:
-    """What the names of a pattern entry's sources match; of a path, only the last part is a pattern."""
+    """The regular expression for the names of a pattern's sources. In a path, only the last part is a pattern."""
     if not is_path:
         return re.compile(table.source)
     parent, slash, pattern = table.source.rpartition("/")
@@ -83,7 +85,9 @@ def _expanded(table: TableSection, path: str, match: re.Match[str]) -> ResolvedT
 
 
 def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> list[ResolvedTable]:
-    """A table has one position, so two sources can't share it; none of them is more right than the others."""
+    """Give an error to all sources with the same target. A table has one position, so two sources can't share it, and
+    nothing says which of them is right.
+    """
     sources: dict[str, list[str]] = {}
     for table in resolved:
         if table.error is None:

@@ -37,10 +37,11 @@ _END_SECONDS = 30.0
 
 @dataclass
 class Run:
-    """A started query. Once `over`, no micro-batch of it begins any more. `error` is what ended one that had begun.
+    """A started query. Once it is `over`, no more of its micro-batches begin. `error` is the error of a micro-batch
+    that failed.
 
-    A micro-batch that doesn't begin waits until the query is `ending`. Whoever holds `idle` is sure that no micro-batch
-    of the query is being applied.
+    A micro-batch that must not begin waits until the query is `ending`. While somebody holds `idle`, no micro-batch of
+    the query is being applied.
     """
 
     stream: Stream
@@ -52,14 +53,14 @@ class Run:
 
 
 class Pipeline:
-    """All tables of a configuration. `run` returns when the source is exhausted (`available-now`) or `stop`
-    was called.
+    """Runs all tables of a configuration. `run` returns when the source is exhausted (`available-now`), or after a call
+    of `stop`.
     """
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark = spark
         self._config = config
-        # not an `Event`: a signal handler that sets it would wait for the lock of one that the same thread waits for
+        # Not an `Event`: a signal handler would wait for its lock for ever if the interrupted thread holds this lock.
         self._stopping = False
         self._runs: list[Run] = []
         self._ended: list[Run] = []
@@ -84,14 +85,14 @@ class Pipeline:
     def run(self) -> None:
         """Apply what the source has, micro-batch by micro-batch.
 
-        :raises RowdeltaError: says what happened and what to do; every table is as its last commit left it.
+        :raises RowdeltaError: its message says what happened and what to do. Every table is as its last commit left it.
         """
         try:
             self._raise_if_over()
             working = self._supervisor.working()
             known = any(member.sink and member.sink.position for member in working)
             for member in self._supervisor.members.values():
-                # a topic that a pattern matches now but didn't in an earlier run is new
+                # a topic is new if a pattern matches it now, and no earlier run read it
                 member.from_start = member.awaits_messages or (known and member.resolved.from_pattern)
             with self._between_batches(self._all_runs()):
                 located = self._locate(working)
@@ -104,11 +105,11 @@ class Pipeline:
         except RowdeltaError:
             self._stopping = True
             with self._between_batches(self._all_runs()):
-                raise  # other queries' micro-batches in progress are finished
+                raise  # the lock has waited for other queries' micro-batches in progress
         finally:
             self._stopping = True
             self._supervisor.close()
-            # the JVM may have gone; what ended the run matters more
+            # the JVM may have gone; the error that ended the run is more important
             with suppress(Py4JError, OSError):
                 if self._runs:
                     self._quieten_spark()
@@ -116,35 +117,35 @@ class Pipeline:
                     self._end(run)
 
     def stop(self) -> None:
-        """Finish the micro-batch in progress, then stop. Safe to call from a signal handler, more than once."""
+        """Finish the micro-batch in progress, then stop. A signal handler may call this, also several times."""
         self._stopping = True
 
     def _all_runs(self) -> list[Run]:
-        """Also queries that have ended, as long as a micro-batch of theirs is being applied: whoever stops a query, as
-        Spark itself does if another one takes its checkpoint, doesn't stop us in the midst of one.
+        """All queries, also those that have ended while their micro-batch is still being applied. Spark, for example,
+        stops a query when another one takes its checkpoint, but the micro-batch goes on.
         """
         return [*self._runs, *self._ended]
 
     @contextmanager
     def _between_batches(self, runs: Iterable[Run]) -> Iterator[None]:
-        """Wait until none of these queries applies a micro-batch. Meanwhile none of them begins another."""
+        """Wait until none of these queries applies a micro-batch. Inside this context none of them begins another."""
         with ExitStack() as held:
             for run in runs:
                 held.enter_context(run.idle)
             yield
 
     def _reopen(self, members: Sequence[Member]) -> None:
-        """Open tables (again), and have them read from where they are.
+        """Open tables (again), and read them on from their positions.
 
-        Where all tables share one query, it ends and begins anew from the tables' positions, which are the truth: so
-        nothing is lost or read twice, whatever state each of them is in.
+        If all tables share one query, this query ends, and a new one begins at the tables' positions. Only these
+        positions count, so nothing is lost or applied twice, whatever state each table is in.
 
-        Queries that have nothing to do with these tables go on meanwhile. The others may, while tables are opened,
-        which takes long if a catalog doesn't answer: they have set these tables aside.
+        Queries that don't feed these tables go on meanwhile. Queries that do may also go on while tables are opened,
+        because the tables are set aside. Opening takes long if a catalog doesn't answer.
         """
         runs = self._runs_of(members)
         with self._between_batches(runs):
-            pass  # the micro-batch in which a table was set aside may still be in progress
+            pass  # wait for the micro-batch in which a table was set aside, which may still be in progress
         opened = self._supervisor.open(members)
         with self._between_batches(runs):
             opened = self._supervisor.take_up(opened)
@@ -157,16 +158,17 @@ class Pipeline:
         self._read(located)
 
     def _runs_of(self, members: Iterable[Member]) -> list[Run]:
-        """The queries that feed these tables, or will: those of other directories have nothing to do with them."""
+        """The queries that feed these tables, or will feed them."""
         if self._source.one_stream:
             return self._all_runs()
         sources = {member.source for member in members}
         return [run for run in self._all_runs() if any(table.source in sources for table in run.stream.tables)]
 
     def _locate(self, members: Sequence[Member]) -> Sequence[Member]:
-        """Find where tables that were just opened are read from; to be called between micro-batches, like the opening.
+        """Find the start positions of tables that were just opened. Call this between micro-batches.
 
-        From here on no micro-batch of a query that is to end begins: it has read past what these tables have had.
+        After this, a query that has to end begins no more micro-batches, because it has already read past these tables'
+        positions.
         """
         if members and self._source.one_stream and self._config.sink.trigger != "available-now":
             members = self._supervisor.working()
@@ -207,10 +209,11 @@ class Pipeline:
         self._forget(run)
 
     def _forget(self, run: Run) -> None:
-        """Let go of a query that has ended.
+        """Drop the reference to a query that has ended.
 
-        It refers to us by its `foreachBatch` function, so if we refer to it neither the JVM's garbage collector nor
-        Python's sees that nobody needs either: the query, its session and its threads would stay.
+        The query refers to this object by its `foreachBatch` function. If this object also referred to the query,
+        neither the JVM's nor Python's garbage collector could free them: the query, its session and its threads would
+        stay.
         """
         self._runs.remove(run)
         run.over, run.query = True, None
@@ -222,7 +225,7 @@ class Pipeline:
         def begin(frame: DataFrame, batch_id: int) -> None:
             self._supervisor.apply(run.stream, batch_id, frame)
             if self._supervisor.closed:
-                raise _StoppedError  # tables may have been left out: Spark must not take this micro-batch for done
+                raise _StoppedError  # some tables may have been left out, so Spark must not mark this micro-batch done
             if self._is_over() or not any(member.works for member in members):
                 run.over = True
                 raise next((member.error for member in members if member.error is not None), _StoppedError())
@@ -233,15 +236,16 @@ class Pipeline:
                     try:
                         begin(frame, batch_id)
                     except RowdeltaError as error:
-                        run.error = error  # Spark passes on its text only
-                        # Not the Java error that it may come from: if the query is ending, Spark searches the text of
-                        # that by a regular expression which overflows the stack (`StreamExecution.PROXY_ERROR`).
+                        run.error = error  # Spark passes on only the error's text
+                        # `from None` leaves out a Java error that may be the cause: if the query is ending, Spark
+                        # searches its text with a regular expression that overflows the stack
+                        # (`StreamExecution.PROXY_ERROR`).
                         raise error from None
                     except Exception as error:
                         run.error = error
                         raise
                     return
-            # without a call to the JVM, which the query's end would interrupt: a Java error
+            # this waits without a call to the JVM: the query's end would interrupt such a call with a Java error
             run.ending.wait(_END_SECONDS)
             raise _StoppedError
 
@@ -251,15 +255,15 @@ class Pipeline:
         retried = False
         while not self._stopping:
             for run in list(self._runs):
-                # each in turn: a failed query must not go unnoticed behind one that runs on
-                # and what follows the failure of one may end others
+                # each query is asked in turn, so that a failed one is noticed while others run on; handling one failure
+                # may end other queries
                 if run in self._runs and self._has_ended(run) and run in self._runs:
                     self._forget(run)
             self._raise_if_over()
             if self._config.sink.trigger != "available-now":
                 self._look_around()
             elif not self._runs:
-                # what failed in passing may work now; what was rolled back does
+                # a table with a temporary failure may work now; a table that was rolled back does
                 again = [member for member in self._supervisor.failed() if not retried or is_harmless(member.error)]
                 if not again:
                     break
@@ -276,12 +280,12 @@ class Pipeline:
     def _has_ended(self, run: Run) -> bool:
         assert run.query is not None
         try:
-            # fractions work, down to a millisecond
+            # fractions of a second work, down to a millisecond
             seconds: Any = max(0.001, _POLL_SECONDS / len(self._runs))
             return bool(run.query.awaitTermination(seconds))
         except PySparkException as error:
             if run.over or self._is_over() or (self._stopping and run.error is None):
-                return True  # the error of its tables, or `_StoppedError`, thrown while we waited
+                return True  # `awaitTermination` raised the error of the query's tables, or `_StoppedError`
             failure = self._explain(run.error or error)
             if not self._stopping and self._goes_on_without(run, failure):
                 return True
@@ -292,8 +296,8 @@ class Pipeline:
             ) from None
 
     def _goes_on_without(self, run: Run, failure: RowdeltaError) -> bool:
-        """Whether a query failed because of some of its tables, as when a topic was deleted. They are set aside, the
-        others go on.
+        """Whether a query failed because of some of its tables, for example because a topic was deleted. These tables
+        are set aside, and the others go on.
         """
         members = [member for table in run.stream.tables if (member := self._supervisor.members[table.source]).works]
         if not members:
@@ -318,7 +322,7 @@ class Pipeline:
         return True
 
     def _look_around(self) -> None:
-        """Take in what appeared, and try again what failed a while ago."""
+        """Add tables that have appeared, and try failed tables again whose pause is over."""
         now = time.monotonic()
         members = self._supervisor.due()
         new: list[Member] = []
@@ -335,7 +339,7 @@ class Pipeline:
         self._reopen([*members, *new])
 
     def _is_over(self) -> bool:
-        """Whether there is no reason to go on: a table failed and the others must stop too, or there are no others."""
+        """Whether the job must end: a table failed and the others must stop too, or all tables have failed."""
         failed = self._supervisor.broken()
         if not failed:
             return False
@@ -348,9 +352,9 @@ class Pipeline:
             raise self._failure(self._supervisor.broken())
 
     def _failure(self, failed: Sequence[Member]) -> RowdeltaError:
-        """One error for all tables that failed, of the kind that most needs somebody's attention."""
+        """One error for all tables that failed. Its type is that of the most serious error."""
         errors = [self._explain(member.error) for member in failed if member.error is not None]
-        # what goes away by itself comes last
+        # temporary errors come last
         errors.sort(key=lambda error: (not error.stops_job, isinstance(error, TemporaryError)))
         if len(errors) == 1:
             return errors[0]
@@ -363,7 +367,7 @@ class Pipeline:
         )
 
     def _quieten_spark(self) -> None:
-        """Spark reports the interruption of a batch that hasn't begun as an error; it isn't one."""
+        """Turn Spark's log off. Spark logs the interruption of a batch that hasn't begun as an error; it isn't one."""
         self._spark.sparkContext.setLogLevel("OFF")
 
     def _explain(self, error: BaseException) -> RowdeltaError:
@@ -387,7 +391,10 @@ class _StoppedError(Exception):
 
 
 def open_source(spark: SparkSession, config: Config, changelogs: dict[str, ChangelogSpec]) -> Source:
-    """The configured source. `changelogs` by target name; files need them for their schema."""
+    """The configured source.
+
+    :param changelogs: the tables' changelogs, by target. A source of files needs them for the files' schema.
+    """
     if config.source.type == "kafka":
         return KafkaSource(spark, config)
     return FilesSource(spark, config, changelogs)
@@ -395,10 +402,10 @@ def open_source(spark: SparkSession, config: Config, changelogs: dict[str, Chang
 
 @contextmanager
 def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
-    """Ctrl-C and SIGTERM finish the micro-batch and stop. A second Ctrl-C interrupts at once, which is safe too.
+    """Let Ctrl-C and SIGTERM finish the micro-batch and stop. A second Ctrl-C interrupts at once, which is safe too.
 
-    So does the JVM, which gets the signal under `spark-submit`, where it is the parent process, and of service managers
-    that send it to all processes.
+    Signals that reach the JVM do the same. The JVM gets them under `spark-submit`, where it is the parent process, and
+    from service managers that send a signal to all processes.
     """
     told = False
 
@@ -425,8 +432,8 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
 
 
 class _JvmSignals:
-    """A Java `SignalHandler`. Without it the JVM begins to end at once, and Iceberg's threads refuse to commit the
-    micro-batch.
+    """A Java `SignalHandler`. Without it, a signal makes the JVM end at once, and Iceberg's threads then refuse to
+    commit the micro-batch.
     """
 
     class Java:
@@ -447,11 +454,11 @@ class _JvmSignals:
         for name in ("INT", "TERM"):
             try:
                 self._previous[name] = self._signal.handle(self._signal(name), self)
-            except JAVA_ERRORS as error:  # with its option -Xrs the JVM leaves signals to the system
+            except JAVA_ERRORS as error:  # with its option -Xrs, the JVM doesn't handle signals
                 log.info("the JVM can't be told of SIG%s: %s", name, summary(error))
 
     def handle(self, received: JavaObject) -> None:
-        """Signals stop the pipeline. A second Ctrl-C, or a signal that we send, ends the JVM."""
+        """Stop the pipeline. A second Ctrl-C, or a signal that this process sends, ends the JVM."""
         name = str(received.getName())
         if jvms.ending or (self._told and name == "INT"):
             self.restore()

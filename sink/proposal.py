@@ -1,5 +1,5 @@
-"""The configuration that `rowdelta init` writes: of what was found, with comments that say what was guessed, and what
-was left out.
+"""Writes the configuration file of `rowdelta init` from what was found. Comments in the file say what was guessed, and
+what was left out.
 """
 
 import re
@@ -17,28 +17,30 @@ from sink.redaction import is_secret, masked
 
 _REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*\}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-"""Line breaks, and what YAML doesn't read unless it is escaped."""
+"""Line breaks, and characters that YAML reads only if they are escaped."""
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:()-]*")
 _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 _DECIMALS = """\
-# Messages without a schema don't say of which type a column is. Debezium's decimals arrive as base64 text, its dates
-# and times as numbers. So read the types below: with another type in its place rowdelta converts the values, exactly.
-# To have exact types without guesses, let the connector send schemas: value.converter.schemas.enable=true, or Avro with
+# Messages without a schema don't say which type a column has. Debezium's decimals arrive as base64 text, its dates and
+# times as numbers. So check the types below. If you write another type, rowdelta converts the values exactly.
+# To get exact types without guesses, let the connector send schemas: value.converter.schemas.enable=true, or Avro with
 # a schema registry. Or set decimal.handling.mode=string in the connector, and here, under source,
 # format_options: {decimal.handling.mode: string}; then decimals arrive as readable text."""
 _TYPES = """\
-# Messages without a schema don't say of which type a column is. So read the types below: with another one in its place
-# rowdelta converts the values, exactly, or a record is bad."""
+# Messages without a schema don't say which type a column has. So check the types below. If you write another type,
+# rowdelta converts the values exactly; a record whose value doesn't fit is a bad record."""
 
 
 @dataclass(frozen=True)
 class Place:
     """Where changes come from.
 
-    :param options: `source.options`, as they are written: secrets are `${NAME}`.
-    :param format_options: likewise, of a registry.
+    :param type: `source.type`.
+    :param options: `source.options` as the file has them: secrets are `${NAME}`.
+    :param folder: folder of the configuration file. Paths are relative to it.
+    :param format_options: options of the schema registry, likewise.
     :param secrets: names of environment variables that the file refers to and that aren't set.
-    :param folder: of the configuration file; paths are relative to it.
+    :param what: the place in words, for messages and comments.
     """
 
     type: str
@@ -50,9 +52,8 @@ class Place:
 
 
 def hidden(name: str, value: str, variable: str) -> str:
-    """An option's value as it may stand in a file: secrets become `${variable}`, unless they are such references.
-
-    Beside a reference there may be a secret in clear, so nothing else may stand there.
+    """An option's value as the file may have it. A secret becomes `${variable}`, unless the whole value is a reference
+    already. A value with a reference and other text may also contain a secret, so it is replaced too.
     """
     if _REFERENCE.fullmatch(value) or not (is_secret(name) or masked(value) != value):
         return value
@@ -60,7 +61,7 @@ def hidden(name: str, value: str, variable: str) -> str:
 
 
 def main_spelling(found: Sequence[Found]) -> tuple[list[Found], list[Found]]:
-    """The tables whose messages are spelled as most are, and the others: a configuration has one format."""
+    """The tables with the most frequent format, and the others. A configuration has only one format."""
     groups: dict[object, list[Found]] = {}
     for each in found:
         groups.setdefault((each.recognized.format, each.recognized.options, each.parquet), []).append(each)
@@ -90,12 +91,14 @@ def write(place: Place, results: Sequence[Found | LeftOut]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A comment with names from messages or folders must not go on as configuration in the next line."""
+    """Remove line breaks from a line. Names come from messages or folders, and a line break in a comment would let the
+    rest of the name become configuration.
+    """
     return text if text in (_DECIMALS, _TYPES) else _UNPRINTABLE.sub(" ", text)
 
 
 def told(results: Sequence[Found | LeftOut]) -> Iterator[str]:
-    """What `rowdelta init` says of them on the terminal."""
+    """The lines that `rowdelta init` prints about the results."""
     chosen, others = main_spelling([each for each in results if isinstance(each, Found) and each.key])
     for each in chosen:
         guess = ", a guess" if each.key_is_guess else ""
@@ -169,7 +172,7 @@ def _lines(
 def _entries(
     chosen: Sequence[Found], targets: Mapping[str, str], skipped: Sequence[str], place: Place
 ) -> Iterator[str]:
-    """A pattern for tables that have all in common but their name, and an entry for each of the others."""
+    """One pattern for tables that differ only in their names, and an entry for each other table."""
     by_prefix: dict[str, list[Found]] = {}
     for each in chosen:
         by_prefix.setdefault(_split(each.name, place)[0], []).append(each)
@@ -184,7 +187,7 @@ def _entries(
         ways = [_key_and_order(each) for each in alike]
         way = max(ways, key=ways.count) if ways else ([], [])
         members = [each for each in alike if _key_and_order(each) == way]
-        # a key that the messages say is that of each table, also of those to come
+        # if the messages state the keys, the pattern also fits tables that will appear later
         is_open = not way[0] and len(regular) > 1 and all(each.key_is_stated for each in regular)
         if prefix and (len(members) > 1 or is_open):
             patterns.append((prefix, members, way, targets[regular[0].name].rpartition(".")[0]))
@@ -196,7 +199,7 @@ def _entries(
 
 
 def _key_and_order(found: Found) -> tuple[Sequence[str], Sequence[str]]:
-    """What an entry says of them; no key where the messages do."""
+    """The key and order of an entry. The key is empty if the messages state it."""
     return [] if found.key_is_stated else list(found.key), list(found.order_by)
 
 
@@ -212,14 +215,14 @@ def _pattern(
     is_path = place.type == "files"
     begin = _relative(prefix, place) + "/" if is_path else re.escape(prefix + ".")
     none = "|".join(f"{re.escape(name)}$" for name in inside)
-    # of a path only what follows the last slash is looked at
+    # for files, the pattern is compared with the part of a path after the last slash
     name_of_one = ".+" if is_path else "[^.]+"
     group = f"((?!{none}){name_of_one})" if none else f"({name_of_one})"
     if members:
         names = ", ".join(_split(each.name, place)[1] for each in members[:20]) + (", …" if len(members) > 20 else "")
-        yield f"  # {names}, and what else comes with this prefix and isn't named above"
+        yield f"  # {names}, and later ones with this prefix that aren't named above"
     else:
-        yield "  # what else comes with this prefix; write its columns down as above when it is there"
+        yield "  # later ones with this prefix; when they are there, write their columns down as above"
     if inside:
         yield f"  # without {', '.join(inside[:20])}{', …' if len(inside) > 20 else ''}"
     for note in dict.fromkeys(each.recognized.note for each in members if each.recognized.note):
@@ -259,7 +262,7 @@ def _entry(found: Found, target: str, place: Place) -> Iterator[str]:
 
 
 def _comments(others: Sequence[Found], left: Sequence[LeftOut]) -> Iterator[str]:
-    """What isn't in this file, and why."""
+    """Comments on what isn't in this file, and why."""
     formats: dict[str, list[str]] = {}
     for other in others:
         flattened = " (flattened)" if other.recognized.options == FLATTENED else ""
@@ -285,9 +288,9 @@ def _comments(others: Sequence[Found], left: Sequence[LeftOut]) -> Iterator[str]
 
 
 def _targets(chosen: Sequence[Found], place: Place) -> dict[str, str]:
-    """Source -> table: the last part of the name is the table's, the one before it the namespace's.
+    """Source -> table. The last part of the source's name becomes the table's name, the part before it the namespace.
 
-    Where that would make two tables one, the namespace has more parts.
+    If two sources would get the same table, the namespace takes more parts of the name.
     """
     result: dict[str, str] = {}
     for parts in range(1, 1 + max(len(re.split(r"[./]", each.name)) for each in chosen)):
@@ -298,7 +301,7 @@ def _targets(chosen: Sequence[Found], place: Place) -> dict[str, str]:
             result[each.name] = f"lake.{_name('_'.join(levels))}.{_name(table)}"
         if len({target.lower() for target in result.values()}) == len(result):
             return result
-    # names that differ only in what no table's name can have
+    # the names differ only in characters that a table's name can't have
     return {name: f"{target}_{number}" for number, (name, target) in enumerate(result.items())}
 
 
@@ -311,13 +314,13 @@ def _sink_id(chosen: Sequence[Found], place: Place) -> str:
 
 
 def _split(name: str, place: Place) -> tuple[str, str]:
-    """What comes before the last part of a topic's name or a path, and that part."""
+    """Split a topic's name or a path into the part before the last separator, and the last part."""
     prefix, _, last = name.rpartition("/" if place.type == "files" else ".")
     return prefix, last
 
 
 def _relative(path: str, place: Place) -> str:
-    """A path as the file may have it: below its folder it begins with `./`."""
+    """A path as the file has it. If it is below the file's folder, it begins with `./`."""
     try:
         return f"./{Path(path).resolve().relative_to(place.folder)}"
     except ValueError:
@@ -341,7 +344,7 @@ def _flow(values: Sequence[str]) -> str:
 
 
 def _scalar(text: str) -> str:
-    """YAML for a text: plain where it is one, else in double quotes."""
+    """YAML for a text: plain if YAML then reads the same text, else in double quotes."""
     plain = _PLAIN.fullmatch(text) and not text.endswith(":") and text.lower() not in _WORDS
     if plain:
         return text
@@ -350,5 +353,5 @@ def _scalar(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In single quotes: a regular expression with its backslashes as they are."""
+    """A regular expression in single quotes. YAML then leaves its backslashes as they are."""
     return f"'{text.replace(chr(39), 2 * chr(39))}'"

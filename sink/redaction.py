@@ -1,4 +1,4 @@
-"""Secrets leave no trace: neither in what rowdelta prints, nor in Spark's UI and event log."""
+"""Hides secrets in what rowdelta prints, and in Spark's UI and event log."""
 
 import re
 from collections.abc import Mapping
@@ -10,34 +10,34 @@ _WORDS = (
 )
 _SECRET = re.compile(rf"{_WORDS}|\bsas\b|\bsig\b", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@|(?<=:thin:)[^/?#\s]*/[^?#\s]*@", re.IGNORECASE)
-"""`user:password@` of a URL, and `user/password@` of Oracle's JDBC URLs."""
+"""Fits `user:password@` in a URL, and `user/password@` in Oracle's JDBC URLs."""
 _PARAMETER = re.compile(rf"(?i)((?:^|[?&;,])[\w.-]*?(?:{_WORDS}|\bsas\b|\bsig\b)[\w.-]*=)[^&;,\s'\"]*")
-"""A query parameter, or a property of a JDBC URL, with a telling name; what comes before its value is group 1."""
+"""Fits a query parameter, or a property of a JDBC URL, whose name means a secret. Group 1 is all before its value."""
 _SPARKS_OWN = "(?i)secret|password|token|access[.]?key"
 """The default of `spark.redaction.regex`."""
-# Spark looks for it in the names of settings and in their values
+# Spark searches for this in the names and in the values of settings
 _IN_SETTINGS = rf"{_WORDS}|\bsas\b|://[^/?#\s]*@|:thin:[^/?#\s]*/|[?&;,][\w.-]*\bsig=|PRIVATE KEY-----"
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of an option of this name is to be masked."""
+    """Whether the value of an option with this name must be masked."""
     return _SECRET.search(name) is not None
 
 
 def masked(text: str) -> str:
-    """`text` without the user information of URLs and the values of parameters with a telling name."""
+    """`text` without user and password in URLs, and without values of parameters whose names mean secrets."""
     if "PRIVATE KEY-----" in text:
         return MASK
     return _PARAMETER.sub(rf"\1{MASK}", _USER_INFO.sub(f"{MASK}@", text))
 
 
 def redacted(values: Mapping[str, str]) -> dict[str, str]:
-    """Options as they may be printed: those with a telling name are masked, and so are secrets inside of URLs."""
+    """Options that may be printed. Values are masked if their names mean secrets, and so are secrets inside URLs."""
     return {name: MASK if is_secret(name) else masked(value) for name, value in values.items()}
 
 
 def spark_pattern(given: str | None) -> str:
-    """`spark.redaction.regex`, by which Spark leaves settings out of its UI and its event log: the user's, or Spark's
-    default, and ours as well.
+    """A value for `spark.redaction.regex`, with which Spark hides settings in its UI and its event log. It has the
+    user's pattern, or Spark's default, and ours too.
     """
     return f"(?:{given or _SPARKS_OWN})|(?i:{_IN_SETTINGS})"

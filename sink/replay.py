@@ -1,23 +1,22 @@
-"""`rowdelta dead-letters replay`: apply records that were refused, after the configuration was corrected.
+"""`rowdelta dead-letters replay`: applies records that were refused, after the user has corrected the configuration.
 
-A dead letter may be old: its key may have changed since, and an old change must not undo a newer one. What the table
-should hold for a key is what the *last* of the key's records in the topic says. So a replay doesn't apply the letters
-themselves. It
+A dead letter may be old. Its key may have changed since, and an old change must not undo a newer one. The table should
+hold for a key what the *last* of the key's records in the topic says. So a replay doesn't apply the letters themselves.
+It
 
-1. decodes the letters as the configuration is now, which tells the keys concerned; letters that still can't be decoded
-   stay,
-2. reads the topic again, from the first of them up to the table's position, and keeps the changes of those keys;
-   partitions that have no letters too, from the time of the first letter,
-3. writes and commits these like a micro-batch in upsert mode: the last change of each key wins. Without `order_by` that
-   is by Kafka's timestamps where a key is in several partitions. The position stays where it is,
+1. decodes the letters with the current configuration, to find their keys. Letters that still can't be decoded stay.
+2. reads the topic again, from the first letter up to the table's position, and keeps the changes of those keys. It
+   reads partitions without letters too, from the time of the first letter.
+3. writes and commits these changes like a micro-batch in upsert mode: the last change of each key wins. If a key is in
+   several partitions and there is no `order_by`, Kafka's timestamps decide. The position doesn't change.
 4. removes the letters from the dead-letter table.
 
-Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay comes to the
-same rows: they depend on the topic and the position alone. The commit is that of the sink itself, so it is refused if a
-run with the sink's id commits at the same time, and the other way round.
+Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay makes the same
+rows, because they depend only on the topic and the position. The replay commits with the sink's id. So if a run with
+this id commits at the same time, one of both commits is refused.
 
-A letter whose record the topic no longer has (retention, compaction) can't be put in order with what the topic had
-after it. It is left alone, unless the user asks for it to be applied as if the key had not changed since.
+If the topic no longer has a letter's record (retention, compaction), nobody can tell which records came after it. The
+replay leaves such a letter alone, unless the user asks to apply it as if the key had not changed since.
 """
 
 import logging
@@ -52,12 +51,12 @@ _CONCERNED = "_rowdelta_concerned"
 
 @dataclass(frozen=True)
 class Replayed:
-    """What became of a table's dead letters.
+    """The outcome for a table's dead letters. All but the applied ones are still in the dead-letter table.
 
-    :param applied: letters applied and removed.
-    :param refused: still can't be decoded, by error class.
-    :param ahead: the table's position hasn't passed them.
-    :param gone: the topic no longer has them. The last three are still in the dead-letter table.
+    :param applied: letters that were applied and removed.
+    :param refused: letters that still can't be decoded, by error class.
+    :param ahead: letters that the table's position hasn't passed.
+    :param gone: letters whose records the topic no longer has.
     """
 
     table: str
@@ -85,8 +84,8 @@ class Replayed:
 def replay(spark: SparkSession, config: Config, selection: Selection, force: bool = False) -> Iterator[Replayed]:
     """Replay the selected dead letters of the configured topics, table by table.
 
-    :param force: apply also letters whose record the topic no longer has, and go on if the configuration refuses
-        records that it didn't refuse when they arrived.
+    :param force: also apply letters whose record the topic no longer has, and go on if the configuration now refuses
+        records that were applied when they arrived.
     :raises RowdeltaError: nothing of that table was changed, unless the message says otherwise.
     """
     if config.source.type != "kafka":
@@ -95,7 +94,7 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
             "records into "
             "a new change file instead; then delete the dead letters by SQL."
         )
-    # a replay repeats changes that the table has had, which only upsert forgives
+    # a replay repeats changes that the table already has; only mode upsert allows that
     tables = [
         table if table.mode == "append" else table.model_copy(update={"mode": "upsert"}) for table in config.tables
     ]
@@ -110,11 +109,11 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
     with_letters = {(row[0], row[1]) for row in found.select("table", "source").distinct().collect()}
     for table in resolved:
         section = table.section
-        # others' sinks may share both tables
+        # other sinks may write to the same two tables
         if (section.target, section.source) in with_letters:
             if section.mode == "append":
                 raise ConfigError(
-                    f"{section.target} is in mode append, where a record that is replayed twice is there twice. Insert "
+                    f"{section.target} is in mode append, in which a replayed record could be inserted twice. Insert "
                     "the rows by SQL, and delete the dead letters by SQL."
                 )
             own = (F.col("table") == section.target) & (F.col("source") == section.source)
@@ -141,9 +140,9 @@ class _Replay:
         self._sink = TableSink(config, resolved, table, plan, key, source, dead_letters=None)
 
     def run(self, letters: DataFrame, force: bool) -> Replayed:
-        """Replay `letters`, rows of the dead-letter table for this table."""
+        """Replay `letters`, this table's rows of the dead-letter table."""
         target, position = self._section.target, self._sink.position or {}
-        # the plan must not read the dead-letter table again once they are removed from it
+        # Spark must not read the dead-letter table again after the letters are removed from it
         letters = letters.withColumn("passed", _passed(position)).localCheckpoint()
         log.info("%s: decoding %d dead letters", target, letters.count())
         changes = self._sink.decoded(_as_records(letters.where("passed")))
@@ -155,7 +154,7 @@ class _Replay:
         if again is None:
             found = understood.limit(0).withColumn("timestamp", F.lit(None).cast("timestamp"))
         else:
-            # with the topic's timestamp, which a dead letter doesn't have
+            # the timestamp comes from the topic, since a dead letter has none
             found = _records_in(understood, again, "inner").select("letter.*", "other.timestamp")
         found = found.localCheckpoint()
         gone = _records_in(understood, found, "left_anti").localCheckpoint()
@@ -177,22 +176,22 @@ class _Replay:
         return {row[0]: row[1] for row in letters.groupBy("partition").agg(F.min("offset")).collect()}
 
     def _since(self, letters: DataFrame, found: DataFrame, stored: DataFrame) -> dict[int, int]:
-        """Where to begin in each partition so that nothing newer than the first letter is missed.
+        """The offset to begin with in each partition, so that no record after the first letter is missed.
 
-        A key's records may be in other partitions than its letters: the topic got more partitions, or its messages' key
-        isn't the table's.
+        A key's records may be in other partitions than its letters: the topic may have got more partitions, or the key
+        of the messages may differ from the table's key.
         """
         oldest = None if not stored.isEmpty() else found.agg(F.unix_millis(F.min("timestamp"))).collect()[0][0]
-        known = oldest is not None and oldest >= 0  # -1: a message without a timestamp
+        known = oldest is not None and oldest >= 0  # -1 means that a message has no timestamp
         others = self._source.offsets_since(self._section.source, oldest if known else None)
         first = self._first(letters)
         return others | {partition: min(offset, others.get(partition, offset)) for partition, offset in first.items()}
 
     def _apply(self, letters: DataFrame, found: DataFrame, stored: DataFrame, position: Position, force: bool) -> None:
-        """Bring the keys of `letters` to what the topic says of them.
+        """Apply what the topic says about the keys of `letters`.
 
-        :param found: those that the topic has, with its `timestamp`.
-        :param stored: those that it no longer has: they join what it has.
+        :param found: letters whose records the topic has, with the topic's `timestamp`.
+        :param stored: letters whose records it no longer has. They are applied with the topic's records.
         """
         target, key = self._section.target, list(self._section.key)
         since = self._since(letters, found, stored)
@@ -218,10 +217,10 @@ class _Replay:
             self._sink.apply_batch(-1, batch)
 
     def _by_time(self, changes: DataFrame, records: DataFrame) -> DataFrame:
-        """Order the changes of keys that are in several partitions by Kafka's timestamps; within a partition by offset,
-        as ever.
+        """Order the changes of keys that are in several partitions by Kafka's timestamps. Within a partition, the
+        offset still decides.
 
-        By their own order columns the higher partition would win.
+        The usual order columns (partition, offset) would let the higher partition win.
         """
         partition, offset = order_column(0), order_column(1)
         key = [quoted(name) for name in self._section.key]
@@ -232,8 +231,8 @@ class _Replay:
             F.col("partition").alias("_p"), F.col("offset").alias("_o"), F.col("timestamp").alias("_t")
         )
         place = (F.col(partition) == F.col("_p")) & (F.expr(f"{offset} div {CHANGES_PER_RECORD}") == F.col("_o"))
-        # a message's timestamp may be before that of the one before it; a stored letter has none and is older than the
-        # topic
+        # A message's timestamp may be lower than that of an earlier message. A stored letter has no timestamp, and is
+        # older than all records in the topic.
         so_far = Window.partitionBy(*key, partition).orderBy(offset).rowsBetween(Window.unboundedPreceding, 0)
         by_time = Window.partitionBy(*key).orderBy(F.col("_so_far").asc_nulls_first(), partition, offset)
         timed = changes.join(times, place, "left").withColumn("_so_far", F.max("_t").over(so_far))
@@ -253,26 +252,24 @@ class _Replay:
             )
             raise DataError(
                 f"{self._section.target}: the configuration refuses {refused.count():,} later records of the topic "
-                "that are no "
-                f"dead letters: they were applied when they arrived. {shown}. Nothing was changed. Correct the "
-                "configuration, "
-                "or, if you deleted these dead letters, use --force."
+                f"that are not dead letters: they were applied when they arrived. {shown}. Nothing was changed. "
+                "Correct the configuration, or, if you deleted these dead letters, use --force."
             )
 
 
 def _passed(position: Position) -> Column:
-    """Whether the position is beyond a letter."""
+    """Whether the position has passed a letter."""
     ends = [(F.col("partition") == int(number)) & (F.col("offset") < int(end)) for number, end in position.items()]
     return reduce(lambda a, b: a | b, ends, F.lit(False))
 
 
 def _records_in(letters: DataFrame, others: DataFrame, how: str) -> DataFrame:
-    """`letters` joined with `others`, by record; null keys and values are equal."""
+    """`letters` joined with `others` by record. Null keys and values count as equal."""
     return letters.alias("letter").join(others.alias("other"), same_record("letter", "other"), how)
 
 
 def _as_records(letters: DataFrame) -> DataFrame:
-    """Dead letters as the raw records that they were."""
+    """Turn dead letters back into raw records."""
     return letters.select(
         "source", "partition", "offset", F.lit(None).cast("timestamp").alias("timestamp"), "key", "value"
     )

@@ -1,6 +1,6 @@
-"""Which task gets which row: all changes of a key meet in one task.
+"""Decides which task gets which row, so that one task gets all changes of a key.
 
-The hash is Spark's `xxhash64`, in NumPy.
+The hash is Spark's `xxhash64`, written in NumPy.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from deltawriters.keyindex import xxhash64
 from deltawriters.partitioning import aligned
 
 RANGES = 1024
-"""The hash space is dealt out to tasks by its top 10 bits, so more tasks than this would have nothing to do."""
+"""The top 10 bits of a hash choose the task. So if there were more tasks than this, some would get no rows."""
 
 _RANGE_BITS = 10
 _BELOW = np.uint64(64 - _RANGE_BITS)
@@ -28,7 +28,7 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Bucket:
-    """A key column by which the table is partitioned in `count` buckets."""
+    """A key column. The table is partitioned by it, in `count` buckets."""
 
     column: str
     type: IcebergType
@@ -39,16 +39,19 @@ class Bucket:
 class KeyHash:
     """The first half of a key's hash. Its top bits name the task that owns the key.
 
-    :param bucket: its number comes first, so that each bucket is written by one task only, in so many fewer files.
+    :param key: names of the key columns.
+    :param bucket: if given, the bucket's number forms the top bits. Then only one task writes each bucket, and so
+        there are fewer files.
     """
 
     key: tuple[str, ...]
     bucket: Bucket | None = None
 
     def __call__(self, keys: pa.RecordBatch) -> Hashes:
-        """:param keys: the key columns in the types that Spark gives, without nulls.
+        """Compute the hashes.
 
-        :return: n hashes.
+        :param keys: the key columns in the types that Spark gives, without nulls.
+        :return: a hash for each row.
         """
         by_key = xxhash64([keys.column(name) for name in self.key])
         if self.bucket is None:
@@ -60,7 +63,7 @@ class KeyHash:
         return hashes
 
     def added(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Changelog rows with `_rowdelta_hash`; of bad records any number."""
+        """Add `_rowdelta_hash` to changelog rows. The value for a bad record doesn't matter."""
         for batch in changes:
             keys = batch.select(list(self.key))
             if batch.column(BAD).null_count == len(keys):
@@ -73,7 +76,7 @@ class KeyHash:
 
 
 def bucket_of_key(key: Sequence[str], table: TableSpec) -> Bucket | None:
-    """A key column that the table is partitioned by in buckets, if there is one."""
+    """The first key column by whose buckets the table is partitioned. None if there is no such column."""
     schema = table.iceberg_schema
     for field in table.current_spec.fields:
         source = schema.find_column_name(field.source_id)
@@ -83,10 +86,10 @@ def bucket_of_key(key: Sequence[str], table: TableSpec) -> Bucket | None:
 
 
 def owner(hashes: Hashes, tasks: int) -> npt.NDArray[np.int64]:
-    """The numbers of the tasks that own the hashes: the counterpart of `range_of`."""
+    """The number of the task that owns each hash. `range_of` is the reverse."""
     return (hashes >> _BELOW).astype(np.int64) * tasks >> _RANGE_BITS
 
 
 def range_of(number: int, tasks: int) -> tuple[int, int]:
-    """The hashes, half-open, that task `number` of `tasks` owns."""
+    """The half-open range of hashes that task `number` of `tasks` owns."""
     return -(-number * RANGES // tasks) << int(_BELOW), -(-(number + 1) * RANGES // tasks) << int(_BELOW)

@@ -1,5 +1,5 @@
-"""The Spark session: packages that match the installed Spark, catalogs from the configuration, settings the sink relies
-on.
+"""Starts the Spark session, with packages that match the installed Spark, catalogs from the configuration, and settings
+that the sink needs.
 """
 
 import os
@@ -30,15 +30,15 @@ _TOLD_TWICE = (
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.util.Utils",
 )
-"""Loggers of the driver that print, with stacks of a hundred lines each, what also reaches us as an exception. That of
-the micro-batches does too; its name depends on Spark's version."""
+"""Loggers of the driver that print errors with stacks of a hundred lines. The sink gets the same errors as exceptions.
+The micro-batches' logger does the same; its name depends on Spark's version."""
 WORKERS_KEEP_MEMORY = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(64 * 1024 * 1024),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 * 1024 * 1024),
 }
-"""For glibc in Python workers: what a batch of records took is kept for the next. By default it is returned and asked
-for again, and the system clears each page of it: two thirds of a worker's page faults, and half of what it spends in
-the kernel."""
+"""Settings of glibc in Python workers: they keep a batch's memory for the next batch. By default glibc returns it to
+the system and asks for it again, and the system clears each page. That makes two thirds of a worker's page faults, and
+half of its time in the kernel."""
 _REDACTION = "spark.redaction.regex"
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 LOCAL_FILES = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
@@ -46,7 +46,9 @@ _LOCAL_FILE_SYSTEM = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 
 
 def packages(config: Config) -> list[str]:
-    """Maven coordinates the job needs: Iceberg's runtime, Kafka's source if it is used, and the user's own."""
+    """Maven coordinates of the packages that the job needs: Iceberg's runtime, Kafka's source if it is used, and the
+    user's own packages.
+    """
     version = spark_versions.installed()
     needed = [version.iceberg_runtime]
     if config.source.type == "kafka":
@@ -56,26 +58,26 @@ def packages(config: Config) -> list[str]:
 
 
 def settings(config: Config) -> dict[str, str]:
-    """All Spark settings of the job. The user's `spark:` section wins over defaults, not over what
-    correctness needs.
+    """All Spark settings of the job. The user's `spark:` section replaces defaults, but not settings that are needed
+    for correctness.
     """
     defaults = {
         "spark.master": "local[*]",
         "spark.app.name": f"rowdelta {config.sink.id}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
-        # below 2^31-1 Spark 4 adds up the size of all columns after every row, which takes longer than to write the row
+        # with a lower limit, Spark 4 adds up the size of all columns after every row; this takes longer than writing it
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.python.worker.reuse": "true",
         **WORKERS_KEEP_MEMORY,
     }
     if config.source.type == "files":
-        # what it costs to open a file is added up and then not looked at: many small files, or two of 4 MB, would be
-        # one task's
+        # Spark adds this cost to the total size, from which it computes a task's size, but not to each file when it
+        # fills tasks. With its default, one task would get many small files, or two of 4 MB.
         defaults["spark.files.openCostInBytes"] = "1"
     if config.source.type == "kafka":
-        # Spark keeps a connected consumer for each partition of a topic that it has read, by default 64: with more,
-        # each micro-batch connects anew, which takes longer than all else that it does for a table
+        # Spark keeps a connected consumer for each partition, by default at most 64. If there are more partitions, each
+        # micro-batch connects anew, which takes longer than all its other work for a table.
         defaults["spark.kafka.consumer.cache.capacity"] = "500"
     needed = {
         "spark.sql.session.timeZone": "UTC",
@@ -89,14 +91,13 @@ def settings(config: Config) -> dict[str, str]:
         # or tasks of SQL would have a daemon of their own, with this in its environment
         defaults["spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"] = "false"
     if re.match("file:|(?![a-z0-9+.-]+:)", config.sink.checkpoint):
-        # on a local disk, Hadoop's other file API, which is Spark's first choice, forks a `readlink` 16 times a
-        # micro-batch
+        # Spark prefers Hadoop's other file API. On a local disk this API forks a `readlink` 16 times a micro-batch.
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = spark_versions.installed().local_checkpoints
     catalogs = {}
     for name, properties in config.catalogs.items():
         prefix = f"spark.sql.catalog.{name}"
         catalogs[prefix] = _ICEBERG_CATALOG
-        # foreachBatch runs in a cloned session; a cached table would be stale in one of the two
+        # foreachBatch runs in a cloned session, and a cached table would be outdated in one of both sessions
         catalogs[f"{prefix}.cache-enabled"] = "false"
         catalogs |= {f"{prefix}.{key}": value for key, value in properties.items()}
     return defaults | dict(config.spark) | catalogs | needed
@@ -105,18 +106,18 @@ def settings(config: Config) -> dict[str, str]:
 def start(config: Config, *, short: bool = False, training: Path | None = None) -> SparkSession:
     """The session of `spark-submit` if there is one, else a new one.
 
-    :param short: its JVM will live for seconds to minutes, as for `rowdelta check` and in tests.
-    :param training: where its JVM writes its classes when it ends (`sink.archive`).
+    :param short: the JVM will live only for seconds to minutes, as for `rowdelta check` and in tests.
+    :param training: where the JVM writes its classes when it ends (`sink.archive`).
     :raises ConfigError: a session exists and lacks the packages, or the sink can't work on this Spark.
     """
     spark_versions.check(config.spark)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = settings(config)
     if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
-        # under spark-submit, what it was started with wins: master, memory, packages
+        # under spark-submit, its own options decide: master, memory, packages
         options = {k: v for k, v in options.items() if k.startswith("spark.sql.")}
         if SparkContext._active_spark_context is None:
-            SparkContext._ensure_initialized()  # only then a SparkConf knows what spark-submit was given
+            SparkContext._ensure_initialized()  # only after this call a SparkConf has the options of spark-submit
             options[_REDACTION] = spark_pattern(SparkConf().get(_REDACTION, None))
         spark = _created(options)
     else:
@@ -163,9 +164,9 @@ def start_workers(spark: SparkSession) -> threading.Thread:
 
 
 def warm_later(config: Config, path: Path) -> None:
-    """Make the archive of classes for the next run, unless it is there or the JVM wasn't ours.
+    """Make the archive of classes for the next run, unless it exists or this process didn't start the JVM.
 
-    :param path: of the configuration.
+    :param path: path of the configuration.
     """
     options = settings(config)
     if "PYSPARK_GATEWAY_PORT" not in os.environ and jars.are_ours(options):
@@ -174,11 +175,11 @@ def warm_later(config: Config, path: Path) -> None:
 
 @contextmanager
 def stopping(spark: SparkSession) -> Iterator[None]:
-    """Stop it in the end."""
+    """Stop the session when this context ends."""
     try:
         yield
     except KeyboardInterrupt:
-        raise  # in the middle of a call, after which the JVM can't be asked anything; it is told to end
+        raise  # a call to the JVM was interrupted, so no more calls are possible; the JVM is told to end
     except BaseException:
         stop(spark)
         raise
@@ -186,21 +187,22 @@ def stopping(spark: SparkSession) -> Iterator[None]:
 
 
 def stop(spark: SparkSession) -> None:
-    """Stop it, and end its JVM: this process can't start another.
+    """Stop the session and end its JVM. This process can't start another JVM.
 
-    A signal to the whole process group, as systemd sends it, ends the JVM too; it may be gone before us.
+    The JVM may have ended already, because systemd sends a signal to the whole process group.
     """
     with suppress(Py4JError, OSError), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, that the JVM is gone
+        warnings.simplefilter("ignore", RuntimeWarning)  # PySpark warns that the JVM is gone
         spark.stop()
     interrupts.jvms.end()
 
 
 def _created(options: Mapping[str, str]) -> SparkSession:
-    """The session that there is, or a new one.
+    """The existing session, or a new one.
 
-    That is made in a thread of its own: so a signal interrupts nothing but our waiting for it, and PySpark leaves the
-    handler of Ctrl-C as it is. Its own talks to the JVM, wherever the main thread is in doing the same.
+    A separate thread makes the new session. So a signal interrupts only the waiting main thread, and PySpark doesn't
+    replace the handler of Ctrl-C. PySpark's own handler calls the JVM, even if the main thread is in the middle of
+    another call.
     """
     builder = SparkSession.builder
     for name, value in options.items():
@@ -226,16 +228,16 @@ def _created(options: Mapping[str, str]) -> SparkSession:
             ) from None
         except (Py4JJavaError, CapturedException) as error:
             refusal = _refused(error)
-            interrupts.jvms.end()  # now, so that what it still prints comes before what we have to say
+            interrupts.jvms.end()  # now, so that its last lines come before our message
             raise refusal from None
     activate(spark)
     return spark
 
 
 def _for_command_line(options: Mapping[str, str]) -> SparkConf:
-    """What Spark's launcher is told: all but secrets, which the session gets when the JVM runs.
+    """The settings for Spark's launcher: all except secrets. The session gets the secrets when the JVM runs.
 
-    The launcher itself needs those of the driver's JVM, and those by which it fetches packages and other files.
+    The launcher itself needs the settings of the driver's JVM, and those for fetching packages and other files.
     """
     needed = ["spark.driver.", "spark.jars", "spark.submit."]
     if any(name.startswith(("spark.jars", "spark.files", "spark.archives")) for name in options.keys() - jars.DECIDING):
@@ -255,11 +257,12 @@ def _refused(error: Exception) -> ConfigError | TemporaryError:
 
 
 def speed_up_local_files(spark: SparkSession) -> None:
-    """Have Hadoop create local files without forking a process for each, and without a `.crc` file beside each.
+    """Let Hadoop create local files without forking a process for each, and without `.crc` files.
 
-    Hadoop's own class for local files sets permissions by a `chmod` that it forks, unless its native library is there.
-    That takes 5 to 10 ms a file, and a commit creates five. The class of the package `LOCAL_FILES` asks Java to set
-    them. It can't be named in Spark's settings: Spark's launcher opens local files before it knows the package.
+    Hadoop's own class for local files forks a `chmod` to set permissions, unless its native library is installed. That
+    takes 5 to 10 ms a file, and a commit creates five files. The class in the package `LOCAL_FILES` sets permissions
+    through Java. Spark's settings can't name this class, because Spark's launcher opens local files before it knows the
+    package.
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
@@ -267,19 +270,19 @@ def speed_up_local_files(spark: SparkSession) -> None:
     place, files = jvm.java.net.URI("file:///"), jvm.org.apache.hadoop.fs.FileSystem
     if configuration.get("fs.file.impl") is None and _has_class(jvm, _LOCAL_FILE_SYSTEM):
         configuration.set("fs.file.impl", _LOCAL_FILE_SYSTEM)
-        files.get(place, configuration).close()  # which takes it out of Hadoop's cache
+        files.get(place, configuration).close()  # this removes the old one from Hadoop's cache
     local = files.get(place, configuration)
     if jvm.java.lang.Class.forName("org.apache.hadoop.fs.ChecksumFileSystem").isInstance(local):
         local.setWriteChecksum(False)
 
 
 def activate(spark: SparkSession) -> None:
-    """Make it the session of this thread. In a thread without one, Spark takes settings from nowhere and knows no
+    """Make this the session of the current thread. In a thread without a session, Spark has no settings and no
     catalogs.
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
-    # the public class: PySpark's own way to name it differs between versions
+    # the public class, since PySpark's own name for it differs between versions
     jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
 
 

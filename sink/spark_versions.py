@@ -1,6 +1,6 @@
-"""What differs between the versions of Spark that the sink runs on: all of it is here.
+"""All differences between the versions of Spark that the sink runs on.
 
-The version is read from the names of the installation's jars. This takes no JVM, and not even an import of PySpark.
+The version is read from the names of the installed jars. This needs no JVM, and not even an import of PySpark.
 """
 
 import os
@@ -40,7 +40,7 @@ class Known:
 
 KNOWN = {
     "3.5": Known("3.5.7", iceberg="1.11.0"),
-    # not every repository has all that the connectors of later patch releases depend on
+    # some repositories lack dependencies of the connectors of later patch releases
     "4.0": Known("4.0.2", iceberg="1.11.0", connector="4.0.0"),
     "4.1": Known(
         "4.1.1",
@@ -49,15 +49,15 @@ KNOWN = {
         runtime="org.apache.spark.sql.execution.streaming.runtime",
     ),
 }
-"""By minor version."""
+"""Minor version -> what is known about it."""
 
 
 @dataclass(frozen=True)
 class SparkVersion:
     """An installed Spark.
 
-    :param full: such as 4.0.2, or 3.5.5-amzn-1 as a vendor says it.
-    :param scala: the Scala version that its jars are for, such as 2.13.
+    :param full: the version, such as 4.0.2, or a vendor's version such as 3.5.5-amzn-1.
+    :param scala: the Scala version of its jars, such as 2.13.
     """
 
     full: str
@@ -65,7 +65,7 @@ class SparkVersion:
 
     @property
     def minor(self) -> str:
-        """Such as 4.0."""
+        """The minor version, such as 4.0."""
         return ".".join(self.full.split(".")[:2])
 
     @property
@@ -81,13 +81,13 @@ class SparkVersion:
 
     @property
     def iceberg_runtime(self) -> str:
-        """Maven coordinates."""
+        """Maven coordinates of Iceberg's runtime."""
         return f"org.apache.iceberg:iceberg-spark-runtime-{self.minor}_{self.scala}:{self.known.iceberg}"
 
     @property
     def kafka_connector(self) -> str:
-        """Maven coordinates."""
-        release = re.match(r"[\d.]*\d", self.full)  # a vendor's releases are not in Maven Central
+        """Maven coordinates of Kafka's connector."""
+        release = re.match(r"[\d.]*\d", self.full)  # without a vendor's suffix, since Maven Central lacks its releases
         version = self.known.connector or (release[0] if release else self.known.tested)
         return f"org.apache.spark:spark-sql-kafka-0-10_{self.scala}:{version}"
 
@@ -103,9 +103,9 @@ class SparkVersion:
 
 
 def installed() -> SparkVersion:
-    """The Spark that a session started now is of: that of SPARK_HOME, else the one that PySpark brings.
+    """The Spark that a new session would use: the one in SPARK_HOME, else the one that PySpark contains.
 
-    :raises ConfigError: there is none.
+    :raises ConfigError: there is no Spark.
     """
     folder = home()
     for jar in sorted((folder / "jars").glob("spark-core_*.jar")):
@@ -113,16 +113,17 @@ def installed() -> SparkVersion:
             return SparkVersion(found[2], found[1])
     if "SPARK_HOME" in os.environ and not _is_submitted():
         raise ConfigError(f"SPARK_HOME: no Spark found, there is no spark-core jar in {folder / 'jars'}. Correct it.")
-    # the driver runs in a container of a cluster, which has its jars elsewhere
+    # the driver runs in a container of a cluster, whose jars are elsewhere
     full = import_module("pyspark").__version__
     return SparkVersion(full, "2.12" if full.startswith("3.") else "2.13")
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """Refuse what no session of this process can work with, before it is started.
+    """Check, before a session is started, that the sink can work with it.
 
-    :param settings: Spark's, of the configuration.
-    :raises ConfigError: a session of Spark Connect, another version of PySpark than of Spark, an unknown version.
+    :param settings: Spark's settings in the configuration.
+    :raises ConfigError: it would be a session of Spark Connect, or PySpark and Spark have different versions, or the
+        sink doesn't know the version.
     """
     version = installed()
     _ = version.known
@@ -140,14 +141,14 @@ def check(settings: Mapping[str, str]) -> None:
 
 
 def _connect(settings: Mapping[str, str]) -> str | None:
-    """What asks for Spark Connect, as PySpark decides it."""
+    """The setting or variable that makes PySpark use Spark Connect, or None. PySpark decides in the same way."""
     if "spark.remote" in settings:
         return "spark: spark.remote"
     if settings.get("spark.api.mode", "").lower() == "connect":
         return "spark: spark.api.mode: connect"
     if "spark.api.mode" not in settings and os.environ.get("SPARK_API_MODE", "").lower() == "connect":
         return "SPARK_API_MODE=connect"
-    # the last is what PySpark sets where such a session is active, as in a notebook
+    # PySpark sets the second one while such a session is active, for example in a notebook
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         if name in os.environ:
             return name
@@ -155,19 +156,19 @@ def _connect(settings: Mapping[str, str]) -> str | None:
 
 
 def _is_submitted() -> bool:
-    """By `spark-submit`, whose JVM is there already."""
+    """Whether `spark-submit` started this process. Then its JVM already runs."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def known_versions() -> str:
-    """Such as `3.5, 4.0 and 4.1`."""
+    """Text such as `3.5, 4.0 and 4.1`."""
     return " and ".join(", ".join(KNOWN).rsplit(", ", 1))
 
 
 def home() -> Path:
-    """Where that Spark is.
+    """The folder of the installed Spark.
 
-    :raises ConfigError: there is none.
+    :raises ConfigError: there is no Spark.
     """
     if home := os.environ.get("SPARK_HOME"):
         return Path(home)
@@ -197,7 +198,7 @@ def parse_ddl(text: str) -> "DataType":
 
 
 def to_arrow(rows: "DataFrame") -> "pa.Table":
-    """`DataFrame.toArrow`, which Spark 3.5 has as a private method only, one that gives batches."""
+    """`DataFrame.toArrow`. Spark 3.5 has only a private method that returns batches."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 

@@ -1,7 +1,8 @@
-"""The tables of a running job: opened in parallel, fed in parallel, and set aside one by one when they fail.
+"""Looks after the tables of a running job: opens them in parallel, applies micro-batches to them in parallel, and sets
+a table aside when it fails.
 
-A table that failed keeps its position, so nothing of it is lost: it is opened again after a while, and read on from
-there.
+A table that failed keeps its position, so it loses nothing. The supervisor opens it again after a while, and the table
+goes on from its position.
 """
 
 import functools
@@ -35,15 +36,15 @@ log = logging.getLogger("rowdelta")
 
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 600.0
-"""Seconds until a table that failed is tried again: doubled with each failure, up to the longest."""
+"""Seconds until a failed table is tried again. The pause doubles with each failure, up to the longest."""
 _PROGRESS_SECONDS = 2.0
 _MOST_THREADS = 16
 
 
 @dataclass
 class Member:
-    """A table of the job. It is open (`sink`), or has failed (`error`), or both: open, but set aside. Or it
-    `awaits_messages`. `opened` is what it goes on with once no micro-batch uses `sink`.
+    """A table of the job. It is open (`sink`), or it has failed (`error`), or both: it is open, but set aside. Or it
+    `awaits_messages`. `opened` takes the place of `sink` once no micro-batch uses `sink`.
     """
 
     resolved: ResolvedTable
@@ -53,10 +54,10 @@ class Member:
     failures: int = 0
     retry_at: float = 0.0
     awaits_messages: bool = False
-    """Whether it can't be opened before its source has messages. It is no failure."""
+    """Whether it can't be opened before its source has messages. This isn't a failure."""
     from_start: bool = False
-    """Whether the source appeared while the job ran (or was down): nobody could have seen its beginning, so it is read
-    from there. So until the table remembers where it is read from, however often it fails before."""
+    """Whether the source appeared while the job ran (or was down). Nobody has read its first messages, so the table
+    reads it from its beginning. This stays true, also after failures, until the table has stored its start position."""
 
     @property
     def source(self) -> str:
@@ -93,12 +94,12 @@ class Supervisor:
         self.closed = False
         self._setting_aside = Lock()
         self.turns = BoundedSemaphore(threads)
-        """So many queries may apply a micro-batch at a time."""
+        """Only this many queries may apply a micro-batch at the same time."""
         self._joint = JointWriter(spark)
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
 
     def close(self) -> None:
-        """Begin no more work. What is being done ends with the query, whose jobs it runs."""
+        """Begin no more work. Work that has begun ends when its query ends, because it runs the query's jobs."""
         self.closed = True
         self._pool.shutdown(wait=False)
 
@@ -109,7 +110,9 @@ class Supervisor:
         return [member for member in self.members.values() if member.error is not None]
 
     def due(self) -> list[Member]:
-        """Tables to be opened (again) now: those that failed a while ago, or whose first messages have come."""
+        """Tables that should be opened (again) now: those whose pause after a failure is over, and those whose first
+        messages have arrived.
+        """
         now = time.monotonic()
         late = [member for member in self.members.values() if member.retry_at <= now]
         awaiting = [member for member in late if member.awaits_messages]
@@ -125,20 +128,22 @@ class Supervisor:
         return [member for member in late if member.error is not None] + awaiting
 
     def broken(self) -> list[Member]:
-        """Those that failed and won't just go on."""
+        """Tables that failed with an error that isn't harmless."""
         return [member for member in self.failed() if not is_harmless(member.error)]
 
     def enter(self, tables: Iterable[ResolvedTable], from_start: bool = False) -> list[Member]:
-        """Take in tables whose source isn't known yet. They are to be opened."""
+        """Add the tables whose source isn't known yet. The caller then opens them."""
         new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
-        # another dictionary: the streams' threads may be going through this one
+        # a new dictionary, because the streams' threads may be iterating over the old one
         self.members = self.members | {member.source: member for member in new}
         return new
 
     def open(self, members: Sequence[Member]) -> list[Member]:
-        """Open tables (again), and create those that are missing. Returns those which could be opened.
+        """Open tables (again), and create missing ones.
 
-        They don't work before `take_up`: a micro-batch in progress may still use what a table had open before.
+        They begin to work with `take_up`, because a micro-batch in progress may still use a table's old sink.
+
+        :return: the tables that could be opened.
         """
         if not members:
             return []
@@ -164,8 +169,10 @@ class Supervisor:
             log.debug("can't look at the messages' keys: %s", error)
 
     def take_up(self, members: Sequence[Member]) -> list[Member]:
-        """Have tables that `open` opened work, except for those whose group has another one that failed. To be called
-        when none of their queries is applying a micro-batch.
+        """Let the tables work that `open` opened, except those whose group has another table that failed. Call this
+        while none of their queries applies a micro-batch.
+
+        :return: the tables that work now.
         """
         with self._setting_aside:
             for member in members:
@@ -174,8 +181,9 @@ class Supervisor:
         return [member for member in members if member.works]
 
     def locate(self, members: Sequence[Member]) -> list[Member]:
-        """Settle where open tables are read from, and remember it in them. Returns those which can be read.
+        """Decide from where open tables are read, and store this position in them.
 
+        :return: the tables that can be read.
         :raises TemporaryError: the source did not answer.
         """
         sinks = {member.source: member.sink for member in members if member.sink is not None}
@@ -184,7 +192,7 @@ class Supervisor:
         for name, error in failures.items():
             self.set_aside(self.members[name], error)
 
-        # a group that isn't complete waits
+        # a table also waits if another one of its group failed
         found = [member for member in members if member.works]
 
         def remember(member: Member) -> None:
@@ -195,10 +203,10 @@ class Supervisor:
         return self._each(found, remember, "looked up")
 
     def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
-        """Apply a micro-batch to the tables it has something for. Those that fail are set aside.
+        """Apply a micro-batch to the tables that it has records for. A table that fails is set aside.
 
-        What several tables have little of is written by one job; each of the others has its own. The threads inherit
-        the query's job group, so that to stop the query stops their jobs.
+        One job writes all tables that have few records. Each other table has a job of its own. The threads inherit the
+        query's job group, so stopping the query stops their jobs.
         """
         touched = [self.members[name] for name in self._source.touched(stream, batch_id)]
         members = [member for member in touched if member.works]
@@ -244,16 +252,16 @@ class Supervisor:
 
         sinks = {member.source: _sink(member) for member in members if member.source in shares}
         try:
-            # these don't wait for the others' job
+            # the tables with jobs of their own don't wait for the joint job
             futures = work(member for member in members if member.source not in sinks)
             if len(sinks) > 1 and not self._is_ending():
                 results |= self._joint.write(frame.sparkSession, sinks, {source: shares[source] for source in sinks})
             _finish(futures + work(member for member in members if member.source in sinks))
             _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
         finally:
-            for source in results:  # the job is ending
+            for source in results:  # results are left over only if the job is ending
                 sinks[source].discard()
-        # last, so that no table waits for another's compaction to get its changes
+        # compactions come last, so that no table waits for another table's compaction
         _finish(submit(self._attempt, _compact, member) for member in members if member.works)
 
     def _apply_alone(self, stream: Stream, batch_id: int, frame: DataFrame, member: Member) -> None:
@@ -265,7 +273,7 @@ class Supervisor:
         member.failures = 0
 
     def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
-        """Commit a group's tables one right after the other; none, if one of them could not be written."""
+        """Commit a group's tables one right after the other. If one of them failed, discard what isn't committed."""
 
         def commit(member: Member) -> None:
             _sink(member).commit(pending[member.source])
@@ -280,10 +288,10 @@ class Supervisor:
             self._attempt(commit, written.pop(0))
 
     def _submitter(self) -> Callable[..., Future[None]]:
-        """How to have work done by the pool under Spark's thread-local properties of this thread.
+        """A function that submits work to the pool, with this thread's thread-local properties of Spark.
 
-        Each thread gets a copy of its own, unlike with PySpark's `inheritable_thread_target`: SQL executions write into
-        it.
+        Each task gets its own copy of them, since SQL executions write into the properties. PySpark's
+        `inheritable_thread_target` doesn't copy them.
         """
         context = self._spark.sparkContext._jsc.sc()
         properties = context.getLocalProperties().clone()
@@ -298,7 +306,7 @@ class Supervisor:
             except RuntimeError:
                 if not self.closed:
                     raise
-                # what is begun is still to be discarded
+                # the work must still run here: it discards what was begun
                 work(*args)
                 done = Future[None]()
                 done.set_result(None)
@@ -310,16 +318,16 @@ class Supervisor:
         return self.closed or (self._config.sink.on_table_error == "stop" and bool(self.broken()))
 
     def _attempt(self, work: Callable[[Member], None], member: Member) -> None:
-        """Do a table's work; if it fails, set it aside with its group."""
+        """Do a table's work. If it fails, set the table aside with its group."""
         if self._is_ending():
             return
         try:
             work(member)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this table's
+        except Exception as error:  # noqa: BLE001 - any error here is this table's own
             self.set_aside(member, error)
 
     def set_aside(self, culprit: Member, error: Exception) -> None:
-        """Do without a table for a while, and without the others of its group."""
+        """Stop applying changes to a table for a while, and to the others of its group."""
         with self._setting_aside:
             culprit.fail(error)
             self._have_group_wait(culprit)
@@ -327,22 +335,22 @@ class Supervisor:
         others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
         if is_harmless(error):
             log.warning("%s It is opened again%s.", summary(error), others)
-        # a job of one table ends with the error, and says so itself
+        # a job of one table ends with the error, so the error is printed anyway
         elif len(self.members) > 1:
-            known = (RowdeltaError, PySparkException, Py4JError)  # the latter two's tracebacks are Java's, and long
+            known = (RowdeltaError, PySparkException, Py4JError)  # the last two have long tracebacks from Java
             unexpected = None if isinstance(error, known) else error
             log.error("%s set aside%s: %s", culprit.target, others, summary(error), exc_info=unexpected)
 
     def _group_of(self, member: Member) -> list[Member]:
-        """All tables of its group, whether or not they have anything to do; itself, if it has no group."""
+        """All tables of the member's group, or the member alone if it has no group."""
         group = member.resolved.section.group
         if group is None:
             return [member]
         return [other for other in self.members.values() if other.resolved.section.group == group]
 
     def _have_group_wait(self, culprit: Member) -> None:
-        """Set the others of a failed table's group aside too, so that none runs ahead; all are tried again at the same
-        time.
+        """Set aside the other tables of a failed table's group too, so that none runs ahead. All of them are tried
+        again at the same time.
         """
         for member in self._group_of(culprit):
             member.failures, member.retry_at = culprit.failures, culprit.retry_at
@@ -352,7 +360,11 @@ class Supervisor:
                 member.error.is_harmless = is_harmless(culprit.error)
 
     def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
-        """Work for tables in parallel. Returns those for which it succeeded; the others are set aside."""
+        """Do work for tables in parallel. Tables that fail are set aside.
+
+        :param done: what was done, for the log: "opened".
+        :return: the tables that work.
+        """
         started = shown = time.monotonic()
         submit = self._submitter()
         waiting = {submit(self._attempt, work, member) for member in members}
@@ -369,7 +381,7 @@ class Supervisor:
         return [member for member in members if member.works]
 
     def _have_groups_wait(self, members: Sequence[Member]) -> None:
-        """Set those aside that were opened while another of their group has failed, or waits for its next attempt."""
+        """Set aside each table whose group has another table that failed or waits for its next attempt."""
         for member in members:
             failed = [other for other in self._group_of(member) if other.error is not None]
             if member.error is None and failed:
@@ -388,7 +400,9 @@ class Supervisor:
         member.awaits_messages = False
 
     def _wait_for_messages(self, member: Member, error: NoMessagesError) -> None:
-        """Nothing is wrong, and nothing to do. Nobody may miss the first messages when they come."""
+        """Let a table wait for its first messages. This isn't an error. The table must not miss these messages, so it
+        will read its source from the start.
+        """
         if not member.awaits_messages:
             log.info("%s", error)
         member.sink, member.error, member.awaits_messages, member.from_start = None, None, True, True
@@ -396,16 +410,16 @@ class Supervisor:
 
 
 def is_harmless(error: Exception | None) -> bool:
-    """Whether a table with this error has only to be opened again."""
+    """Whether opening the table again is enough after this error."""
     return isinstance(error, RowdeltaError) and error.is_harmless
 
 
 class _WaitingError(TemporaryError):
-    """Nothing is wrong with a table but that another of its group failed."""
+    """The table itself is fine, but another table of its group failed."""
 
 
 def _together(members: Iterable[Member]) -> Iterator[list[Member]]:
-    """Tables by their group; one without a group is by itself."""
+    """Tables by their group. A table without a group is alone."""
     groups: dict[str, list[Member]] = {}
     for member in members:
         group = member.resolved.section.group

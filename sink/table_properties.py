@@ -1,5 +1,5 @@
-"""What the sink makes of each table property of Iceberg, and of each feature of a table: it follows it, leaves it to
-Iceberg, warns that it does otherwise, or refuses the table. docs/table-properties.md has the same table.
+"""How the sink treats each table property of Iceberg, and some features of tables: it follows the property, leaves it
+to Iceberg, warns that it doesn't follow it, or refuses the table. docs/table-properties.md has the same table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +15,9 @@ Treatment = Literal["followed", "Iceberg's", "other engines'", "warning", "refus
 class Rule:
     """How the sink treats a property.
 
-    :param does: what the sink does, for people.
-    :param unless: values with which there is nothing to warn of.
+    :param treatment: what kind of rule it is.
+    :param does: what the sink does, in words.
+    :param unless: values that need no warning.
     """
 
     treatment: Treatment
@@ -98,7 +99,9 @@ RULES: Mapping[str, Rule] = {
     "write.folder-storage.path": Rule("refused", "old and not followed; use write.data.path"),
     "encryption.*": Rule("refused", "the sink would write unencrypted files"),
 }
-"""Property, or with `*` at its end what begins so -> rule. The longest one that fits holds."""
+"""Name of a property -> rule. A name that ends with `*` fits all properties with this beginning. If several names fit a
+property, the longest one is used.
+"""
 
 FEATURES: Mapping[str, Rule] = {
     "sort order": Rule("warning", "rows are not sorted by it"),
@@ -108,7 +111,7 @@ FEATURES: Mapping[str, Rule] = {
 
 
 def rule(name: str) -> Rule | None:
-    """Of a property; None if it isn't one of Iceberg's."""
+    """The rule for a property. None if Iceberg has no such property."""
     fitting = [known for known in RULES if name == known or (known.endswith("*") and name.startswith(known[:-1]))]
     return RULES[max(fitting, key=len)] if fitting else None
 
@@ -123,9 +126,9 @@ def refusal(properties: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def check_properties(table: str, properties: Mapping[str, str]) -> None:
-    """Those of a table that exists.
+    """Check the properties of a table that exists.
 
-    :raises TableError: one that the sink doesn't follow, and may not ignore.
+    :raises TableError: the sink doesn't follow one of them, and must not ignore it.
     """
     refused = refusal(properties)
     if refused is not None:

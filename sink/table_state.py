@@ -64,7 +64,7 @@ class TableState(ABC):
     @property
     @abstractmethod
     def spec(self) -> "TableSpec":
-        """What the delta writers need, as plain values."""
+        """The facts that delta writers need, as plain values."""
 
     @abstractmethod
     def property(self, name: str) -> str | None:
@@ -97,19 +97,19 @@ class TableState(ABC):
         return self.snapshot(self.snapshot_id())
 
     def start_position(self, prefix: str) -> "Position | None":
-        """Where a table without commits is read from, if a run has begun."""
+        """The stored start position of a table without commits. None if no run has stored one."""
         text = self.property(f"{prefix}.start")
         start: Position | None = json.loads(text) if text else None
         return start
 
     def position(self, prefix: str) -> StoredPosition | None:
-        """The sink's position, as of the current snapshot.
+        """The sink's position in the current snapshot.
 
-        The property is newest. After a rollback it is ahead of the data; then the nearest ancestor snapshot that this
-        sink committed says how far the data really is. That the property's own snapshot is unknown doesn't tell which:
-        ancestors expire, and so do snapshots that were rolled back.
+        The property has the newest position. After a rollback it is ahead of the data. Then the nearest ancestor
+        snapshot that this sink committed has the right position. If the property's own snapshot is unknown, there may
+        or may not have been a rollback: ancestors expire, and so do snapshots that were rolled back.
 
-        :raises TableError: rolled back, or replaced, past everything that could say so.
+        :raises TableError: the table was rolled back, or replaced, and no known snapshot has a position.
         """
         text = self.property(f"{prefix}.position")
         if text is None:
@@ -118,7 +118,7 @@ class TableState(ABC):
         current, committed = self.snapshot_id(), stored.get("snapshot-id")
         result = StoredPosition(stored["position"], stored["operation"], committed, stored.get("index"), committed)
         if current == committed or committed is None:
-            return result  # as is nearly always
+            return result  # nearly always
         if current is not None and self.is_ancestor(committed, current):
             return self._with_newer_index(result, prefix, current)
         snapshot, may_have_expired = self.current_snapshot(), False
@@ -130,7 +130,7 @@ class TableState(ABC):
                 older = json.loads(summary)
                 number = snapshot.snapshot_id
                 return StoredPosition(older["position"], older["operation"], number, older.get("index"), number)
-            # on the way back, the commit would come before what is older than it, were it an ancestor
+            # if the commit were an ancestor, the walk would meet it before any snapshot that is older
             is_behind = is_behind or snapshot.sequence_number < sequence_number
             parent = snapshot.parent_id
             snapshot = self.snapshot(parent)
@@ -144,7 +144,7 @@ class TableState(ABC):
         )
 
     def _sequence_number(self, prefix: str, stored: Mapping[str, Any]) -> int:
-        """Of the snapshot that has the position `stored`; 0 if it isn't known. See
+        """Sequence number of the snapshot that has the position `stored`, or 0 if it isn't known. See
         `IcebergCommitter.note_sequence_number`.
         """
         text = self.property(f"{prefix}.sequence-number")
@@ -154,7 +154,7 @@ class TableState(ABC):
         return int(stored.get("sequence-number", 0))
 
     def _with_newer_index(self, stored: StoredPosition, prefix: str, current: int) -> StoredPosition:
-        """With the index version of a rewrite that came after the commit, if one did."""
+        """The position, with a rewrite's index version if a rewrite came after the commit."""
         text = self.property(f"{prefix}.index")
         newer = json.loads(text) if text is not None else {}
         if newer.get("operation") != stored.operation:
@@ -175,7 +175,7 @@ class Tables(Protocol):
     def spark(self) -> "SparkSession | None": ...
 
     def load(self, name: str) -> TableState | None:
-        """The table, or None if there is none.
+        """The table, or None if it doesn't exist.
 
         :raises TemporaryError: the catalog did not answer.
         """

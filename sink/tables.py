@@ -1,4 +1,4 @@
-"""Target tables: created from the configuration, or checked against it, before any stream starts."""
+"""Opens target tables before any stream starts: creates them from the configuration, or checks them against it."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -29,19 +29,22 @@ from sink.table_properties import FEATURES, check_properties, ignored
 from sink.table_state import Tables, TableState
 
 log = logging.getLogger("rowdelta")
-_NO_FLOATS = "Its NaN has no form in which a commit could name the partition. Partition by another column."
+_NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A target as it will be: what exists or would be created, and how changes are decoded for it.
+    """A target that exists or would be created, and how changes are decoded for it.
 
-    :param columns: the table's. Those of `changelog` are what is decoded: without computed and metadata columns, and
-        with fields that only expressions need.
+    :param section: the table's section of the configuration.
+    :param changelog: how changes are decoded. Its columns are the decoded ones: it lacks computed and metadata columns,
+        and has fields that only expressions need.
+    :param exists: whether the table exists.
+    :param columns: the table's columns.
     :param computed: (name, Spark SQL expression) of computed columns.
-    :param derived_partition: partitioned by a computed or metadata column, so no change says where the row before it
-        is.
-    :param warnings: what the table's properties and features ask for and the sink doesn't do, for people.
+    :param derived_partition: the table is partitioned by a computed or metadata column, so a change doesn't say in
+        which partition the old row is.
+    :param warnings: sentences for people about properties and features of the table that the sink doesn't follow.
     """
 
     section: TableSection
@@ -54,8 +57,8 @@ class TablePlan:
 
     @property
     def is_decoded_whole(self) -> bool:
-        """Changes have the table's columns once they are decoded: none is computed, and none is needed only to compute
-        others.
+        """Whether decoded changes have exactly the table's columns: no column is computed, and no field is decoded only
+        for an expression.
         """
         columns = {column.name for column in self.columns}
         return not self.computed and all(column.name in columns for column in self.changelog.columns)
@@ -70,9 +73,9 @@ def plan_table(
 ) -> TablePlan:
     """Check a table's configuration against the target, if it exists.
 
-    :param types: Spark SQL types of the columns, inferred, for a table that doesn't exist and a configuration that
-        names none.
-    :raises ConfigError: the configuration is at fault.
+    :param types: inferred Spark SQL types of the columns, if the table doesn't exist and the configuration doesn't
+        name columns.
+    :raises ConfigError: the configuration is wrong.
     :raises TableError: configuration and table contradict each other.
     """
     section, path = resolved.section, resolved.path
@@ -118,10 +121,11 @@ def plan_table(
 def open_table(
     spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source
 ) -> tuple[IcebergTable, TablePlan, TableKey]:
-    """The target, created if it is missing.
+    """Open the target. Create it if it is missing.
 
-    :raises ConfigError, TableError: see `plan_table`.
-    :raises NoMessagesError: the source has no messages, and only they would tell columns or key.
+    :raises ConfigError: see `plan_table`.
+    :raises TableError: see `plan_table`.
+    :raises NoMessagesError: the source has no messages, and only messages would state the columns or the key.
     """
     catalogs = Catalogs(spark)
     table = catalogs.load(resolved.section.target)
@@ -163,7 +167,7 @@ def files_last(section: TableSection) -> bool:
 def inferred_columns(
     config: Config, section: TableSection, table: TableState | None, sample: Sample
 ) -> dict[str, str] | None:
-    """Columns for a table that doesn't exist and that nobody described; None for another.
+    """Columns inferred from messages, if the table doesn't exist and the configuration doesn't name columns; else None.
 
     :raises NoMessagesError: the source has no messages yet.
     """
@@ -175,14 +179,15 @@ def inferred_columns(
 
 
 def needs_global_deletes(plan: TablePlan) -> bool:
-    """A key's old partition may be unknown: partition values derive from columns outside the key."""
+    """Whether a key's old partition may be unknown, because partition values come from columns outside the key."""
     return plan.derived_partition or not set(plan.changelog.partition_sources) <= set(plan.section.key)
 
 
 def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType | None]:
-    """What the table must become for fields that messages have: new columns, wider ones, and (None) optional ones.
+    """How the table must change for fields in messages: the types of new and widened columns. None means that the
+    column becomes optional.
 
-    :raises DataError: `schema_changes: fail`.
+    :raises DataError: the setting is `schema_changes: fail`.
     :raises TableError: a field can't become a column.
     """
     target = plan.section.target
@@ -220,9 +225,9 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
         try:
             types[name] = parse_ddl(dtype) if dtype else None
         except PySparkException:
-            # a name inside that is no identifier, such as `$oid`
+            # a name inside the type isn't an identifier, such as `$oid`
             raise TableError(
-                f"{target}: messages have a field {name!r} of type {dtype}, of which no column can be made. Name it "
+                f"{target}: messages have a field {name!r} of type {dtype}, which no column can have. Name it "
                 "in exclude, or give "
                 "it a column of type string."
             ) from None
@@ -230,8 +235,9 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
 
 
 def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Observed:
-    """What change files have and the table can't take, by their columns.
+    """Compare columns of change files with the table. Returns what the table can't store yet.
 
+    :param files: path -> the file's columns.
     :raises DataError: a file can't be read for this table.
     """
     target, changes = plan.section.target, plan.section.schema_changes
@@ -255,7 +261,7 @@ def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Obse
             if dtype is not None and changes != "ignore" and _has_more(dtype, field.dataType):
                 raise DataError(
                     f"{target}: in {path} column {field.name} is {dtype.simpleString()}, with fields that the column "
-                    f"({field.dataType.simpleString()}) has not. New fields inside a column aren't followed: add them "
+                    f"({field.dataType.simpleString()}) lacks. New fields inside a column aren't followed: add them "
                     "to the table "
                     "(ALTER TABLE … ADD COLUMN), or set schema_changes: ignore."
                 )
@@ -277,7 +283,7 @@ def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Obse
 
 
 def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
-    """Whether a struct somewhere in `dtype` has fields that the column's hasn't: Spark would leave them out."""
+    """Whether a struct somewhere in `dtype` has fields that the column doesn't have. Spark would drop these fields."""
     if isinstance(dtype, T.StructType) and isinstance(column, T.StructType):
         known = {field.name: field.dataType for field in column}
         return any(field.name not in known or _has_more(field.dataType, known[field.name]) for field in dtype)
@@ -293,7 +299,7 @@ def _can_be_column(name: str) -> bool:
 
 
 def shown_changes(observed: Observed) -> str:
-    """For people: `note string, amount bigint, region may be null`."""
+    """Text for people: `note string, amount bigint, region may be null`."""
     words = {"": "may be null", MISSING: "is missing"}
     return ", ".join(f"{name} {words.get(dtype, dtype)}" for name, dtype in sorted(observed.items()))
 
@@ -362,14 +368,14 @@ def _changelog(
 
 
 def deletes_carry_row(config: Config) -> bool:
-    """Whether the format's -D rows have more than the key."""
+    """Whether the format's -D rows have other columns than the key too."""
     return formats.find(config.source.format).DELETES_CARRY_ROW
 
 
 def _check_parent(catalogs: Tables, section: TableSection, path: str) -> None:
     """A name inside of a table is one of its branches or tags.
 
-    :raises ConfigError: the target is inside of a table.
+    :raises ConfigError: the target is inside a table.
     """
     parent = section.target.rpartition(".")[0]
     if parent.count(".") >= 2 and catalogs.load(parent) is not None:
@@ -412,7 +418,7 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
         if have != field.dataType and not evolved:
             raise TableError(
                 f"{section.target}: column {field.name} is {have.simpleString()}, but columns says "
-                f"{field.dataType.simpleString()}. The table rules: correct columns, or leave columns out."
+                f"{field.dataType.simpleString()}. Correct columns to fit the table, or leave columns out."
             )
     extra = [name for name in actual if name not in wanted.names]
     if extra and section.schema_changes != "evolve":
@@ -437,11 +443,11 @@ def _check_key(section: TableSection, table: TableState) -> None:
                 f"{section.target}: key column {name} is floating-point, which Iceberg doesn't allow in a key."
             )
         if str(schema.find_type(name)).startswith("fixed"):
-            # its Java readers reuse the array of a fixed value, so of an equality delete file only the last key counts
+            # Iceberg's Java reader reuses the array of a fixed value, so only the last key of an equality delete file
+            # takes effect
             raise TableError(
-                f"{section.target}: key column {name} is {schema.find_type(name)}, of which Iceberg 1.11 applies only "
-                "one "
-                "equality delete a file. Use binary, string or uuid."
+                f"{section.target}: key column {name} is {schema.find_type(name)}. For this type Iceberg 1.11 applies "
+                "only one equality delete of each file. Use binary, string or uuid."
             )
 
 
@@ -466,9 +472,8 @@ def _check_partitioning(section: TableSection, table: TableState) -> None:
     if actual != wanted:
         shown = ", ".join(f"{transform} of {column}" for transform, column in actual) or "not partitioned"
         raise TableError(
-            f"{section.target} exists and is partitioned otherwise than partition_by says (it is: {shown}). The table "
-            "rules: "
-            "correct partition_by, or leave it out."
+            f"{section.target} exists, and its partitioning ({shown}) differs from partition_by. The table can't be "
+            "changed this way: correct partition_by, or leave it out."
         )
 
 

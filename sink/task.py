@@ -1,4 +1,6 @@
-"""Inside a Spark task: record batches from the JVM into a delta writer, descriptors of the written files back out."""
+"""What runs inside a Spark task: it feeds record batches to a delta writer, and returns descriptions of the files that
+the writer wrote.
+"""
 
 import io
 import json
@@ -45,15 +47,15 @@ INDEX_FILE = "_rowdelta_file"
 INDEX_POS = "_rowdelta_pos"
 _LOW = "_rowdelta_low"
 RUN_ENTRIES = 4_000_000
-"""Entries sorted in memory at a time when the index is built (24 bytes each)."""
+"""A task that builds the index sorts this many entries at a time in memory (24 bytes each)."""
 _SAMPLES = 3
 
 
 @dataclass(frozen=True)
 class IndexPlan:
-    """The key index for a micro-batch. Task i of `tasks` owns the i-th of as many ranges of the high hash.
+    """The key index for a micro-batch. The range of the high hash is cut into `tasks` parts; task i owns part i.
 
-    :param sequence: of the runs that the tasks write.
+    :param sequence: sequence number of the runs that the tasks write.
     """
 
     slice: IndexSlice
@@ -61,14 +63,14 @@ class IndexPlan:
     tasks: int
 
     def task(self, number: int, operation: str) -> IndexTask:
-        """The part of task `number`."""
+        """The part that task `number` owns."""
         first, last = range_of(number, self.tasks)
         return IndexTask(self.slice, first, last, self.sequence, f"{operation}-{number:05d}")
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """What every task of one micro-batch and table must know. Pickles small.
+    """What every task of one micro-batch and table must know. It is small when pickled.
 
     :param options: None for a table that only grows.
     :param dead_letters: the dead-letter table, or None if a bad record stops the job.
@@ -89,7 +91,7 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Share:
-    """A table's part in a job that writes several tables. Its one task owns all hashes."""
+    """A table's part in a job that writes several tables. One task writes the whole table, so it owns all hashes."""
 
     decoder: ChangelogDecoder
     plan: TaskPlan
@@ -126,8 +128,8 @@ class PackedShares:
 
 
 class ListParam(AccumulatorParam[list[T]]):
-    """Paths written by finished tasks: they reach the driver even if the job fails later, so that it can
-    delete them.
+    """Collects the paths that finished tasks wrote. The driver gets them even if the job fails later, and deletes the
+    files.
     """
 
     def zero(self, value: list[T]) -> list[T]:
@@ -138,7 +140,7 @@ class ListParam(AccumulatorParam[list[T]]):
 
 
 class Counts(AccumulatorParam[dict[str, int]]):
-    """Numbers by name."""
+    """Adds up numbers by name."""
 
     def zero(self, value: dict[str, int]) -> dict[str, int]:
         return {}
@@ -149,10 +151,11 @@ class Counts(AccumulatorParam[dict[str, int]]):
 
 @dataclass(frozen=True)
 class Combine:
-    """Decoded changes of the same key are combined; `left_out` counts those that aren't sent on, by kind.
+    """Combines decoded changes of the same key (`deltawriters.combine`).
 
-    :param columns: all of the table's, in its order.
-    :param buffer_bytes: Arrow bytes among which keys are looked for.
+    :param columns: all columns of the table, in the table's order.
+    :param left_out: counts the changes that are left out, by kind.
+    :param buffer_bytes: Arrow bytes of a buffer in which repeated keys are found.
     """
 
     key: tuple[str, ...]
@@ -165,7 +168,7 @@ class Combine:
 
 
 class ObservedTypes(AccumulatorParam[dict[str, str]]):
-    """What decoders saw and the table can't take (`changelog.decoding.Observed`)."""
+    """Types that decoders saw and that the table can't store (`changelog.decoding.Observed`)."""
 
     def zero(self, value: dict[str, str]) -> dict[str, str]:
         return {}
@@ -175,7 +178,7 @@ class ObservedTypes(AccumulatorParam[dict[str, str]]):
 
 
 class FirstPlaces(AccumulatorParam[StatedKeys]):
-    """What decoders saw of the messages' keys."""
+    """The keys that the messages state, with the first place of each."""
 
     NONE: ClassVar[StatedKeys] = {}
 
@@ -187,9 +190,10 @@ class FirstPlaces(AccumulatorParam[StatedKeys]):
 
 
 def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Decode a task's raw records, and do with the changes what comes next.
+    """Decode a task's raw records, and pass the changes to `then`.
 
-    :param batches: columns of `RAW_SCHEMA`; those that the source hasn't got may be left out, and a value may be text.
+    :param batches: columns of `RAW_SCHEMA`. Columns that the source doesn't have may be left out, and a value may be
+        text.
     """
     changes = decoder(map(_completed, batches))
     yield from changes if then is None else then(changes)
@@ -199,10 +203,11 @@ def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.Re
 def decode_files(
     decoder: PlainRows, not_plain: Accumulator[int], then: Step, files: Iterable[tuple[str, bytes]]
 ) -> Iterator[pa.RecordBatch]:
-    """Decode a task's Parquet files, and do with the changes what comes next.
+    """Decode a task's Parquet files, and pass the changes to `then`.
 
     :param files: paths and contents.
-    :param not_plain: told of a file that can't be decoded so; then what is made of the others is void.
+    :param not_plain: counts the tasks with a file that can't be decoded this way. Then the results of all tasks are
+        void.
     """
 
     def changes() -> Iterator[pa.RecordBatch]:
@@ -239,7 +244,7 @@ def route(
 
 
 def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    """Of changes that each of the tasks is given, those that are this one's, for `run`."""
+    """Keep this task's share of changes that all tasks get, for `run`."""
     if tasks == 1:
         return hash_keys.added(changes) if indexed else changes
     context = TaskContext.get()
@@ -250,8 +255,10 @@ def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.Reco
 def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write a task's changes. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
 
-    :param changes: with their hashes if the table has a key index.
-    :raises CardinalityError: two changes contradict each other. Whatever is raised, the task's files are deleted first.
+    The task deletes its files before it raises any error.
+
+    :param changes: changelog rows, with their hashes if the table has a key index.
+    :raises CardinalityError: two changes contradict each other.
     """
     context = TaskContext.get()
     assert context is not None
@@ -266,12 +273,13 @@ def run_shares(
 ) -> Iterator[pa.RecordBatch]:
     """Decode and write the records of several tables, one table after the other.
 
-    Yields a row for each: the JSON object that `run` yields, with `source`, what was `observed`, and pairs of
-    `StatedKeys` (`keys`); or `source` and `failed`, and then none of the table's files are left.
+    Yields a row for each table: the JSON object that `run` yields, with `source`, `observed` types and pairs of
+    `StatedKeys` (`keys`). If the table failed, the object has only `source` and `failed`, and the task has deleted the
+    table's files.
 
-    :param shares: by source.
-    :param written: told (source, path).
-    :param batches: raw records, those of a source in succession: so only one table's are held in memory.
+    :param shares: the tables' parts, by source.
+    :param written: collects pairs of source and path.
+    :param batches: raw records, grouped by source, so that memory holds the records of one table at a time.
     """
     context = TaskContext.get()
     assert context is not None
@@ -284,7 +292,7 @@ def run_shares(
         try:
             changes = decoder(records)
             summary, paths = _written(share.plan, task, share.hash.added(changes) if share.plan.index else changes)
-        except Exception as error:  # noqa: BLE001 - the others go on; written again by itself, it shows why
+        except Exception as error:  # noqa: BLE001 - the other tables go on; this one's own job then shows the error
             results.append({"source": source, "failed": f"{type(error).__name__}: {error}"})
         else:
             written.add([(source, path) for path in paths])
@@ -294,12 +302,12 @@ def run_shares(
 
 
 def _results(results: Sequence[Any]) -> pa.RecordBatch:
-    """Of `RESULT_SCHEMA`, also if there are none."""
+    """Results as a batch of `RESULT_SCHEMA`, which may be empty."""
     return pa.RecordBatch.from_arrays([pa.array([json.dumps(result) for result in results], pa.string())], ["result"])
 
 
 def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
-    """Runs of records of one source."""
+    """Group consecutive records of the same source."""
     current, waiting = "", list[pa.RecordBatch]()
     for batch in batches:
         runs = pc.run_end_encode(batch.column("source"), pa.int32())
@@ -316,8 +324,11 @@ def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[pa
 
 
 def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) -> tuple[dict[str, Any], list[str]]:
-    """Write changes, and sum up what was written; also the paths. Whatever is raised, these files are deleted first."""
-    # unique to the attempt: Spark may run a task twice at once
+    """Write changes. The files are deleted before any error is raised.
+
+    :return: a summary of what was written, and the paths of the files.
+    """
+    # the attempt's number makes the name unique: Spark may run a task twice at the same time
     index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
     writer: DeltaWriter | AppendWriter
     if plan.options is None:
@@ -383,13 +394,13 @@ def index_entries(
     base: int,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Entries of the key index for live rows: `_rowdelta_hash` (int64) and `_LOW` (uint64), `INDEX_FILE` and
-    `INDEX_POS` (uint32).
+    """Entries of the key index for live rows.
 
-    :param path_hashes: of the data files that the rows come from.
-    :param base: of the low hashes.
+    :param path_hashes: hashes of the paths of the data files that are read.
+    :param base: base of the low hashes.
     :param batches: the key columns, `INDEX_FILE` (the path's hash) and `INDEX_POS`.
-    :return: `INDEX_FILE` is the number of the file.
+    :return: `_rowdelta_hash` (int64), `_LOW` (uint64), `INDEX_FILE` (the file's number, uint32) and `INDEX_POS`
+        (uint32).
     """
     order = np.argsort(path_hashes).astype(np.uint32)
     in_order = path_hashes[order]
@@ -409,7 +420,7 @@ def index_entries(
 
 
 def route_entries(entries: Step, tasks: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Deal the `entries` of the batches out to tasks."""
+    """Compute the index entries of the batches, and deal them out to tasks."""
     yield from packed(entries(batches), tasks, keep_hash=True)
     _forget_archives()
 
@@ -421,10 +432,13 @@ def build_index(
     name: str,
     entries: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Write runs of live rows. Yields one row: a JSON list of `RunInfo`.
+    """Write runs of the key index. Yields one row: a JSON list of `RunInfo`.
 
-    :param index: where to.
-    :param entries: those of `index_entries` that this task has to see to.
+    :param index: the index to write to.
+    :param files: the data files, by their numbers in the entries.
+    :param sequence: sequence number of the runs.
+    :param name: beginning of the runs' names.
+    :param entries: this task's share of what `index_entries` makes.
     """
     context = TaskContext.get()
     assert context is not None
@@ -451,7 +465,7 @@ def build_index(
     if pending:
         flush()
     if len(runs) > 1:
-        # into runs of separate ranges, so that a key is looked up in one of them only
+        # the merged runs have separate ranges, so that a key is looked up in only one of them
         overlapping = replace(index, runs=tuple(runs), merge=tuple(run.name for run in runs))
         merged = overlapping.write_merged(f"{name}-{context.taskAttemptId()}-merged", 0, 2**64, RUN_ENTRIES)
         for run in runs:
@@ -475,7 +489,7 @@ class RewritePlan:
 def rewrite(
     plan: RewritePlan, written: Accumulator[list[str]], shares: Iterable[Sequence[RewriteGroup]]
 ) -> Iterator[dict[str, Any]]:
-    """Rewrite a task's share of small files. Yields what `rewritten` returns."""
+    """Rewrite a task's share of small files. Yields the results of `rewritten`."""
     context = TaskContext.get()
     assert context is not None
     task = TaskId(context.partitionId(), context.taskAttemptId(), plan.operation)
@@ -487,9 +501,10 @@ def rewrite(
 def rewritten(
     plan: RewritePlan, task: TaskId, groups: Iterable[RewriteGroup], written: Callable[[list[str]], None]
 ) -> dict[str, Any]:
-    """Rewrite groups of small files. Returns the `files` and the `runs` for the key index, as JSON objects.
+    """Rewrite groups of small files.
 
-    :param written: told the paths.
+    :param written: is called with the paths of the new files.
+    :return: the `files`, and the `runs` for the key index, as JSON objects.
     """
     result = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task).rewrite(groups)
     written(result.paths)
@@ -501,13 +516,13 @@ def rewritten(
 
 
 def encode_positions(positions: BitMap64) -> str:
-    """As text for a task's result: about three bytes a position."""
+    """Positions as text for a task's result. Takes about three bytes for each position."""
     positions.run_optimize()
     return b64encode(positions.serialize()).decode()
 
 
 def decode_positions(text: str) -> BitMap64:
-    """What `encode_positions` encoded."""
+    """The reverse of `encode_positions`."""
     return BitMap64.deserialize(b64decode(text))
 
 
@@ -532,7 +547,7 @@ class DeadLetterWriter:
         fields["time"] = pa.repeat(pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), len(bad))
         schema = self._table.arrow_schema
         columns = [
-            # a column that somebody has added, to note what became of the record
+            # the table's owner may have added columns, for example to note how the record was handled
             pa.nulls(len(bad), field.type) if field.name not in fields else fields[field.name].cast(field.type)
             for field in schema
         ]
@@ -547,12 +562,12 @@ class DeadLetterWriter:
 
 
 def _forget_archives() -> None:
-    """Drop Python's importers of zip and jar files, before PySpark's worker calls `importlib.invalidate_caches` for the
+    """Drop Python's importers of zip and jar files. PySpark's worker calls `importlib.invalidate_caches` before the
     next task.
 
-    Up to Python 3.12 each importer then reads its archive's directory again: pyspark.zip a dozen times, and every jar
-    of `--packages`. That took 100 to 250 ms a task, more than all the work done there. An import that needs one makes
-    it anew, from what was read before.
+    Up to Python 3.12 this call makes each importer read its archive's directory again: pyspark.zip a dozen times, and
+    every jar of `--packages`. That took 100 to 250 ms a task, more than all its real work. If an import needs an
+    importer later, Python makes a new one from the directory that it has already read.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimporter):
@@ -581,7 +596,7 @@ def _index_summary(result: WriteResult, table: TableSpec) -> dict[str, Any]:
 
 
 def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None]:
-    """The rows to apply, and the bad records if there are any."""
+    """The rows to apply, and the bad records (None if there are none)."""
     bad = batch.column(BAD)
     good = batch.drop_columns([BAD])
     if bad.null_count == len(bad):

@@ -1,6 +1,6 @@
-"""`rowdelta history` and `rowdelta show`: what a table went through, and its rows as they were.
+"""`rowdelta history` and `rowdelta show`: a table's commits, and its rows as they were at some time.
 
-Rows come through Iceberg's Spark reader, which applies the deletes of every kind.
+Iceberg's Spark reader reads the rows. It applies all kinds of deletes.
 """
 
 import json
@@ -23,9 +23,11 @@ from sink.spark_versions import to_arrow
 
 @dataclass(frozen=True)
 class When:
-    """Which state of a table: at most one of these, the current one if all are None.
+    """Which state of a table. At most one of these is given. If all are None, it is the current state.
 
     :param as_of: the time, in milliseconds since 1970.
+    :param version: id of the snapshot.
+    :param position: the sink's position.
     """
 
     as_of: int | None = None
@@ -37,10 +39,10 @@ class When:
 class Shown:
     """Some rows of a state.
 
-    :param heading: which state it is.
-    :param rows: one JSON object each, in no order.
-    :param columns: their names.
-    :param cells: the same rows as text, a cell for each column.
+    :param heading: says which state it is.
+    :param columns: names of the columns.
+    :param rows: a JSON object for each row, in no order.
+    :param cells: the same rows as text, with a cell for each column.
     """
 
     heading: str
@@ -50,18 +52,19 @@ class Shown:
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time; UTC if it names no zone.
+    """An ISO 8601 time as milliseconds since 1970. A time without a zone is UTC.
 
-    :raises ValueError: it is none.
+    :raises ValueError: `text` isn't such a time.
     """
     time = datetime.fromisoformat(text)
     return int((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def target(config: Config, name: str) -> str:
-    """The table that is meant: its full name, or the end of the name, or the source, of one that is configured plainly.
+    """The full name of the table that the user means.
 
-    :raises ConfigError: it is none, or not the only one.
+    :param name: the full name; or, for a table that isn't from a pattern, the end of its name, or its source.
+    :raises ConfigError: no table fits, or several do.
     """
     if name.split(".")[0] in config.catalogs and name.count(".") >= 2:
         return name
@@ -86,9 +89,12 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
     """Rows of a state of the table.
 
     :param name: catalog.namespace.table.
-    :param key: `column=value`; only rows with these values. If the table's key is one column, the value will do.
-    :raises TableError: there is no such table, or that state isn't known any more.
-    :raises ConfigError: `key` doesn't fit the table, or `when` not its source.
+    :param when: the state.
+    :param key: texts `column=value`. Only rows with these values are shown. If the table's key is one column, the value
+        alone is enough.
+    :param limit: at most so many rows.
+    :raises TableError: there is no such table, or the state isn't known any more.
+    :raises ConfigError: `key` doesn't fit the table, or `when` doesn't fit its source.
     """
     table = _load(spark, name)
     found = _history(config, table)
@@ -124,7 +130,7 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
 
 
 def lines(found: History, limit: int, *, as_json: bool) -> Iterator[str]:
-    """The newest commits, for people or one JSON object a line."""
+    """The newest commits: text for people, or one JSON object a line."""
     for commit in found.commits[:limit]:
         if as_json:
             yield json.dumps(commit.as_json())
@@ -149,9 +155,9 @@ def _history(config: Config, table: IcebergTable) -> History:
 
 
 def _key_values(pairs: Sequence[str], table: IcebergTable) -> dict[str, str]:
-    """Values by column, of arguments such as `id=7`.
+    """Parse arguments such as `id=7` into values by column.
 
-    :raises ConfigError: no column is named.
+    :raises ConfigError: an argument names no column.
     """
     names = sorted(table.spec.iceberg_schema.identifier_field_names())
     found = {}
@@ -170,7 +176,7 @@ def _matching(frame: DataFrame, key: Mapping[str, str], table: IcebergTable) -> 
     for column, value in key.items():
         if column not in frame.columns:
             raise ConfigError(
-                f"{table.name}: --key names {column!r}, which is no column then. The columns are: "
+                f"{table.name}: --key names {column!r}, which isn't a column in this state. The columns are: "
                 f"{', '.join(frame.columns)}."
             )
         dtype = frame.schema[column].dataType.simpleString()
@@ -178,7 +184,7 @@ def _matching(frame: DataFrame, key: Mapping[str, str], table: IcebergTable) -> 
         wanted = F.expr(f"try_cast('{text}' AS {dtype})")
         (fits,) = frame.sparkSession.range(1).select(wanted.isNotNull()).collect()[0]
         if not fits:
-            raise ConfigError(f"{table.name}: --key {column}={value}: the value is no {dtype}.")
+            raise ConfigError(f"{table.name}: --key {column}={value}: the value is not of type {dtype}.")
         frame = frame.where(F.col(quoted(column)) == wanted)
     return frame
 

@@ -1,7 +1,7 @@
 """`rowdelta warm`: makes the archive of the JVM's classes (`sink.archive`).
 
-A JVM does here what a run does: a stream of two tiny files into an Iceberg table of its own, in a temporary folder. At
-its end it writes down the classes that it has loaded.
+A JVM does the work of a run: it streams two tiny files into a new Iceberg table in a temporary folder. When it ends, it
+writes the classes that it has loaded into the archive.
 """
 
 import json
@@ -24,15 +24,17 @@ from sink.errors import ConfigError, RowdeltaError
 from sink.pipeline import Pipeline
 
 _JVM_SECONDS = 120.0
-"""In which a JVM writes some 15,000 classes."""
+"""Time for the JVM to end. At its end it writes about 15,000 classes."""
 _KAFKA_SOURCE = "spark-sql-kafka"
 _NOBODY = "127.0.0.1:9"
 
 
 def warm(path: Path, config: Config, *, in_background: bool) -> Iterator[str]:
-    """Make the archive for the runs of a configuration. Yields what is being done, line by line.
+    """Make the archive for the runs of a configuration. Yields lines that say what happens.
 
-    :param in_background: give up if another process is making it, and leave the processor to others.
+    :param path: the configuration file.
+    :param config: its content.
+    :param in_background: run with low priority, and give up if another process is making the archive.
     :raises ConfigError: a run of this configuration can't use an archive.
     :raises RowdeltaError: this JVM can't make one.
     """
@@ -51,7 +53,7 @@ def warm(path: Path, config: Config, *, in_background: bool) -> Iterator[str]:
             packages = jars.recorded(options)
         if packages is None:
             raise RowdeltaError("the jars of the packages can't be remembered: there is no cache folder to write to.")
-        # this process can't start another JVM
+        # a process can start only one JVM, and this one has started it
         again = ["--in-background"] * in_background
         subprocess.run([sys.executable, "-m", "sink", "warm", *again, str(path)], check=True)
         return
@@ -82,7 +84,7 @@ def _make(config: Config, found: Archive, target: Path) -> None:
 
 
 def _config(config: Config, folder: Path) -> Config:
-    """The user's Spark, with a source and a table of our own."""
+    """A configuration with the user's Spark settings, and with its own source and table."""
     (folder / "changes").mkdir()
     for number in range(2):
         records = [{"row_kind": "+U", "id": key, "v": str(number), "seq": number} for key in range(20)]
@@ -115,7 +117,9 @@ def _config(config: Config, folder: Path) -> Config:
 
 
 def _load_kafka(spark: SparkSession) -> None:
-    """The classes of Spark's source and of Kafka's clients, without a broker: nobody answers there."""
+    """Load the classes of Spark's Kafka source and of Kafka's clients. The clients call an address where no broker
+    answers.
+    """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
@@ -149,7 +153,7 @@ def _client(deserializer: str) -> Mapping[str, str]:
 
 
 def _end(spark: SparkSession) -> str:
-    """Have the JVM end by itself, and wait until it has. Returns its class path."""
+    """Tell the JVM to exit, and wait until it has ended. Returns its class path."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     class_path = str(gateway.jvm.java.lang.System.getProperty("java.class.path"))

@@ -1,4 +1,4 @@
-"""What the tasks of a micro-batch wrote, summed up: for the commit, and for people."""
+"""Sums up what the tasks of a micro-batch wrote, for the commit and for the log."""
 
 import json
 from collections import Counter
@@ -19,10 +19,9 @@ class Written:
     :param undecoded: how many bad records are `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param records: rows in files by their content.
     :param index: each task's part of the key index.
-    :param tasks: how many there were.
-    :param observed: what messages have and the table can't take (`changelog.decoding.Observed`).
-    :param stated_keys: what messages say of the table's key.
-    :param peak_memory: of the largest Python worker, in bytes.
+    :param tasks: number of tasks.
+    :param observed: what the messages have and the table can't store (`changelog.decoding.Observed`).
+    :param stated_keys: keys that the messages state.
     """
 
     files: list[str]
@@ -46,9 +45,9 @@ class Written:
         return sum(self.bad_by_class.values())
 
     def undecoded_since(self, before: int) -> int:
-        """How many records in succession the format has failed on (`BadRecord.DECODER_FAILED`).
+        """How many successive records the format has failed on (`BadRecord.DECODER_FAILED`).
 
-        :param before: how many before this micro-batch. A record that it could read ends the count.
+        :param before: the count before this micro-batch. The count starts again at 0 if the format could read a record.
         """
         failed = self.bad_by_class.get(BadRecord.DECODER_FAILED, 0)
         return 0 if any(self.rows.values()) or self.bad > failed else before + failed
@@ -68,7 +67,7 @@ class Written:
         return None
 
     def shown(self, unites_deletes: bool) -> str:
-        """For the log: changes, files, deletes, what the key index knew, bad records."""
+        """Text for the log: changes, files, deletes, facts from the key index, bad records."""
         rows = " ".join(f"{kind} {count:,}" for kind, count in self.rows.items() if count) or "no changes"
         united = sum(map(self._keys, ("updated", "deleted", "duplicates"))) if unites_deletes else 0
         bad = f", {self.bad:,} dead letters" if self.bad else ""
@@ -80,7 +79,7 @@ class Written:
         )
 
     def _shown_keys(self) -> str:
-        """What the key index knew of the micro-batch's keys."""
+        """What the key index says about the micro-batch's keys."""
         if not self.index:
             return ""
         names = {
@@ -98,7 +97,7 @@ class Written:
 
 
 def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
-    """All tasks' results as one."""
+    """Add up the results of all tasks."""
     rows: dict[str, int] = {}
     bad, undecoded = Counter[str](), Counter[str]()
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}

@@ -11,7 +11,7 @@ from sink.config import Config
 from tests.services.jars import ivy_to_itself
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
-# code only a few times: what the second compiler and more collector threads cost is more than they save.
+# code only a few times, so the second compiler and more collector threads would cost more than they save.
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 

@@ -1,7 +1,8 @@
-"""Spark's streaming checkpoint, as far as the sink reads it: which offsets a micro-batch covers.
+"""Reads from Spark's streaming checkpoint which offsets a micro-batch covers.
 
-The table is the checkpoint that counts. Spark's own is disposable: each run (Kafka) or each break of continuity (files)
-gets a fresh folder, named by a random generation, and older generations are removed.
+Only the position in the table counts. Spark's own checkpoint can be thrown away: with Kafka, each run gets a new folder
+with a random name, a generation. With files, a new generation begins only if the old one doesn't fit the table's
+position. Older generations are removed.
 """
 
 import json
@@ -41,11 +42,13 @@ class CheckpointFolder:
         return f"{self._path.rstrip('/')}/{generation}"
 
     def last_batch(self, generation: str) -> int:
-        """The highest batch id in the generation's offset log, -1 if there is none."""
+        """The highest batch id in the generation's offset log, or -1 if the log is empty."""
         return self._last(generation, "offsets")
 
     def last_committed_batch(self, generation: str) -> int:
-        """The highest batch id in the generation's commit log, -1 if there is none. Spark won't run it again."""
+        """The highest batch id in the generation's commit log, or -1 if the log is empty. Spark won't run this batch
+        again.
+        """
         return self._last(generation, "commits")
 
     def _last(self, generation: str, log: str) -> int:
@@ -56,12 +59,12 @@ class CheckpointFolder:
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def offsets(self, generation: str, batch_id: int) -> Any:
-        """The single source's offset at the end of a batch, as Spark's `OffsetSeqLog` stored it; None
-        before the first.
+        """The offset of the query's only source at the end of a batch, from Spark's `OffsetSeqLog`. None before the
+        first batch.
         """
         if batch_id < 0:
             return None
-        # version, batch metadata, then one line of JSON a source
+        # the lines are: version, batch metadata, and one line of JSON for each source
         return json.loads(self.read_lines(f"{self.location(generation)}/offsets/{batch_id}")[2])
 
     def exists(self, path: str) -> bool:

@@ -15,8 +15,10 @@ _JSON = re.compile(r"\.(json|jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ChangeFile:
-    """:param path: its URI, as Spark's log has it.
-    :param modified: milliseconds.
+    """A change file.
+
+    :param path: its URI as in Spark's log.
+    :param modified: modification time in milliseconds.
     :param name: its path below the table's directory.
     """
 
@@ -25,7 +27,7 @@ class ChangeFile:
     name: str
 
     def is_named_by(self, names: Collection[str], position: Position) -> bool:
-        """Whether it is one of the files that `names`, which are of `position`, stand for."""
+        """Whether it is one of the files that `names` name, which are from `position`."""
         return self.name in names or (not position.get("relative") and self.name.rsplit("/", 1)[-1] in names)
 
 
@@ -64,7 +66,7 @@ class Directories:
         return [name for parent in self._parents() for name in self._directories(parent)]
 
     def _parents(self) -> list[str]:
-        """Folders before the last `/` of patterns."""
+        """The folders of the patterns: the part before the last `/`."""
         return sorted({_parent(table) for table in self._config.tables if table.is_pattern})
 
     def _directories(self, parent: str) -> list[str]:
@@ -106,15 +108,16 @@ class Directories:
         return ChangeFile(uri, modified, path.removeprefix(f"{self._root(table)}/"))
 
     def _root(self, table: TableSection) -> str:
-        """The directory, as paths of its files begin."""
+        """The directory's path, with which the paths of its files begin."""
         if table.source not in self._roots:
             self._roots[table.source] = self._file_system.qualified(table.source).rstrip("/")
         return self._roots[table.source]
 
     def look(self, table: TableSection) -> list[tuple[str, int]]:
-        """The directory's files, if they seem to be what the configuration says.
+        """The directory's files. Also checks that they look like what the configuration says.
 
-        :raises ConfigError: there is no such directory, or it has only JSON where nobody said so.
+        :raises ConfigError: there is no such directory; or it has only JSON files, and the configuration doesn't say
+            JSON.
         """
         files = self.listed(table)
         is_assumed = "path_format" not in self._config.source.options and self._config.source.file_format == "parquet"
@@ -142,7 +145,7 @@ class Directories:
 
 
 def _parent(table: TableSection) -> str:
-    """Of a pattern, the folder before the last `/`."""
+    """A pattern's folder: the part before the last `/`."""
     return table.source.rpartition("/")[0] or "/"
 
 

@@ -1,12 +1,14 @@
-"""Directories of change files, one streaming query a table.
+"""Reads directories of change files, with one streaming query for each table.
 
-Spark takes files in the order of their modification time. A position is the high-water mark in that order, with the
-files that share its time, by their paths below the directory:
+Spark reads files in the order of their modification time. A position has the highest modification time so far, and the
+files that have this time, by their paths below the directory:
 `{"modified": 1767323045123, "files": ["b.parquet"], "relative": true, "generation": "5d2c…", "batch": 7}`. Positions of
-earlier releases lack `relative`, and have names without folders. As long as a checkpoint generation continues, Spark's
-own log says which files are new, also late ones; once it doesn't (deleted, restored from a copy, ahead of a table that
-was rolled back), files at or before the mark count as applied. A new generation that has come no further than the time
-of that mark remembers its files: `"earlier": ["b.parquet"]`.
+earlier releases lack `relative`, and have names without folders.
+
+As long as a checkpoint generation continues, Spark's own log says which files are new, even late ones. If it doesn't
+continue (it was deleted, or restored from a copy, or is ahead of a table that was rolled back), all files up to the
+position count as applied. While a new generation isn't beyond the position's time, its position remembers the files of
+the position before: `"earlier": ["b.parquet"]`.
 """
 
 import functools
@@ -41,12 +43,13 @@ Found = TypeVar("Found")
 
 _OWN_OPTIONS = {"path_format"}
 _CHOOSING_OPTIONS = {"path_format", "maxFilesPerTrigger", "maxBytesPerTrigger", "maxFileAge"}
-"""Options that have no influence on how a file is read."""
+"""Options that don't change how a file is read."""
 _SPECIAL = re.compile(r"[,{}\[\]*?\\]|^(?:[^/:]+:)?(?://[^/]*)?+/.*:|=[^/]*/|/[_.][^/]*$")
-"""Of paths: what means something in a list of them, or is refused there; folders that Spark takes column values from.
+"""Fits paths that can't be in a list of paths: some characters have a meaning there, or are refused. Also fits folders
+such as `day=1`, from which Spark takes column values.
 """
 _ANY_AGE = "36500d"
-"""By default Spark ignores a file, in silence, that comes with a modification time a week before the newest one's."""
+"""By default Spark silently ignores a file whose modification time is a week older than the newest file's."""
 _CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
 _AS_WRITTEN = "CORRECTED"
 _PLAIN_TEXT = re.compile(r"\.(json|jsonl|ndjson|txt)$", re.IGNORECASE)
@@ -55,14 +58,14 @@ _LEAST_BYTES = 32
 _LOCAL = "^file:/+"
 _FEW = 4
 _AT_ONCE = 16
-"""Footers read at a time, if there are more than a few."""
+"""This many footers are read at the same time, if there are more than a few."""
 _FILE_SCHEMAS = 100
-"""Schemas of files that are remembered: nearly always there is one."""
+"""The schemas of this many files are remembered. Nearly always, all files have the same one."""
 
 
 @dataclass(frozen=True)
 class _Footer:
-    """What is known of a Parquet file before it is read."""
+    """What the footer of a Parquet file says."""
 
     schema: T.StructType
     rows: int
@@ -84,12 +87,12 @@ class FilesSource(Directories):
         self._positions: dict[str, Position | None] = {}
         jvm = spark.sparkContext._jvm
         assert jvm is not None
-        # looked up once: to find a class by its name takes a round trip for each of the name's parts
+        # looked up only once, because py4j makes a round trip for each part of a class's name
         self._hadoop_path = jvm.org.apache.hadoop.fs.Path
         self._uri = jvm.java.net.URI
         self._parquet_reader = jvm.org.apache.parquet.hadoop.ParquetFileReader
         self._parquet_input = jvm.org.apache.parquet.hadoop.util.HadoopInputFile
-        # once: that takes longer than to read a footer
+        # made only once, because this takes longer than reading a footer
         self._parquet_options = jvm.org.apache.parquet.ParquetReadOptions.builder().build()
         self._to_spark = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetToSparkSchemaConverter
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
@@ -161,7 +164,7 @@ class FilesSource(Directories):
         records = frame
         schema = self._schema(table, declared.values()) if declared is not None else None
         if schema is not None:
-            # other columns than the query knows of; these files are read on their own
+            # the files have columns that the query doesn't know, so they are read without it
             paths = [self._decoded(path) for path in footers]
             reader = frame.sparkSession.read.schema(schema).option("__globPaths__", "false")
             records = reader.parquet(*paths).select("*", F.col("_metadata.file_path").alias(SOURCE))
@@ -175,7 +178,9 @@ class FilesSource(Directories):
         )
 
     def _read_whole(self, footers: Mapping[str, "_Footer"]) -> dict[str, int] | None:
-        """Paths and bytes of the files, if Spark needs to know nothing else to read them."""
+        """Paths and sizes of the files, if tasks can read them whole. None if an option, a path or a size needs Spark's
+        reader.
+        """
         sizes = {self._decoded(path): footer.bytes for path, footer in footers.items()}
         is_simple = (
             self._dates_as_written
@@ -222,7 +227,7 @@ class FilesSource(Directories):
     def _each(self, look: Callable[[ChangeFile], Found], files: Sequence[ChangeFile]) -> list[Found]:
         if len(files) <= _FEW:
             return [look(file) for file in files]
-        # of an object store, each takes several round trips
+        # in an object store, each file takes several round trips
         with ThreadPoolExecutor(_AT_ONCE, initializer=activate, initargs=(self._spark,)) as pool:
             return list(pool.map(look, files))
 
@@ -273,9 +278,7 @@ class FilesSource(Directories):
         return _Footer(schema, rows, int(content.getLength()))
 
     def _schema(self, table: TableSection, files: Iterable[T.StructType]) -> T.StructType | None:
-        """What to read files with that have more or wider columns than the table's query reads; None if
-        they haven't.
-        """
+        """The schema for files that have more or wider columns than the table's query reads. None if no file does."""
         spec = self._specs[table.target]
         query = columns_to_read(spec)
         types = {field.name: field.dataType for field in query}
@@ -290,7 +293,7 @@ class FilesSource(Directories):
         return None if schema == query else schema
 
     def _decoded(self, path: str) -> str:
-        """A file's URI as Spark's reader takes it, unescaped."""
+        """A file's URI without escapes, as Spark's reader expects it."""
         return str(self._hadoop_path(self._uri(path)))
 
 
@@ -332,7 +335,7 @@ class HadoopFolders:
 
 @contextmanager
 def _translated(directory: str) -> Iterator[None]:
-    """What the file system's client throws, as an error for people."""
+    """Turn errors of the file system's client into errors for people."""
     try:
         yield
     except JAVA_ERRORS as error:
@@ -349,8 +352,8 @@ def _most_records(files: Sequence[ChangeFile], sizes: Iterable[int]) -> int | No
 
 
 def _continues(folder: CheckpointFolder, position: Position) -> bool:
-    """Whether Spark's checkpoint goes on where the table is: not behind it (a restored copy), nor ahead (a
-    rollback).
+    """Whether Spark's checkpoint continues the table's position. It may be behind it (a restored copy), or ahead of it
+    (the table was rolled back).
     """
     generation, batch = str(position["generation"]), int(position["batch"])
     if generation not in folder.generations():
@@ -359,7 +362,7 @@ def _continues(folder: CheckpointFolder, position: Position) -> bool:
 
 
 def _same_spelling(uri: str) -> str:
-    """Spark's log and its rows have the same URI of a file but for the slashes of a local one."""
+    """A URI with only one slash after `file:`. Spark's log and its rows differ in these slashes for local files."""
     return re.sub(_LOCAL, "/", uri)
 
 
@@ -373,6 +376,6 @@ def _mark(files: list[ChangeFile], position: Position | None, generation: str, b
         names = set()
     mark |= {"modified": position["modified"], "files": sorted(names | set(position["files"]))}
     if not position.get("relative"):
-        del mark["relative"]  # some of the names are of an earlier release
+        del mark["relative"]  # some of the names come from an earlier release
     earlier = position.get("earlier", []) if position["generation"] == generation else position["files"]
     return mark | ({"earlier": earlier} if earlier else {})

@@ -1,8 +1,9 @@
-"""Kafka: one streaming query for all topics. A position is topic-partition -> next offset, `{"0": 42, "1": 17}`.
+"""Reads from Kafka with one streaming query for all topics. A position is partition -> next offset,
+`{"0": 42, "1": 17}`.
 
-The query says which offsets a micro-batch covers. Where several topics have something in it, a table reads its own
-topic's share as a batch of its own, or together with other tables that have as little: so each message is read once,
-and nothing is held in memory for others.
+The query says which offsets a micro-batch covers. If several topics have messages in it, each table reads its own
+topic's offsets in a separate batch read, or together with other tables that have few messages. So each message is read
+once, and no messages are held in memory for other tables.
 """
 
 import functools
@@ -25,16 +26,14 @@ _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 _STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
 _READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10"}
-"""After each poll Spark asks for the partition's ends, and the broker answers only when the next fetch is through: at
-the end of a topic, where a stream nearly always is, half a second later by Kafka's own default. Once for each partition
-that has anything."""
+"""After each poll Spark asks for the partition's ends. The broker answers only after the next fetch has ended. At the
+end of a topic, where a stream nearly always is, Kafka's default lets this fetch wait for half a second. That happens
+for each partition that has messages."""
 _EARLIEST = -2
 
 
 class KafkaSource(Topics):
-    """Reads each topic from where its table got to; Spark's checkpoint is fresh in every run, and whenever a table
-    joins.
-    """
+    """Reads each topic from its table's position. Spark's checkpoint starts anew in every run, and for a new table."""
 
     one_stream = True
 
@@ -100,15 +99,14 @@ class KafkaSource(Topics):
         begin, end = begins.get(topic, {}), ends.get(topic, {})
         had = {partition: int(offset) for partition, offset in (position or {}).items()}
         for partition, offset in begin.items():
-            # a partition of which the table knows nothing: it was read from where the query began, or it was added
-            # later
+            # a partition that the table's position doesn't have was read from the query's start, or was added later
             reached = had.get(partition, self._starts[topic].get(partition, 0))
             if offset > reached:
                 raise TableError(
                     f"{table.target}: its stored position for {topic}-{partition} is {reached}, but this run has "
                     f"read on to {offset}. The position was set back while the sink ran; start it again."
                 )
-        # a partition that was added meanwhile is read from its first message, which may be past 0
+        # a partition that was added meanwhile is read from its first message, whose offset may be above 0
         starts = {p: max(begin.get(p, 0), had.get(p, 0)) for p in end}
         todo = {p: to - starts[p] for p, to in end.items() if to > starts[p]}
         if not todo:
@@ -118,7 +116,7 @@ class KafkaSource(Topics):
         read = functools.partial(self._frame, frame.sparkSession)
         records = functools.partial(read, [own])
         if all(other == topic or begins.get(other) == ends[other] for other in ends):
-            # the usual case of a job with one table: what Spark has planned anyway
+            # the usual case for a job with one table: use what Spark has planned anyway
             overlap = {p: had[p] for p in end if begin.get(p, 0) < had.get(p, 0)}
             records = functools.partial(_beyond, frame, overlap)
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
@@ -128,10 +126,12 @@ class KafkaSource(Topics):
         return any(int(offset) > int(position.get(partition, 0)) for partition, offset in other.items())
 
     def read_again(self, topic: str, first: Mapping[int, int], end: Position) -> DataFrame | None:
-        """Raw records that were read before: of each partition in `first` from that offset, or the earliest that there
-        is, to `end`.
+        """Read raw records again.
 
-        :return: None if the topic has none of them any more.
+        :param topic: the topic.
+        :param first: partition -> offset to begin with. If Kafka has removed it, reading begins at the earliest offset.
+        :param end: the position to read up to.
+        :return: None if the topic has none of these records any more.
         """
         with self._admin() as admin:
             earliest = admin.offsets([topic], admin.earliest()).get(topic, {})
@@ -144,9 +144,9 @@ class KafkaSource(Topics):
         return self._frame(self._spark, [Range(topic, begin, {p: int(end[p]) for p in begin})])
 
     def offsets_since(self, topic: str, timestamp: int | None) -> dict[int, int]:
-        """By partition the first message of `timestamp` (milliseconds) or later; of any, if it is None.
+        """Partition -> offset of the first message at or after a time. A partition without such a message is left out.
 
-        A partition without such a message is left out.
+        :param timestamp: milliseconds since 1970. None means the first message of all.
         """
         with self._admin() as admin:
             found = admin.offsets([topic], admin.earliest() if timestamp is None else admin.at(timestamp))
@@ -163,7 +163,8 @@ class KafkaSource(Topics):
             if name.lower() not in _OWN_OPTIONS and name.lower() not in _STREAM_OPTIONS
         }
         by_name = {name.lower(): value for name, value in self._options.items()}
-        # with a group of its own, each read would have consumers of its own, connected anew; they never commit offsets
+        # All reads use the same group, so that they share consumers. Otherwise each read would connect new ones. The
+        # consumers never commit offsets.
         prefix = by_name.get("groupidprefix", "spark-kafka-source")
         group = by_name.get("kafka.group.id", f"{prefix}-rowdelta-{self._config.sink.id}")
         own = (
@@ -179,7 +180,7 @@ class KafkaSource(Topics):
         return _records(own if tasks is None else own.coalesce(tasks))
 
     def _offsets(self, batch_id: int) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
-        """Where a micro-batch begins and ends, by topic. Read once a micro-batch, whatever the number of tables."""
+        """The offsets where a micro-batch begins and ends, by topic. They are read once for all tables."""
         if self._read is None or self._read[0] != batch_id:
             if self._read is not None and self._read[0] == batch_id - 1:
                 before = self._read[2]
@@ -191,7 +192,7 @@ class KafkaSource(Topics):
 
     def _continued(self, table: TableSection, position: Position, earliest: Offsets, latest: Offsets) -> Offsets:
         topic = table.source
-        # partitions that were added since begin at their first message
+        # partitions that were added later begin at their first message
         start = earliest | {p: int(offset) for p, offset in position.items()}
         by_name = {name.lower(): value for name, value in self._options.items()}
         may_lose = by_name.get("failondataloss", "true").lower() == "false"
@@ -232,7 +233,7 @@ class KafkaSource(Topics):
         chosen = earliest | given
         start = {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
         for partition, offset in start.items():
-            # it is stored before anything is read, and then counts instead of a corrected option
+            # check it now: the table stores this offset before anything is read, and then ignores a corrected option
             if not earliest[partition] <= offset <= latest[partition]:
                 raise ConfigError(
                     f"source.options.startingOffsets: {topic}-{partition} has offsets {earliest[partition]} to "
@@ -267,7 +268,10 @@ def _records(frame: DataFrame) -> DataFrame:
 
 
 def _beyond(frame: DataFrame, overlap: Offsets) -> DataFrame:
-    """A stream's frame without what a table has had: of partitions in `overlap` what comes before that offset."""
+    """A stream's frame without the records that a table has already applied.
+
+    :param overlap: partition -> offset before which records are applied.
+    """
     applied = [(F.col("partition") == int(p)) & (F.col("offset") < offset) for p, offset in overlap.items()]
     return frame.where(~any_of(applied)) if applied else frame
 
@@ -282,9 +286,7 @@ def _milliseconds(text: str) -> int:
 
 
 class _Admin(Admin):
-    """Kafka's own admin client in the JVM: it takes the very options that Spark's source takes, SASL and
-    TLS included.
-    """
+    """Kafka's own admin client in the JVM. It accepts the same options as Spark's source, including SASL and TLS."""
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
         jvm = spark.sparkContext._jvm
@@ -324,17 +326,17 @@ class _Admin(Admin):
         return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
 
     def at(self, timestamp: int) -> JavaObject:
-        """The first message at or after `timestamp` (milliseconds); -1 where there is none."""
+        """The first message at or after `timestamp` (milliseconds), or -1 if there is none."""
         return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(timestamp)
 
     def topics(self) -> list[str]:
-        """Names of all topics but Kafka's internal ones."""
-        # joined in the JVM: Python's iteration over a Java set takes round trips for each name
+        """Names of all topics, without Kafka's internal ones."""
+        # joined in the JVM, because iterating over a Java set from Python takes round trips for each name
         names = self._get(self._client.listTopics().names(), "any topic")
         return [name for name in str(self._jvm.java.lang.String.join(",", names)).split(",") if name]
 
     def offsets(self, topics: Sequence[str], spec: JavaObject) -> dict[str, Offsets]:
-        """By topic the offsets that `spec` (an `OffsetSpec`) selects. A topic that doesn't exist is left out."""
+        """Topic -> offsets that `spec` (an `OffsetSpec`) selects. A topic that doesn't exist is left out."""
         query = self._jvm.java.util.HashMap()
         partition_of = self._jvm.org.apache.kafka.common.TopicPartition
         for topic, partitions in self._partitions(topics).items():
@@ -375,7 +377,7 @@ class _Admin(Admin):
 
 
 def _innermost(error: Py4JJavaError) -> str:
-    """The exception that caused the others."""
+    """The exception at the beginning of the chain of causes."""
     exception = error.java_exception
     while (cause := exception.getCause()) is not None:
         exception = cause

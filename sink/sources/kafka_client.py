@@ -1,7 +1,7 @@
-"""Kafka's client without a JVM (confluent-kafka), for what needs no Spark.
+"""A Kafka client without a JVM (confluent-kafka), for commands that need no Spark.
 
-It takes the options of Spark's source, which are those of Kafka's Java client. librdkafka names a few of them
-otherwise.
+It takes the options of Spark's source, which are those of Kafka's Java client. librdkafka has other names for a few of
+them.
 """
 
 import re
@@ -16,13 +16,13 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from sink.errors import ConfigError, TemporaryError
 
 PREFIX = "kafka."
-"""What begins the names of the client's options in `source.options`."""
+"""The names of the client's options in `source.options` begin with this."""
 
 JAAS = "sasl.jaas.config"
 _LOGIN_MODULES = {"PLAIN": "plain.PlainLoginModule", "SCRAM": "scram.ScramLoginModule"}
 _TIMEOUT_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
-"""So long nothing may arrive of messages that there are."""
+"""If no message arrives for this long, although there are some, reading fails."""
 _TOPICS_AT_ONCE = 100
 _NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
 
@@ -30,7 +30,7 @@ EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 Range = tuple[int, int]
-"""First offset of a partition, and the one after the last."""
+"""The first offset of a partition, and the offset after the last."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Message:
 def jaas(mechanism: str, username: str, password: str) -> str:
     """The Java client's `sasl.jaas.config` for a user with a password.
 
-    :raises ConfigError: the mechanism takes no password.
+    :raises ConfigError: the mechanism doesn't use a password.
     """
     module = _LOGIN_MODULES.get(mechanism.upper().split("-")[0])
     if module is None:
@@ -58,9 +58,9 @@ def jaas(mechanism: str, username: str, password: str) -> str:
 
 
 def client_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """librdkafka's settings of `kafka.…` options. Others are left out.
+    """Translate `kafka.…` options into settings of librdkafka. Other options are left out.
 
-    :raises ConfigError: an option has no counterpart.
+    :raises ConfigError: librdkafka has no such setting.
     """
     given = {name.removeprefix(PREFIX): value for name, value in options.items() if name.startswith(PREFIX)}
     settings = {name: value for name, value in given.items() if name not in _JAVA_ONLY}
@@ -95,10 +95,10 @@ _JAVA_ONLY = {
 
 @dataclass
 class Broker:
-    """A cluster, asked by a plain client. Reads messages, commits nothing, joins no group.
+    """Reads from a Kafka cluster with a plain client. It commits nothing and joins no group.
 
-    :param options: of Spark's source; `kafka.bootstrap.servers` must be among them.
-    :param progress: told now and then of what is being done.
+    :param options: options of Spark's source. `kafka.bootstrap.servers` must be among them.
+    :param progress: is called from time to time with a text that says what is being done.
     """
 
     options: Mapping[str, str]
@@ -111,7 +111,7 @@ class Broker:
         return self.options[f"{PREFIX}bootstrap.servers"]
 
     def _settings(self) -> dict[str, Any]:
-        # its own lines on stderr would say in its words what the error says in ours
+        # the client's own lines on stderr would repeat what our errors say
         quiet: dict[str, Any] = {"log_level": 0, "error_cb": self._errors.append}
         return client_settings(self.options) | quiet
 
@@ -119,7 +119,7 @@ class Broker:
         """Names of all topics, sorted.
 
         :raises TemporaryError: no broker answers.
-        :raises ConfigError: it refuses who we are.
+        :raises ConfigError: the broker refuses the user.
         """
         began = time.monotonic()
         admin = self._client()
@@ -128,7 +128,7 @@ class Broker:
                 found = admin.list_topics(timeout=2.0).topics
                 break
             except KafkaException as error:
-                admin.poll(0)  # for its errors, which say more
+                admin.poll(0)  # delivers errors to `error_cb`, which say more than this one
                 waited = time.monotonic() - began
                 if waited > _TIMEOUT_SECONDS or self._is_refused():
                     raise self._unreachable(error) from None
@@ -140,7 +140,7 @@ class Broker:
         """The partitions of each topic, but of those that don't exist.
 
         :raises TemporaryError: no broker answers.
-        :raises ConfigError: it refuses who we are.
+        :raises ConfigError: the broker refuses the user.
         """
         admin = self._client()
         asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=_TIMEOUT_SECONDS)
@@ -149,7 +149,7 @@ class Broker:
             try:
                 found[topic] = sorted(partition.id for partition in answer.result().partitions)
             except KafkaException as error:
-                admin.poll(0)  # for its errors, which say more
+                admin.poll(0)  # delivers errors to `error_cb`, which say more than this one
                 if error.args[0].code() not in _NO_TOPIC:
                     raise self._unreachable(error) from None
         return found
@@ -183,7 +183,7 @@ class Broker:
         return found
 
     def ranges(self, topics: Sequence[str]) -> dict[str, dict[int, Range]]:
-        """By topic the partitions that have messages, and where these are."""
+        """Topic -> its partitions that have messages, with the range of their offsets."""
         partitions = {topic: self._partitions[topic] for topic in topics}
         firsts, ends = self.offsets(partitions, EARLIEST), self.offsets(partitions, LATEST)
         return {
@@ -192,9 +192,8 @@ class Broker:
         }
 
     def sample(self, topics: Sequence[str], count: int) -> Iterator[tuple[str, list[Message]]]:
-        """Of each topic its first and its last messages, about `count` of either, in order.
-
-        Topics without messages have an empty list.
+        """The first and the last messages of each topic, about `count` of each, in order. A topic without messages has
+        an empty list.
         """
         ranges = self.ranges(topics)
         for at in range(0, len(topics), _TOPICS_AT_ONCE):
@@ -222,7 +221,7 @@ class Broker:
         if not ranges:
             return
         settings = self._settings() | {
-            "group.id": "rowdelta-init",  # librdkafka wants one; nothing is committed
+            "group.id": "rowdelta-init",  # librdkafka requires one; nothing is committed
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",

@@ -1,6 +1,7 @@
-"""What a source of changes gives the pipeline: streams, and for each micro-batch the rows that a table hasn't had yet.
+"""The interface of a source of changes. A source gives the pipeline streams, and for each micro-batch the rows that a
+table hasn't applied yet.
 
-A *position* says how far a table has got in its source, as a JSON object. It is stored in the table with every commit.
+A *position* is a JSON object that says how far a table has got in its source. Every commit stores it in the table.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ Position = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Stream:
-    """One streaming query: its frame, where Spark keeps its checkpoint, and the tables that it feeds."""
+    """One streaming query: its frame, the folder of Spark's checkpoint, and the tables that it feeds."""
 
     name: str
     frame: "DataFrame"
@@ -29,8 +30,11 @@ class Stream:
 
 @dataclass(frozen=True)
 class Range:
-    """Records of a topic: by partition the first offset (-2: the earliest that there is), and the one after
-    the last.
+    """Records of a topic.
+
+    :param topic: the topic.
+    :param begin: partition -> first offset. -2 means the earliest one.
+    :param end: partition -> the offset after the last.
     """
 
     topic: str
@@ -51,12 +55,12 @@ class TableBatch:
     """A table's part of a micro-batch.
 
     :param records: makes a frame of the raw records (or typed rows of Parquet files) beyond the table's position.
-    :param end: the position once they are applied.
-    :param estimated_rows: how many records there are, if the source can tell without reading them.
-    :param changes: changelog rows, if the records have been decoded.
+    :param end: the position after the records are applied.
+    :param estimated_rows: the number of records, if the source knows it without reading them.
+    :param changes: changelog rows, if the records are already decoded.
     :param declared: path -> the columns of each file, if the records are typed.
-    :param share: how to read the records with those of other tables, if that is possible.
-    :param files: path -> size of the Parquet files, if they can be read whole, and as nothing but their bytes.
+    :param share: how to read the records together with those of other tables, if that is possible.
+    :param files: path -> size of the Parquet files, if tasks can read the whole files as bytes.
     """
 
     records: Callable[[], "DataFrame"]
@@ -78,61 +82,62 @@ class SourceView(Protocol):
         """
 
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
-        """How far each position is behind the source, for people."""
+        """Text for people: how far each position is behind the source."""
 
     def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
-        """Reach the source. Returns for each table what was found, for people, or that it has no such topic or
-        directory.
+        """Ask the source about the tables.
 
-        :raises TemporaryError: it can't be reached.
+        :return: for each table, a text about what was found, or an error if there is no such topic or directory.
+        :raises TemporaryError: the source did not answer.
         """
 
     def check_patterns(self) -> Sequence[RowdeltaError]:
-        """Why patterns can't find anything, now."""
+        """Reasons why patterns can't find anything at the moment."""
 
 
 class Source(SourceView, Protocol):
     """Kafka or files, for Spark to read."""
 
     one_stream: bool
-    """Whether one query feeds all tables. Then a table that joins has the query started anew."""
+    """Whether one query feeds all tables. If so, the query is started anew when a table joins."""
 
     def locate(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
     ) -> Mapping[str, RowdeltaError]:
-        """Settle where each table is read from: where it got to, or if it has no position, where the options say.
+        """Decide from where each table is read: from its position. If it has none, the options decide.
 
-        :param from_start: sources that are read from their first change if their table has no position, whatever the
-            options say.
-        :return: by source, why a table can't be read.
+        :param tables: the tables with their positions.
+        :param from_start: sources that are read from their first change if their table has no position, even if the
+            options say something else.
+        :return: source -> the reason why its table can't be read.
         :raises TemporaryError: the source did not answer.
         """
 
     def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
-        """Queries over tables that `locate` found, from there."""
+        """Queries that read tables from where `locate` decided."""
 
     def touched(self, stream: Stream, batch_id: int) -> Sequence[str]:
-        """Sources of the stream's tables for which a micro-batch has something. The others needn't be looked at."""
+        """Sources that may have changes in the micro-batch. The stream's other sources have none."""
 
     def batch(
         self, stream: Stream, batch_id: int, frame: "DataFrame", table: TableSection, position: Position | None
     ) -> TableBatch | None:
-        """The table's part of a micro-batch; None if the table has had all of it, or it has nothing for the table."""
+        """The table's part of a micro-batch. None if there is nothing that the table hasn't applied yet."""
 
     def is_ahead(self, other: Position, position: Position) -> bool:
-        """Whether `other` may have passed records that `position` hasn't: both are one table's."""
+        """Whether `other` may have passed records that `position` hasn't. Both positions belong to the same table."""
 
     def start_position(self, table: TableSection) -> Position | None:
-        """Where a table without a position is read from, to be remembered; known after `locate`."""
+        """The start position of a table without a position. It is known after `locate`, and the table stores it."""
 
     def last_records(self, table: TableSection, count: int) -> "DataFrame | None":
-        """Raw records: the last `count` of each partition. None if there are none, or the source has no partitions.
+        """The last `count` raw records of each partition. None if there are none, or if the source has no partitions.
 
         :raises TemporaryError: the source did not answer.
         """
 
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
-        """Which of these topics or directories have anything to read, at the price of one look for all of them.
+        """Which of these topics or directories have anything to read. One request answers this for all of them.
 
         :raises TemporaryError: the source did not answer.
         """

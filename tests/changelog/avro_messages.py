@@ -94,7 +94,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a batch. `changes` are in the order of records, -U before +U."""
+    """The result for a batch. `changes` are in the order of records, -U before +U."""
 
     changes: list[Change]
     rejected: dict[int, str]

@@ -33,7 +33,7 @@ COLUMNS = {
     "data": "binary",
 }
 KEPT = ("id", "region")
-"""Of `table()`: the key, and what its partition derives from."""
+"""Columns of `table()` that a delete keeps: the key, and the source of the partition."""
 
 Row = Mapping[str, Any]
 Encoder = Callable[[str, Row | None, Row | None], Any]
@@ -86,7 +86,7 @@ histories: st.SearchStrategy[list[Change]] = st.lists(changes, min_size=1, max_s
 
 
 def inferred(name: str, values: Sequence[Any]) -> dict[str, str]:
-    """Fields of messages' rows, of which nothing is known before: name -> kind."""
+    """Fields of rows in messages, which the table doesn't know before: name -> kind."""
     made = formats.find(name)(ChangelogSpec((), (), schema_changes="evolve"))
     found: dict[str, str] = {}
     for part in made.changes(records([text(value) for value in values])):
@@ -98,8 +98,8 @@ def inferred(name: str, values: Sequence[Any]) -> dict[str, str]:
 def assert_decoded(name: str, values: Sequence[Any], history: Sequence[Sequence[Change]], table: ChangelogSpec) -> None:
     """Messages (one for each part of the history) decode to exactly what happened.
 
-    Of a row that an update replaced the partition may be unknown, but never wrong. In changelog mode each update must
-    say what it replaced, else only one that changed the key.
+    The partition of a replaced row may be unknown, but it is never wrong. In changelog mode each update must say which
+    row it replaced; in other modes, only an update that changed the key must.
     """
     found = decode(name, records([text(value) for value in values]), table)
     assert [d.error for d in found if d.error] == []
@@ -266,7 +266,7 @@ def assert_accounted(
     ignores_tombstones: bool = True,
     parse: Callable[[bytes], Any] = json.loads,
 ) -> None:
-    """Each value ends as changes or as a bad record that carries it, the same in company and alone.
+    """Each value ends as changes or as a bad record with this value, and the same happens if it is alone.
 
     :param is_ignored: whether a message that can be parsed should leave no trace.
     """

@@ -93,7 +93,7 @@ def optional(schema: Any) -> list[Any]:
             {"type": "long", "logicalType": "timestamp-millis", "connect.name": "io.debezium.time.Timestamp"},
             WireType("int64", "io.debezium.time.Timestamp", optional=False),
         ),
-        # a logical type that doesn't go with its type is none
+        # a logical type that doesn't fit its type is ignored
         ({"type": "string", "logicalType": "date"}, WireType("string", optional=False)),
         (
             {"type": "array", "items": ["null", "int"]},
@@ -670,8 +670,8 @@ def test_a_registry_that_cannot_be_asked_stops_the_job() -> None:
     ),
 )
 def test_no_record_is_lost(chosen: tuple[Any, str], messages: list[Pair]) -> None:
-    """Whatever comes: each record is a change or rejected, at least one of the two and never both, unless it stands for
-    none.
+    """Each record, whatever its content, is either a change or rejected, and never both. Only tombstones and logical
+    decoding messages are neither.
     """
     known = avro_messages.given(avro_messages.sample_schemas() | SCHEMAS)
     decoder, flattened = chosen

@@ -89,7 +89,9 @@ def test_in_changelog_mode_the_old_row_is_data_with_the_fields_of_old(old: Any, 
 
 
 def test_old_images_that_are_fewer_than_rows() -> None:
-    """Canal leaves out those without a changed field: harmless, as long as they change no key or partition."""
+    """Canal leaves out old rows without a changed field. This is harmless as long as the keys and partitions are the
+    same.
+    """
     update = message("UPDATE", [thing(1), thing(2)], [{"weight": "1.000"}])
     doubtful = message("UPDATE", [thing(1), thing(2)], [{"id": "3"}])
     null = message("UPDATE", [thing(1), thing(2)], [{"shelf": None}])
@@ -198,7 +200,7 @@ def test_mysql_spellings() -> None:
 
 
 def test_order_and_metadata() -> None:
-    """From anywhere in the message, or from the row; from the new one, where there are two."""
+    """Order columns come from anywhere in the message, or from the row. If there are two rows, the new one counts."""
     order = (("ts", T.LongType()), ("weight", T.DecimalType(8, 3)), ("missing", T.LongType()))
     table = spec(COLUMNS, order_by=order[:2], metadata=("_op", "_ts", "_offset"), trust_before=True)
     update = message("UPDATE", [thing(1, weight="5.1")], [{"weight": "0.750"}])

@@ -1,5 +1,5 @@
-"""Debezium JSON under damage: each message ends as a change or a bad record, whatever stands beside it, in all
-spellings of the format.
+"""Damaged Debezium JSON, in all forms of the format: each message ends as a change or a bad record, whatever its
+neighbours are.
 """
 
 import json
@@ -94,7 +94,7 @@ def test_nothing_is_lost(spelling: str, schema_changes: str) -> None:
 
 
 def test_messages_that_would_complete_each_other() -> None:
-    """Each is broken, but their texts one after the other would be whole events."""
+    """Each message is broken, but their texts joined together would be whole events."""
     good = fuzz.text(event("c", None, {"id": 5, "v": "good"}))
     values = [
         good,
@@ -199,7 +199,9 @@ _SOURCES = st.fixed_dictionaries({"version": st.just("1"), "lsn": st.none() | st
 
 @st.composite
 def _event(draw: st.DrawFn) -> bytes:
-    """Mostly as Debezium writes it; else its fields in another order, some of them of other types or away."""
+    """Mostly an event as Debezium writes it. Else its fields have another order, and some have other types or are
+    missing.
+    """
     rows = draw(st.sampled_from([_ANY_ROW, _ROWS]))
     fields: dict[str, Any] = {
         "before": draw(st.none() | rows),
@@ -255,7 +257,7 @@ def test_events_read_in_parts_are_those_read_whole(values: list[bytes]) -> None:
 
 
 def test_events_of_debezium_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the test before would compare the general reader with itself."""
+    """Without this, the test before would compare the general reader with itself."""
     read: list[Parsed | None] = []
     in_parts = debezium_json._EventReader._in_parts
 

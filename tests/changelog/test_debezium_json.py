@@ -1,4 +1,4 @@
-"""Debezium JSON that no connector should send, or rarely does: refused with a reason, and never guessed at."""
+"""Debezium JSON that connectors send rarely or never. It is refused with a reason, and nothing is guessed."""
 
 import base64
 import datetime as dt
@@ -91,7 +91,7 @@ def test_what_is_ignored() -> None:
 
 
 def test_a_record_is_applied_whole_or_not_at_all() -> None:
-    """An update is two changes, and both must be known: a key that can't be read removes nothing."""
+    """An update is two changes, and both must be readable: a key that can't be read removes nothing."""
     found = decoded([event("u", {"id": 1, "v": "b"}, {"id": "?", "v": "a"})], trust_before=True)
     assert [d.error for d in found] == ["type_mismatch: column id: '?' does not fit bigint"]
 
@@ -114,8 +114,8 @@ def test_before_matters_in_upsert_only_when_the_key_changes() -> None:
 
 
 def test_before_and_after_may_spell_a_key_differently() -> None:
-    """An object and its text, and a decimal as either: what isn't spelled alike may be another key, and a -U too many
-    does no harm.
+    """A key as an object and as its text, and a decimal in two forms. If the forms differ, the key may have changed,
+    and an extra -U does no harm.
     """
     own = {"scale": 2, "value": texts(1234)}
     again = [event("u", {"id": own}, {"id": own}), event("u", {"id": own}, {"id": {"scale": 2, "value": texts(1)}})]
@@ -239,7 +239,7 @@ def test_base64_decimals_are_exact() -> None:
     ],
 )
 def test_base64_of_digits_only_is_no_number(sql_type: str, is_enveloped: bool) -> None:
-    """A topic whose connector was set from numbers to base64 and back: each is what its own spelling says."""
+    """A topic whose connector was set from numbers to base64 and back. Each value is read by its own form."""
     scale = {"decimal(12,2)": 2, "decimal(38,0)": 0}.get(sql_type, 2)
 
     def made(value: Any) -> Any:

@@ -1,6 +1,4 @@
-"""Real Debezium messages become what the database held, value by value. What it held stands here as
-`dml.sql` said it.
-"""
+"""Real Debezium messages give the database's own values. The expected values here come from `dml.sql`."""
 
 import datetime as dt
 import math
@@ -218,7 +216,7 @@ TRUE_VALUES: dict[str, Any] = {
 
 
 def true_row(row: dict[str, Any]) -> dict[str, Any]:
-    """`row` without the NaN, which equals nothing, after making sure that it is one."""
+    """`row` without the NaN, which equals nothing. Also checks that it is NaN."""
     assert math.isnan(row["f8"])
     return {name: value for name, value in row.items() if name != "f8"}
 
@@ -298,7 +296,7 @@ def test_a_delete_with_the_key_only() -> None:
 @pytest.mark.parametrize("server", ["pgj", "pgenv", "pgnull"])
 @pytest.mark.parametrize(("column", "sql_type"), [("big", "string"), ("bb", "binary"), ("arr", "array<string>")])
 def test_an_unchanged_toast_value_is_refused(server: str, column: str, sql_type: str) -> None:
-    """Never the placeholder into the table, as text, as bytes or as an array. A delete needs no such value."""
+    """The placeholder never gets into the table, as text, as bytes or as an array. A delete doesn't need the value."""
     columns = {"id": "int", "note": "string", column: sql_type}
     update, delete = decode("debezium-json", raw_records(sample(server, "toast_def")), spec(columns))
     assert update.error == f"unavailable_value: column {column}: the source didn't send the unchanged value"

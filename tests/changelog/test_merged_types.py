@@ -1,4 +1,4 @@
-"""What becomes of a field that is spelled in several ways: one type, whoever saw which first."""
+"""A field with values of several types gets one type, which doesn't depend on their order."""
 
 from decimal import Decimal
 from functools import reduce

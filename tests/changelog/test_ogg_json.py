@@ -19,7 +19,7 @@ COLUMNS = {"ID": "int", "TITLE": "string", "WEIGHT": "decimal(8,3)", "SHELF": "s
 
 
 def message(kind: str, before: Any = None, after: Any = None, **more: Any) -> dict[str, Any]:
-    """In the order in which GoldenGate writes fields. It leaves out an image that there is not."""
+    """A message with its fields in GoldenGate's order. Like GoldenGate, it leaves out an image that doesn't exist."""
     parts: dict[str, Any] = {
         "table": "DEPOT.THINGS",
         "op_type": kind,

@@ -129,8 +129,8 @@ def test_columns_of_plain_debezium_json_are_inferred() -> None:
 
 
 def test_odd_records_do_not_make_a_batch_quadratic() -> None:
-    """Each record of this topic is odd: an object where a text is wanted. Joined anew for each, it would
-    take minutes.
+    """Each record of this topic is odd: it has an object where a text is expected. If the batch were joined again for
+    each record, this would take minutes.
     """
     records = [event({"id": n, "v": {"a": n}}) for n in range(20_000)]
     found = decode("debezium-json", raw_records(messages(*records)), spec(COLUMNS))
@@ -152,7 +152,7 @@ def test_odd_records_do_not_make_a_batch_quadratic() -> None:
 def test_what_arrow_says_of_an_error_is_only_believed_if_it_helps(
     monkeypatch: pytest.MonkeyPatch, text: Callable[[str], str]
 ) -> None:
-    """A release of Arrow may word or count otherwise; then records are read one by one, and say the same."""
+    """A release of Arrow may change its messages. Then records are read one by one, with the same result."""
     odd = {3: event({"id": 3, "v": {"a": 3}}), 700: event({"id": "700", "v": 1.5}), 1400: '{"after":{"id":1400,,}}'}
     records = [odd.get(n, event({"id": n, "v": str(n)})) for n in range(1500)]
     expected = decode("debezium-json", raw_records(messages(*records)), spec(COLUMNS))

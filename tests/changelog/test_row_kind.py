@@ -47,7 +47,7 @@ def test_spark_s_row_operations() -> None:
 
 
 def test_a_mapping_of_one_s_own() -> None:
-    """It holds alone: our own spellings mean nothing beside it."""
+    """The mapping replaces our own names of kinds: these mean nothing then."""
     options = {"column": "op", "insert": ("I", "c"), "update": ("U",), "update_before": ("B",), "delete": "D"}
     values = [{"op": op, "id": 1} for op in ("I", "c", "B", "U", "D", "+I", 3)]
     found = decoded(values, options=options)

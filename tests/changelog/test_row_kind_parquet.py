@@ -146,7 +146,7 @@ def test_the_same_rows_as_by_spark(
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
 def test_times_as_spark_writes_them(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """By default in 96 bits, which Arrow takes for local times."""
+    """Spark writes timestamps in 96 bits by default, which Arrow reads as local times."""
     at = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
     table = spec({"id": "bigint", "at": "timestamp", "day": "date"}, order_by=SEQ, source_order=False)
     frame = spark.createDataFrame([("+I", 1, at, date(1500, 1, 1), 1)], columns_to_read(table))
@@ -231,7 +231,7 @@ def test_tables_without_plain_files() -> None:
 
 
 def test_values_are_not_changed() -> None:
-    """Decimals, for one, are of the type that the table has, or the file isn't plain."""
+    """A file whose decimals, for example, have another type than the table isn't plain."""
     table = spec({"id": "bigint", "v": "decimal(12,2)"}, order_by=SEQ, source_order=False)
     narrow = pa.array([Decimal("1.5"), None], pa.decimal128(12, 1))
     with pytest.raises(NotPlainError):

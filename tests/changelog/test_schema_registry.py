@@ -52,7 +52,7 @@ def admin(registry: Registry) -> Iterator[SchemaRegistryClient]:
 
 @dataclass(frozen=True)
 class Guarded:
-    """The registry behind TLS and a password: options to get through, and the paths that were asked for."""
+    """The registry behind TLS and a password. Yields the options for a client, and the list of requested paths."""
 
     options: dict[str, str]
     asked: list[str]
@@ -234,7 +234,7 @@ def test_a_password_in_the_address_is_not_shown() -> None:
 
 
 def test_an_address_that_is_not_the_registrys(registry: Registry) -> None:
-    """All schemas are unknown there, which is no reason to refuse every record."""
+    """All schemas are unknown to this registry. That must not make every record a bad record."""
     elsewhere = registry.url.removesuffix("/apis/ccompat/v7")
     with pytest.raises(RegistryError, match=f"the schema registry {elsewhere} refused schema id 1: "):
         Client({"schema.registry.url": elsewhere}).get(1)
@@ -261,7 +261,9 @@ UNION = {
 @pytest.mark.parametrize("name", ["avro", "debezium-avro"])
 @pytest.mark.parametrize("schema_changes", ["ignore", "evolve"])
 def test_no_message_is_lost(registry: Registry, admin: SchemaRegistryClient, name: str, schema_changes: str) -> None:
-    """Random bytes, cut and changed messages, wrong unions, huge numbers: in a batch each ends as it does alone."""
+    """Random bytes, cut and changed messages, wrong unions, huge numbers. In a batch, each message gives the same
+    result as alone.
+    """
     events = [value for _, value in registered(admin, "orders") if value is not None][:12]
     wide = admin.register_schema("wide-value", Schema(json.dumps(UNION)))
     narrow = admin.register_schema("narrow-value", Schema(json.dumps(ROW)))

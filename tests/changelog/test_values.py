@@ -40,7 +40,7 @@ MISFIT = Misfit()
 
 
 def converted(values: Any, wire: WireType, target: pa.DataType, is_uuid: bool = False) -> pa.Array:
-    """What `convert` makes of values, after a look at what holds for whatever it is given."""
+    """The result of `convert`. Also checks rules that are true for all inputs."""
     result, misfits = convert(Wire(values, wire), target, is_uuid)
     result.validate(full=True)
     assert result.type == target
@@ -64,12 +64,10 @@ def fits(
     is_uuid: bool = False,
     **parameters: str,
 ) -> list[Any]:
-    """Each value as the column has it, or MISFIT. Timestamps and dates are integers, as Python knows none
-    that are BC.
-    """
+    """Each value as the column has it, or MISFIT. Timestamps and dates are integers, because Python has no dates BC."""
     wire = WireType(kind, name, parameters)
     whole = converted(pa.array(values, source), wire, target, is_uuid)
-    # within a longer array, as the parts of nested values are: nothing may depend on where an array begins
+    # the same values inside a longer array, like parts of nested values: the array's offset must not matter
     around = pa.concat_arrays([pa.array(values[-1:], source), pa.array(values, source), pa.array(values[:1], source)])
     part = converted(around.slice(len(values[:1]), len(values)), wire, target, is_uuid)
     assert part.fill_null(0).equals(whole.fill_null(0)) if pa.types.is_floating(target) else part.equals(whole)
@@ -175,7 +173,7 @@ def at_once(text: str, candidates: Sequence[pa.DataType]) -> pa.Array | None:
 
 
 def shown(result: pa.Array, sql: str) -> Any:
-    """A value as the document spells it. Nested ones as Python objects."""
+    """A value as the document shows it. Nested values are Python objects."""
     (value,) = result.to_pylist(maps_as_pydicts="strict")
     if value is None:
         return "misfit"
@@ -621,7 +619,7 @@ def test_parts_of_nested_values_have_logical_types() -> None:
         pa.array([[b"\x6e", None], [b""]]),
     ):
         assert converted(values, wire, target).to_pylist() == [[Decimal("1.10"), None], None]
-    # without one, base64 of an integer may look like digits, and is none
+    # without a logical type the text is not decoded as base64, and isn't a number
     assert fits(['["bg=="]'], pa.string(), target) == [MISFIT]
 
 

@@ -14,7 +14,7 @@ from tests.deltawriters.test_delta import BY_REGION, batch, table_at
 
 @pytest.mark.parametrize("flush_bytes", [1, append.FLUSH_BYTES])
 def test_every_insert_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush_bytes: int) -> None:
-    """Whether rows are written as they come or all at the end: equal rows are as many rows, in their partitions."""
+    """The result is the same whether rows are written at once or all at the end: equal rows stay several rows."""
     monkeypatch.setattr(append, "FLUSH_BYTES", flush_bytes)
     table = table_at(tmp_path, BY_REGION)
     writer = AppendWriter(table, TaskId(0, 1, "op"))

@@ -1,5 +1,5 @@
-"""Combining changes before the shuffle changes nothing in the table: the delta writer makes the same of
-what is left.
+"""Combining changes before the shuffle doesn't change the table: the delta writer makes the same rows from the changes
+that are left.
 """
 
 from typing import Any
@@ -75,7 +75,7 @@ def test_bad_records_are_all_left() -> None:
 
 
 def test_where_keys_hardly_repeat_rows_go_through_as_they_came() -> None:
-    """From the first buffer that doesn't pay on, also those that would."""
+    """After the first buffer that doesn't pay, all later changes pass, even if combining them would pay."""
     batches = [batch([(RowKind.INSERT, 1, number, "a") for number in range(start, start + 10)]) for start in (0, 10)]
     batches += [batch([(RowKind.INSERT, order, 7, "a") for order in range(10)])] * 2
     rows, counts = run(batches, buffer_bytes=1)
@@ -87,8 +87,8 @@ def test_where_keys_hardly_repeat_rows_go_through_as_they_came() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_combining_twice_or_not_at_all_ends_the_same(ties: bool, data: st.DataObject) -> None:
-    """However the changes are cut into tasks: what is combined again after the shuffle is what all of them are combined
-    to.
+    """The result doesn't depend on how changes are cut into tasks: combining again after the shuffle gives the same as
+    combining all changes at once.
     """
     kinds = st.sampled_from(list(RowKind))
     names = st.sampled_from(["a", "b", "c", None])

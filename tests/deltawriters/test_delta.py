@@ -251,7 +251,7 @@ def test_contradicting_ties_are_refused_in_changelog_mode(tmp_path: Path) -> Non
 
 
 def test_only_content_columns_contradict(tmp_path: Path) -> None:
-    """What else differs, such as the file that a row came in, doesn't make it another row."""
+    """A difference in other columns, such as the file of a row, doesn't make it another row."""
     changes: list[tuple[RowKind, int, dict[str, Any]]] = [
         (RowKind.INSERT, 7, {"id": 1, "region": "a", "amount": amount}) for amount in (Decimal(1), Decimal(2))
     ]

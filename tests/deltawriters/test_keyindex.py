@@ -314,7 +314,7 @@ def test_a_remote_run_is_copied_once_and_its_copy_verified(tmp_path: Path, monke
 def test_a_local_folder_that_others_can_write_to_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
 ) -> None:
-    """Copies and marks of verified runs are believed, and anybody can make a folder of that name."""
+    """Copies and marks of verified runs are trusted, and any user can create a folder of that name."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -343,8 +343,8 @@ def test_a_local_folder_that_others_can_write_to_is_not_used(
 
 
 def test_a_large_run_is_verified_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tells is what isn't noticed: other bytes with the old time of modification, until the machine
-    starts again.
+    """Other bytes with the old modification time are not noticed until the machine starts again. This shows that the
+    checksum isn't computed anew.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(runs, "_MARKED_BYTES", 0)
@@ -397,7 +397,7 @@ def high_of(key: int) -> int:
 
 @dataclass
 class Model:
-    """An index beside what it must find. Steps take random choices from `rng`."""
+    """An index, and the rows that it must find. Steps take random choices from `rng`."""
 
     location: str
     rng: random.Random

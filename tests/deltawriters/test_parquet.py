@@ -59,15 +59,15 @@ def write(table: TableSpec, written: pa.Table, *, lasting: bool = False) -> list
 
 
 def bytes_of(table: TableSpec, written: pa.Table, level: int) -> int:
-    """Of the files as they are at a level of zstd."""
+    """Size of the files at a level of zstd."""
     leveled = TableSpec(table.location, 2, SCHEMA, table.specs, 0, (("write.parquet.compression-level", str(level)),))
     return sum(file.size_in_bytes for file in write(leveled, written))
 
 
 @pytest.mark.parametrize("spec", [UNPARTITIONED, BY_ID], ids=["unpartitioned", "partitioned"])
 def test_large_writes_and_merged_files_are_packed_well(tmp_path: Path, spec: str) -> None:
-    """As by zstd's level 3, which is that of Spark's writer; small ones as by level 1. It is the task's rows that
-    count, however many partitions share them.
+    """Large files are packed by zstd's level 3, like those of Spark's writer, and small files by level 1. The number of
+    the task's rows decides, whatever the number of partitions.
     """
     table = table_at(tmp_path, spec)
     large = rows(table, 200_000)

@@ -258,7 +258,7 @@ class Job:
         return [row.asDict() for row in frame.collect()]
 
     def current_snapshot(self) -> int | None:
-        """Of the main branch."""
+        """Id of the main branch's current snapshot. None if the table has no snapshot."""
         snapshot = self.java_table().currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
 
@@ -274,7 +274,7 @@ class Job:
         return found
 
     def replace_branch(self, name: str) -> None:
-        """Make the branch `name` one of the current snapshot, which there must be."""
+        """Make the branch `name` point to the current snapshot, which must exist."""
         table = self.java_table()
         references = table.manageSnapshots()
         if name in table.refs():
@@ -309,7 +309,9 @@ class Job:
         return sorted(p.name for p in present if p.name not in known_names)
 
     def check_deletes(self) -> None:
-        """No commit with `deletes: position` added an equality delete, and no data file has two deletion vectors."""
+        """Check that no commit with `deletes: position` added an equality delete, and that no data file has two
+        deletion vectors.
+        """
         for snapshot in self.snapshots():
             if "index" in json.loads(snapshot["summary"].get(f"rowdelta.{self.sink_id}.position", "{}")):
                 assert "added-equality-deletes" not in snapshot["summary"]
@@ -319,10 +321,10 @@ class Job:
         assert len(vectors) == len({row[0] for row in vectors}), "two live vectors make the table unreadable"
 
     def check_index(self) -> dict[tuple[Any, ...], set[tuple[int, int]]] | None:
-        """The live entries of the key index are the table's rows, each once.
+        """Check that the live entries of the key index are the table's rows, each once.
 
-        :return: each key's hashes. None if the last commit, with others' just before it perhaps, isn't what the index
-            is of.
+        :return: each key's hashes. None if the index doesn't belong to the table's last commit, for example because
+            another writer made it.
         """
         table = self.java_table()
         current = table.currentSnapshot()
@@ -428,7 +430,9 @@ def live_entries(version: IndexVersion, runs: Path) -> list[tuple[tuple[str, int
 
 
 def damage(path: Path, random: Random) -> None:
-    """Another file in its place, with a bit turned, or cut short. Who has the old one mapped keeps what they have."""
+    """Replace a file by a copy that has a flipped bit, or is cut short. Processes that have mapped the old file still
+    see the old content.
+    """
     content = bytearray(path.read_bytes())
     at = random.randrange(len(content))
     if random.random() < 0.5:
@@ -491,7 +495,7 @@ Fault = Literal["in a task", "before the commit", "after the commit", "before a 
 
 @contextmanager
 def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> Iterator[None]:
-    """Whatever runs inside dies at `fault`, once it has made `after_commits` commits to the table named `table`."""
+    """Code inside this context dies at `fault`, after `after_commits` commits to the table named `table`."""
     commits = itertools.count(1)
     original, original_rewrite = IcebergCommitter.commit, IcebergCommitter.rewrite
 
@@ -580,9 +584,9 @@ def before_rewrite(action: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver: bool = True) -> Iterator[None]:
-    """Minor compactions after so few commits, of so few files, that a short test has some.
+    """Let minor compactions begin after few commits and few files, so that a short test has some.
 
-    :param on_driver: rather than in Spark tasks.
+    :param on_driver: run them on the driver and not in Spark tasks.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minor_compaction, "EVERY", every)
@@ -646,9 +650,9 @@ def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, shuffles: bool = True) -> Iterator[None]:
-    """Writers that flush every few rows, so that a few dozen rows meet what millions would.
+    """Let writers flush every few rows, so that a few dozen rows take the same paths as millions.
 
-    :param shuffles: also what few files have, which otherwise every task reads.
+    :param shuffles: shuffle also the rows of few files, which every task would read otherwise.
     """
 
     def options(**arguments: Any) -> DeltaOptions:
@@ -660,7 +664,7 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, s
         patch.setattr(microbatch, "DeltaOptions", options)
         patch.setattr(microbatch, "BUFFER_BYTES", flush_bytes)
         patch.setattr(microbatch, "PART_ROWS", 1)
-        patch.setattr(microbatch, "SMALL_BATCH", -1)  # or one task would do it all
+        patch.setattr(microbatch, "SMALL_BATCH", -1)  # otherwise one task would do everything
         if shuffles:
             patch.setattr(microbatch, "READ_AGAIN", -1)
         spark.conf.set(name, str(batch_rows))

@@ -22,7 +22,7 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
 
 
 def visits(*numbers: int) -> list[tuple[str, dict[str, Any]]]:
-    """Inserts of rows that nothing tells apart."""
+    """Inserts of equal rows."""
     return [("+I", {"id": number, "region": "eu"}) for number in numbers]
 
 

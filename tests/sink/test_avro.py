@@ -133,7 +133,7 @@ def table(job: KafkaJob) -> list[dict[str, Any]]:
 def test_table_equals_source_across_a_schema_change(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, registry: Registry
 ) -> None:
-    """A column is new in the middle of a micro-batch and another one is wider; both hold for the rows behind it."""
+    """In the middle of a micro-batch a column appears, and another one becomes wider. The rows after that have both."""
     job = avro_job(spark, tmp_path, kafka, registry)
     shop = Shop(registry, seed=1)
     shop.change(150, 0)

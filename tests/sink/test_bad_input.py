@@ -255,7 +255,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("_way")
 def test_files_that_need_spark_s_reader_after_all(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """What was written of the other files until then is void; from there on Spark reads them all."""
+    """Rows that were already written from other files are void. From then on Spark reads all files."""
     job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
     job.write([good(1), good(2)])
     with caplog.at_level("INFO", "rowdelta"):

@@ -67,7 +67,7 @@ class Table:
         self.committer = IcebergCommitter(self.opened())
 
     def opened(self) -> IcebergTable:
-        """As another process sees it."""
+        """The table as another process sees it."""
         return IcebergTable(self._spark, "memory.n.t", self._catalog.loadTable(self._identifier))
 
     def request(self, operation: str, previous: str | None = None, **others: Any) -> RowDeltaCommit:
@@ -136,7 +136,7 @@ def failing_once(
     landed: bool,
     then: Callable[[IcebergCommitter], object],
 ) -> None:
-    """The next commit that is sent fails: before or after it `landed`, and with something else in between."""
+    """Let the next commit fail: before it succeeded, or (`landed`) after that, with something else in between."""
     original, failed = IcebergCommitter._send, itertools.count()
 
     def send(self: IcebergCommitter, staged: Any) -> None:
@@ -187,7 +187,7 @@ def test_a_commit_whose_answer_is_wrong_or_lost(
     landed: bool,
     after: After,
 ) -> None:
-    """Whoever gets another error than `CommitUnknownError` deletes the files: then they must not be the table's."""
+    """After any error but `CommitUnknownError` the caller deletes the files, so they must not belong to the table."""
     table.commit(table.request("first"))
 
     def others(_: IcebergCommitter) -> None:
@@ -292,8 +292,8 @@ def test_another_version_between_staging_and_sending(table: Table, monkeypatch: 
 def test_a_position_whose_snapshot_was_rolled_back_and_has_expired(
     table: Table, monkeypatch: pytest.MonkeyPatch, heals: str
 ) -> None:
-    """Iceberg gave the snapshot another sequence number, since somebody else's came in between: the one of theirs would
-    pass for a descendant.
+    """Another writer's commit came in between, so Iceberg gave the snapshot another sequence number. With the stored
+    number, the other writer's snapshot would look like a descendant.
     """
     table.commit(table.request("first"))
     original = IcebergCommitter._send

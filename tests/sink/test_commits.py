@@ -1,5 +1,5 @@
-"""Exactly once, whoever else is at work: replays, second drivers, foreign writers, rollbacks, and tables changed
-underneath.
+"""Each change is applied exactly once, also with replays, second drivers, foreign writers, rollbacks, and tables that
+others change.
 """
 
 import datetime as dt
@@ -49,7 +49,7 @@ def insert(*numbers: int, region: str = "eu") -> list[tuple[str, dict[str, Any]]
 
 
 def counted_attempts(attempts: list[int]) -> AbstractContextManager[None]:
-    """Note each attempt to commit in `attempts`."""
+    """Add each attempt to commit to `attempts`."""
     return before_commit(lambda: attempts.append(1), times=99)
 
 
@@ -199,7 +199,7 @@ def test_a_second_driver_is_refused_and_nothing_is_applied_twice(job: Job) -> No
 
 
 def test_a_second_driver_on_the_same_checkpoint_does_no_harm(job: Job) -> None:
-    """Each takes the other's checkpoint away; whatever either reports, the next run makes it whole."""
+    """Each driver removes the other's checkpoint. Whatever errors they report, the next run completes the table."""
     job.mode = "changelog"
     job.write(insert(1))
     job.run()
@@ -213,9 +213,7 @@ def test_a_second_driver_on_the_same_checkpoint_does_no_harm(job: Job) -> None:
 
 
 def test_a_second_driver_with_a_batch_that_has_a_new_column(job: Job) -> None:
-    """Each makes the table follow its schema. The one that comes second must not take the other's position
-    for its own.
-    """
+    """Both drivers change the table's schema. The second one must not mistake the other's position for its own."""
     job.mode = "changelog"
     job.write(insert(1))
     job.run()
@@ -248,8 +246,8 @@ def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
 
 
 def test_a_driver_that_overslept_is_refused(job: Job) -> None:
-    """It read its position, then others applied that batch and more, and compacted away what it could have conflicted
-    with.
+    """The driver read its position. Then others applied this batch and more, and a compaction removed the files with
+    which it could have conflicted.
     """
     job.mode = "changelog"
     job.write(insert(1))
@@ -434,7 +432,7 @@ def test_after_an_unknown_commit_state_the_table_is_asked(
 def test_a_commit_that_landed_and_was_reported_as_failed(
     job: Job, monkeypatch: pytest.MonkeyPatch, java_type: str
 ) -> None:
-    """A request sent twice, a connection that breaks behind the commit: the table says what happened, and its files
+    """A request is sent twice, or a connection breaks after the commit. The table shows what happened, and its files
     stay.
     """
     monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
@@ -511,7 +509,7 @@ def test_after_a_rollback_to_a_foreign_snapshot_the_sink_finds_its_own_below(job
 
 
 def test_a_rollback_whose_snapshots_then_expire(job: Job) -> None:
-    """What was rolled back is forgotten just as what came before the current snapshot is, but it isn't in the table."""
+    """A rolled-back snapshot expires like snapshots before the current one, but its changes aren't in the table."""
     job.mode = "changelog"
     job.write(insert(1))
     job.write(insert(2))
@@ -712,8 +710,8 @@ def test_a_fixed_key_is_refused(job: Job) -> None:
 
 @pytest.mark.parametrize("file_format", ["parquet", "json"])
 def test_a_column_added_while_the_sink_runs(job: Job, file_format: Any) -> None:
-    """The table rules here. The running job may need a restart to see the column, but never drops the
-    column's values.
+    """The table decides here. The running job may need a restart to see the column, but never drops the column's
+    values.
     """
     job.table = {"schema_changes": "ignore"}
     job.create_table(
@@ -751,7 +749,7 @@ def test_a_table_repartitioned_underneath(job: Job) -> None:
 
 @pytest.mark.parametrize("change", ["rewritten", "appended"])
 def test_a_table_repartitioned_between_write_and_commit(job: Job, change: str) -> None:
-    """The deletes are for the partitions, and the hashes begin with the buckets, that the rows were in."""
+    """The deletes and the hashes were made for the old partitions and buckets of the rows."""
     job.partition_by = ["bucket(8, id)"]
     job.write(insert(1, 2, 3))
     job.run()
@@ -870,7 +868,7 @@ def test_a_dead_process_leaves_files_and_no_harm(job: Job) -> None:
 def test_partitions_that_do_not_fit_their_column_leave_no_table(
     job: Job, partition_by: list[str], message: str
 ) -> None:
-    """Left behind unpartitioned, it would refuse the corrected configuration."""
+    """If the table were left behind unpartitioned, it would not fit the corrected configuration."""
     job.columns, job.partition_by = {"id": "bigint", "region": "string", "day": "date"}, partition_by
     row = {"id": 1, "region": "eu", "day": dt.date(2026, 1, 2)}
     job.write([("+I", row)])

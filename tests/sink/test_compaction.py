@@ -70,9 +70,7 @@ def test_after_so_many_commits(
 
 
 def test_deletes_that_reach_into_all_partitions_stay(spark: SparkSession, tmp_path: Path) -> None:
-    """Iceberg's removal of dangling deletes takes them for such: it compares them with data files of their own spec
-    only.
-    """
+    """Iceberg considers these deletes dangling, because it compares them only with data files of their own spec."""
     job = Job(spark, tmp_path, tasks=1, deletes="equality", partition_by=["region"], table={"compact_every": 2})
     job.write([("+I", {"id": key, "region": "eu" if key < 4 else "us"}) for key in range(8)])
     # the file of "us" has two deletes and is rewritten, the file of "eu" has one and isn't

@@ -133,7 +133,7 @@ def test_a_column_that_somebody_added_to_the_dead_letter_table(files: Job) -> No
 
 
 def test_a_new_topic_s_bad_records_are_kept_after_a_reset(job: KafkaJob, kafka: Kafka) -> None:
-    """Its offsets begin at 0 again, below the position that the dead-letter table has for the target."""
+    """The new topic's offsets begin at 0, below the position that the dead-letter table has for the target."""
     same = (b"k", b"as before")
     job.produce([same, (b"k", b"old"), change("c", 1, "a"), (None, b"end")])
     job.run()
@@ -354,7 +354,7 @@ def test_replay_undoes_nothing_newer_in_another_partition(job: KafkaJob, kafka: 
 
 
 def test_letters_without_a_value_are_replayed(job: KafkaJob) -> None:
-    """A null joins nothing by equality, and the letter would count as gone from the topic."""
+    """A null equals nothing in a join, and then the letter would count as gone from the topic."""
     job.format_options = {"flattened": "true"}  # a delete, and its key is no JSON
     job.produce([(b"k", None)])
     job.run()
@@ -473,7 +473,7 @@ def test_a_configuration_that_refuses_what_was_applied_is_no_correction(job: Kaf
     job.produce([change("c", 1, "a", "1.00"), change("u", 1, "b", "ZA=="), change("c", 2, "c", "2.00")])
     job.run()
     assert content(job) == {1: ("b", "1.00")}
-    with pytest.raises(DataError, match="refuses 1 later records of the topic that are no dead letters") as caught:
+    with pytest.raises(DataError, match="refuses 1 later records of the topic that are not dead letters") as caught:
         replayed(job)
     assert "offset 1" in str(caught.value)
     assert (content(job), len(letters(job))) == ({1: ("b", "1.00")}, 2)
@@ -557,7 +557,7 @@ def test_bad_records_go_to_the_topic_too(job: KafkaJob, kafka: Kafka, topic: str
 def test_the_topic_has_each_bad_record_once_after_a_crash(
     job: KafkaJob, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """As the table does, whatever happens."""
+    """The topic has each bad record once, like the table, whatever happens."""
     job.produce([change("c", 1, "a"), (b"k", b"bad")])
     send = DeadLetterTopic.send
     producers = []

@@ -97,7 +97,7 @@ def job(spark: SparkSession, tmp_path: Path) -> Directories:
 def around_commits(
     before: Callable[[str, int], None], after: Callable[[str, int], None] = lambda *_: None
 ) -> Iterator[None]:
-    """Run these with the table's name, and how many of its commits have been begun."""
+    """Call these functions with the table's name, and the number of its commits that have begun."""
     original, counts = IcebergCommitter.commit, {name: itertools.count(1) for name in ("a", "b", "dead_letters")}
 
     def commit(self: IcebergCommitter, request: RowDeltaCommit, *rest: Any) -> None:

@@ -1,4 +1,4 @@
-"""Dates and timestamps in years that Python has none for, before 1 and after 9999: in columns, bounds, keys and
+"""Dates and timestamps before year 1 and after 9999, which Python can't represent: in columns, bounds, keys and
 partitions.
 """
 
@@ -24,7 +24,7 @@ def row(number: int, year: str) -> dict[str, object]:
 
 
 def stored(job: Job) -> dict[int, tuple[str, str, str]]:
-    """As Iceberg's reader and Spark's texts have them, by id."""
+    """The table's values by id, as texts from Iceberg's reader and Spark."""
     frame = job.spark.sql(f"SELECT id, CAST(day AS STRING), CAST(at AS STRING), CAST(wall AS STRING) FROM {job.target}")
     rows = {each[0]: tuple(each[1:]) for each in frame.collect()}
     assert len(rows) == frame.count()

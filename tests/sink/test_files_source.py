@@ -1,4 +1,4 @@
-"""Which change files are read whole, as bytes; which count as applied."""
+"""Which change files tasks read whole, and which files count as applied."""
 
 import json
 import os
@@ -58,7 +58,9 @@ def put(job: Job, name: str, key: int) -> None:
 def test_files_of_one_name_in_several_folders_are_told_apart(
     spark: SparkSession, tmp_path: Path, position: str
 ) -> None:
-    """Also of one time, and after the checkpoint was lost. Rows that were read twice would be in the table twice."""
+    """Files in sub-folders with the same time, also after the checkpoint was lost. If a file were read twice, its rows
+    would be in the table twice.
+    """
     options = {"path_format": "json", "recursiveFileLookup": "true"}
     job = Job(
         spark,

@@ -1,4 +1,4 @@
-"""A table's commits as its metadata tell of them, and the state that a position, a time or an id stands for."""
+"""A table's commits, read from its metadata, and the state that a position, a time or an id stands for."""
 
 import json
 from collections.abc import Mapping
@@ -102,11 +102,11 @@ def test_expired_snapshots_are_named() -> None:
 
 
 def test_the_sinks_last_commit_has_expired() -> None:
-    """The property that outlives it says where the table stands, if it is older than what is left."""
+    """The table property outlives the commit. It gives the position if its commit is older than all snapshots."""
     stored = {"position": {"0": 20}, "operation": "op2", "snapshot-id": 2, "sequence-number": 2}
     left = history(snapshot(3, parent=2), properties={"rowdelta.shop.position": json.dumps(stored)})
     assert [c.position for c in left.commits] == [{"0": 20}]
-    # nobody knows, if the property is of a commit that was rolled back
+    # the position is unknown if the property comes from a commit that was rolled back
     later = stored | {"sequence-number": 9}
     left = history(snapshot(3, parent=2), properties={"rowdelta.shop.position": json.dumps(later)})
     assert [c.position for c in left.commits] == [None]
@@ -123,7 +123,7 @@ def test_a_rolled_back_snapshot_is_no_commit_but_was_once_current() -> None:
 
 
 def test_positions_of_files() -> None:
-    """The time of the newest file; of files with the same time the names."""
+    """The time of the newest file decides, and if it is the same, the names."""
     first, second = {"modified": 5, "files": ["a"]}, {"modified": 7, "files": ["b", "c"]}
     files = history(snapshot(1, first), snapshot(2, second, parent=1))
     found = [files.at_position(wanted)[0].snapshot_id for wanted in ({"modified": 6}, {"modified": 7})]

@@ -1,4 +1,4 @@
-"""`rowdelta init`: what it writes of a broker's real messages, or of a folder, is accepted by `check` and runs."""
+"""`rowdelta init`: the file that it writes from a broker's real messages, or from a folder, passes `check` and runs."""
 
 import base64
 import json
@@ -72,7 +72,7 @@ def kafka(registry: Registry) -> Iterator[Kafka]:
 
 
 def _bytes(content: Any, ids: Mapping[int, int] | None) -> bytes | None:
-    """Of a sample; of Avro with the schema's id in the registry of the test."""
+    """The bytes of a sample's key or value. In Avro, the schema's id is replaced by its id in the test's registry."""
     if content is None:
         return None
     if ids is None:
@@ -101,7 +101,9 @@ def init(file: Path, kafka: Kafka, *arguments: str) -> int:
 def test_a_database_from_nothing_to_tables(
     spark: SparkSession, kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Topics with a schema become a pattern, those without an entry each with columns, and the rest is named."""
+    """Topics with a schema become a pattern, and each topic without one becomes an entry with columns. The file names
+    the other topics.
+    """
     file = tmp_path / "sink.yaml"
     assert init(file, kafka, "--topics", "(old|shop)[.].*") == 0
     text, said = file.read_text(encoding="utf-8"), capsys.readouterr().out
@@ -220,7 +222,7 @@ def test_a_broker_that_has_nothing_for_us(kafka: Kafka, tmp_path: Path, capsys: 
         ("metrics", 2, "JSON objects that are not changes of rows, with the fields cpu"),
         ("shop.public.later", 2, "no topic has a message yet"),
         ("nothing", 2, "matches 'nothing'; there are avro."),
-        ("(", 2, "is no regular expression"),
+        ("(", 2, "is not a regular expression"),
         ("connect-offsets", 2, "matches 'connect-offsets'"),
     ):
         assert init(file, kafka, "--topics", topics) == code
@@ -243,7 +245,7 @@ def test_a_broker_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFix
 def test_secrets_are_not_in_the_file(
     kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker of this test wants no user, so the client's options are only carried along."""
+    """The broker of this test needs no user, so the client's options have no effect."""
     file = tmp_path / "sink.yaml"
     monkeypatch.setenv("MY_PASSWORD", "from-the-environment")
     options = ["ssl.key.password=hunter2", "kafka.ssl.keystore.password=${MY_PASSWORD}", "client.id=init"]
@@ -298,7 +300,7 @@ def test_change_files(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_lines_of_json_in_files(spark: SparkSession, tmp_path: Path) -> None:
-    """A folder that has the files itself; its key is a guess, and is said to be one."""
+    """A folder that has the files itself. Its key is a guess, and the file says so."""
     folder = tmp_path / "customers"
     folder.mkdir()
     rows = [{"row_kind": "+I", "seq": n, "id": n, "mail": f"{n}@x", "paid": "1.50"} for n in range(3)]
@@ -315,7 +317,7 @@ def test_folders_without_what_is_needed(tmp_path: Path, capsys: pytest.CaptureFi
     file, folder = tmp_path / "sink.yaml", tmp_path / "changes"
     arguments = ["init", "--files", str(folder), "--output", str(file)]
     assert main(arguments) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     folder.mkdir()
     assert main(arguments) == 2
     assert "has no change files" in capsys.readouterr().err

@@ -308,7 +308,7 @@ def test_starting_offsets_by_partition(spark: SparkSession, tmp_path: Path, kafk
 def test_starting_offsets_that_the_topic_does_not_have_are_not_stored(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient, offset: int, retained: str
 ) -> None:
-    """Or they would count instead of the corrected option."""
+    """Wrong offsets must not be stored, because then they would count instead of the corrected option."""
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic())
     job.produce([insert(order(1, "a")), insert(order(2, "b"))])
@@ -403,7 +403,7 @@ DEAD_COLUMNS = ["table", "source", "partition", "offset", "key", "value", "error
 
 
 def test_dead_letters(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
-    """Each bad message once, with where it was and what it was; the good ones around it are applied."""
+    """Each bad message is kept once, with its place and content. The good messages around it are applied."""
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic(), 2)
     truncate = json.dumps({"op": "t", "before": None, "after": None}).encode()

@@ -1,4 +1,4 @@
-"""`deletes: position`, one sentence of its promise at a time. Random stories of it are in `test_properties`."""
+"""`deletes: position`: each test checks one promise. `test_properties` has random changes for it."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -414,7 +414,7 @@ def test_old_runs_and_versions_are_removed(spark: SparkSession, tmp_path: Path) 
     job.write(update(3))
     with before_commit(job.compact, times=3):
         job.run()
-    # of the newest version and the one before
+    # the newest version and the one before are kept
     assert len(list((job.index_folder / "versions").iterdir())) <= 2
     assert len(list((job.index_folder / "runs").iterdir())) <= 16
 
@@ -430,11 +430,11 @@ def test_the_index_is_where_the_configuration_says(spark: SparkSession, tmp_path
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
 def test_an_index_inside_the_tables_folder_is_refused(spark: SparkSession, tmp_path: Path, scheme: str) -> None:
-    """By the configuration alone, where the paths are spelled alike."""
+    """The configuration alone shows this, if both paths are written in the same way."""
     job = Job(spark, tmp_path)
     job.index_location = f"{scheme}{job.table_folder}"
     if not scheme:
-        with pytest.raises(ValidationError, match=rf"is inside of .*, which is for table {job.target}\. Name a folder"):
+        with pytest.raises(ValidationError, match=rf"is inside .*, which is for table {job.target}\. Name a folder"):
             job.config()
         return
     with pytest.raises(TableError, match=r"inside the table's own folder.*Set index\.location to a folder elsewhere"):

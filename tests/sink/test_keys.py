@@ -1,4 +1,6 @@
-"""Keys that the messages say: a whole database by one pattern, keys that change, keys other than the configured one."""
+"""Keys that messages state: a whole database by one pattern, keys that change, keys that differ from the configured
+one.
+"""
 
 import json
 import logging
@@ -77,7 +79,7 @@ def ids(rows: Sequence[Row]) -> list[Any]:
 
 @pytest.mark.parametrize("enveloped", [False, True])
 def test_one_pattern_mirrors_a_whole_database(database: Database, kafka: Kafka, enveloped: bool) -> None:
-    """The key is another for each table. With one key for all, rows of several tenants became one, in silence."""
+    """Each table has a different key. With the same key for all, rows of several tenants silently became one row."""
     for table in ("orders", "items", "visits"):
         kafka.create_topic(database.topic(table))
     items = [{"tenant": tenant, "id": number, "v": f"{tenant}.{number}"} for tenant in (1, 2, 3) for number in (1, 2)]

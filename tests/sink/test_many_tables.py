@@ -173,7 +173,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_thirty_tables_are_exact(shop: Shop) -> None:
-    """Several micro-batches, and a restart without the checkpoint; each table its own partitions and pace."""
+    """Several micro-batches, and a restart without the checkpoint. Each table has its own partitions and speed."""
     names = [f"t{number:02d}" for number in range(30)]
     for partitions in (1, 2, 3):
         shop.create(*names[partitions - 1 :: 3], partitions=partitions)
@@ -328,7 +328,7 @@ def test_a_table_that_is_rolled_back_is_read_again(shop: Shop, caplog: pytest.Lo
 def test_a_table_that_comes_back_gets_nothing_of_the_query_that_went_on(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That query has read past its position, in a new partition even without a trace of it in the position."""
+    """The query has read past the table's position. A new partition isn't even in the position."""
     shop.create("a", "b")
     with shop.start() as running:
         shop.change("a", 10)
@@ -408,7 +408,7 @@ def test_bad_records_that_fail_stop_their_table_only(shop: Shop) -> None:
 
 
 def test_what_was_merged_stays_when_the_next_micro_batch_fails(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that a minor compaction wrote are the table's, and none that a failed micro-batch left behind."""
+    """The files of a minor compaction belong to the table. A micro-batch that fails later must not delete them."""
     shop.sink = {"on_bad_record": "fail"}
     shop.create("a", "b")
     shared = list[set[str]]()
@@ -446,7 +446,7 @@ def test_on_table_error_stop(shop: Shop) -> None:
 
 
 def test_all_tables_failing_ends_the_job(shop: Shop) -> None:
-    """There is nothing to go on with; the error names them all."""
+    """All tables have failed, so the job ends. The error names them all."""
     shop.sink = {"on_bad_record": "fail", "trigger": "200 milliseconds"}
     shop.create("a", "b")
     for name in "ab":
@@ -456,7 +456,7 @@ def test_all_tables_failing_ends_the_job(shop: Shop) -> None:
 
 
 def test_columns_come_from_the_table_or_from_messages(shop: Shop) -> None:
-    """A topic that has neither is waited for, which is no failure."""
+    """The job waits for a topic that has neither. This isn't a failure."""
     shop.columns = None
     shop.create("a", "b", "c")
     shop.spark.sql(f"CREATE TABLE {shop.target('a')} (id bigint NOT NULL, name string) USING iceberg")
@@ -544,7 +544,7 @@ def test_a_micro_batch_runs_one_job_for_all_small_tables(shop: Shop, monkeypatch
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[set[str], set[str]]]:
-    """Of each job for several tables: which it was to write, and which it wrote."""
+    """For each joint job: the tables that it was asked to write, and those that it wrote."""
     found: list[tuple[set[str], set[str]]] = []
     write = JointWriter.write
 
@@ -561,7 +561,7 @@ Jobs = list[tuple[set[str], set[str]]]
 
 
 def no_file_is_left_over(shop: Shop, *tables: str) -> bool:
-    """Of what was written for nothing."""
+    """Whether all files in the tables' folders belong to a snapshot."""
     for table in tables or shop.content:
         rows = shop.spark.sql(f"SELECT file_path FROM {shop.target(table)}.all_files").collect()
         named = {row["file_path"].rsplit("/", 1)[-1] for row in rows}
@@ -572,7 +572,7 @@ def no_file_is_left_over(shop: Shop, *tables: str) -> bool:
 
 
 def test_each_table_is_compacted(shop: Shop, jobs: Jobs) -> None:
-    """Also one of a group, and one that a shared job writes; one with fewer commits isn't."""
+    """A table of a group is compacted too, and one that a joint job writes. A table with fewer commits isn't."""
     shop.entries = [
         {"source": shop.topic(name), "target": shop.target(name), "group": group, "compact_every": 3}
         for name, group in {"a": "shop", "b": "shop", "c": None, "idle": None}.items()
@@ -594,7 +594,7 @@ def test_each_table_is_compacted(shop: Shop, jobs: Jobs) -> None:
 def test_shared_jobs_and_own_jobs_keep_one_index(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, jobs: Jobs, partition_by: list[str], version: str
 ) -> None:
-    """What a table's own job wrote is found by a shared one, and the other way round: both hash keys alike."""
+    """A joint job finds rows that a table's own job wrote, and the other way round: both hash keys in the same way."""
     shop.entries[0] |= {"partition_by": partition_by, "properties": {"format-version": version}}
     shop.create("a", "b", "c", partitions=2)
     for small in (10_000, 0, 10_000, 0, 10_000):
@@ -783,7 +783,7 @@ def grouped(shop: Shop) -> None:
 
 
 def test_a_group_is_committed_together(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only when all of its tables are written; the others don't wait."""
+    """A group is committed only when all of its tables are written. Other tables don't wait for it."""
     grouped(shop)
     with monkeypatch.context() as patch:
         events = recorded(patch, slow="orders")

@@ -1,4 +1,4 @@
-"""Minor compactions: small files become larger ones by themselves, and nobody notices but by the speed of reads."""
+"""Minor compactions merge small files by themselves. The table's rows stay the same, and reads stay fast."""
 
 import datetime as dt
 import logging
@@ -29,7 +29,7 @@ def new_job(spark: SparkSession, folder: Path, version: int, **arguments: Any) -
 
 
 def numbers(job: Job) -> list[int]:
-    """Of the minor compactions, in order."""
+    """The numbers of the minor compactions, in order."""
     found = [snapshot["summary"].get("rowdelta.minor-compaction") for snapshot in job.snapshots()]
     return [int(number) for number in found if number is not None]
 
@@ -61,7 +61,7 @@ def test_small_files_are_merged(
         assert job.rows() == changes.expected()
         assert job.check_index() is not None
         assert "small files and" in caplog.text
-        # level by level: the third one merges what the first two wrote, too
+        # level by level: the third one also merges the files of the first two
         changes.write(2 * EVERY)
         job.run()
         assert numbers(job) == [1, 2, 3]
@@ -134,7 +134,7 @@ def test_not_before_there_are_enough_files(
 
 
 def test_large_files_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """What a first load wrote isn't written again for a few small files, though rows of it are deleted."""
+    """A first load's file isn't written again because of a few small files, even if some of its rows are deleted."""
     job = new_job(spark, tmp_path, 3, tasks=1)
     loaded = {key: f"{key * 7919}" for key in range(20_000)}
     job.write([("+I", {"id": key, "region": region}) for key, region in loaded.items()])
@@ -164,7 +164,7 @@ def test_rows_keep_their_identity(spark: SparkSession, tmp_path: Path) -> None:
 
     seen: list[list[tuple[Any, ...]]] = []
     with merging_soon(EVERY):
-        for number in range(1, 4):  # of which the third moves rows once more
+        for number in range(1, 4):  # the third minor compaction moves rows a second time
             changes.write(EVERY)
             with before_rewrite(lambda: seen.append(lineage())):
                 job.run()
@@ -404,7 +404,7 @@ def newest(job: Job) -> Path:
     "change", ["partitions", "SET TBLPROPERTIES ('format-version' = '3')", "ADD COLUMN note string"]
 )
 def test_the_table_changes_meanwhile(spark: SparkSession, tmp_path: Path, change: str) -> None:
-    """What was found out about its files before isn't true any more."""
+    """Facts about the files from before are not true any more."""
     job = new_job(spark, tmp_path, 2)
     job.properties = {"format-version": "2", "write.delete.mode": "merge-on-read"}
     changes = Changes(job)
@@ -511,7 +511,7 @@ def test_commits_from_before_are_looked_at_as_far_as_needed(spark: SparkSession,
 def test_rows_of_a_partition_become_files_of_the_usual_size(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, on_driver: bool
 ) -> None:
-    """However they are read, and dealt out to tasks."""
+    """The result doesn't depend on how files are read and dealt out to tasks."""
     monkeypatch.setattr(rewrite, "_FLUSH_BYTES", 1)
     monkeypatch.setattr(rewrite, "_RUN_ENTRIES", 2)
     job = new_job(spark, tmp_path, version, tasks=1)

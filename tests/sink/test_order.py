@@ -118,7 +118,9 @@ ORDERED: list[tuple[str, Sequence[str]]] = [
 
 @pytest.mark.parametrize(("dtype", "texts"), ORDERED, ids=[dtype for dtype, _ in ORDERED])
 def test_each_type_has_its_own_order(spark: SparkSession, tmp_path: Path, dtype: str, texts: Sequence[str]) -> None:
-    """Every pair of values meets under a key of its own, the greater one first; then as the second of two fields."""
+    """Every pair of values has its own key, and the greater value comes first. Then the values are the second of two
+    order fields.
+    """
     job = Job(spark, tmp_path, columns={"id": "bigint", "region": "string"}, file_format="json")
     config = job.config()
     table = config.tables[0].model_copy(update={"order_by": ["epoch int", f"version {dtype}"]})

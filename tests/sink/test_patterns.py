@@ -112,7 +112,7 @@ def test_of_a_path_only_the_last_part_is_a_pattern() -> None:
         ),
         (
             {"source": "s(.*", "target": "lake.a.$1"},
-            r"source is a regular expression, but 's\(\.\*' is none: missing \)",
+            r"source must be a regular expression, but 's\(\.\*' is not valid: missing \)",
         ),
         ({"source": "s(.*)", "target": "lake.$1"}, r"write catalog\.namespace\.table"),
         ({"source": "s(.*)", "target": "lake.a.b", "group": "$1"}, r"group \$1 refers to a group, but target does not"),

@@ -214,8 +214,8 @@ def test_what_failed_in_a_task_is_said(spark: SparkSession, tmp_path: Path, task
 
 
 def test_a_pipeline_that_has_ended_leaves_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:
-    """Neither in the JVM nor in Python: a process may run many, and queries begin anew when tables are found or come
-    back.
+    """No ended query stays in the JVM or in Python. A process may run many queries, since they begin anew when tables
+    are found or come back.
     """
     job = Job(spark, tmp_path)
     job.write([("+I", {"id": 1, "region": "eu"})])

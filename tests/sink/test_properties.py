@@ -1,8 +1,8 @@
-"""Whatever the changelog, and wherever the job dies: the table is equal to the source.
+"""The table is equal to the source, whatever the changelog is, and wherever the job dies.
 
-One example is a whole story: a table of some shape, runs of the job over some files, a fault in each, other people's
-commits and accidents in between. Spark makes a run cost seconds, so few examples with much in each find more than many
-small ones.
+One example is a whole story: a table, runs of the job over some files, a fault in each run, and other writers' commits
+and accidents in between. Each run takes seconds because of Spark, so a few long examples find more than many small
+ones.
 
 `ROWDELTA_STORIES=500 pytest …` goes hunting. A failing story is printed as `Story(…)`. Pin it with `@example(Story(…))`
 above the test.
@@ -126,8 +126,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Run:
-    """Files that the job finds when it starts, what befalls it, between a write and its commit too (a micro-batch's, or
-    a minor compaction's), and what happens before the next run.
+    """Files that the job finds when it starts, faults and events during the run (also between writing and the commit of
+    a micro-batch or a minor compaction), and events before the next run.
     """
 
     files: tuple[tuple[Operation, ...], ...]
@@ -261,7 +261,7 @@ def _own_values(sql_type: str) -> list[Any]:
 
 
 def _comparable(rows: Sequence[Row], names: list[str]) -> list[str]:
-    """As text: NaN equals NaN there, and 0.0 is not -0.0."""
+    """A row as text. In text, NaN equals NaN, and 0.0 differs from -0.0."""
     return sorted(repr([_in_utc(row[name]) for name in names]) for row in rows)
 
 
@@ -375,7 +375,7 @@ class Player:
             yield
 
     def _run(self, run: Run) -> None:
-        """Run until the job dies of the fault, and again as a scheduler would."""
+        """Run until the job dies of the fault, and then start it again, like a scheduler."""
         if run.fault is not None:
             with crashing(run.fault, after_commits=run.fault_after):
                 try:
@@ -407,7 +407,7 @@ class Player:
         assert _comparable(self.job.rows(), names) == _comparable(expected, names), when
 
     def _check_index(self) -> None:
-        """Entries and rows are the same, a key has the same hash all the time, and no two keys have the same."""
+        """Check that entries are the rows, that a key's hash never changes, and that all keys' hashes differ."""
         try:
             found = self.job.check_index()
         except CorruptIndexError:

@@ -1,5 +1,5 @@
-"""Other engines than Spark read tables, which are equal to their source: PyIceberg, polars, DuckDB, ClickHouse (as
-chdb) and Daft. What one of them can't read is in the table of docs/deletes.md, and asserted here as it was seen.
+"""Engines other than Spark read tables: PyIceberg, polars, DuckDB, ClickHouse (as chdb) and Daft. The rows must be
+equal to the source. docs/deletes.md has a table of what each engine can't read, and these tests check it.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ REFUSALS = {
     ("Daft", "3"): "Unable to parse parquet metadata for file .*deletes.puffin",
     ("ClickHouse", "3"): "Position deletes are supported only for parquet format",
 }
-"""What a reader says that can't read equality deletes, or the format version."""
+"""The error of a reader that can't read equality deletes, or the format version."""
 
 
 def by_pyiceberg(metadata: Path) -> pa.Table:

@@ -1,5 +1,5 @@
-"""The source's schema changes while the job runs: `schema_changes` evolve, ignore and fail; and columns that aren't
-fields as they come.
+"""The source's schema changes while the job runs: `schema_changes` evolve, ignore and fail. Also renamed, computed and
+metadata columns.
 """
 
 import json
@@ -55,7 +55,9 @@ def letters(job: Job) -> list[dict[str, Any]]:
 
 
 def sound(job: Job, batches: int) -> None:
-    """One snapshot a micro-batch, no bad record, nothing left behind, and the index is the table's."""
+    """Check that each micro-batch is one snapshot, that there are no bad records and no unused files, and that the
+    index fits the table.
+    """
     assert len([s for s in job.snapshots() if "rowdelta.minor-compaction" not in s["summary"]]) == batches
     assert letters(job) == []
     assert job.unreferenced_files() == []
@@ -355,7 +357,7 @@ def after_first_commit(action: Callable[[], object]) -> Any:
     ],
 )
 def test_others_alter_the_table_while_the_sink_runs(job: Job, change: str, expected: Any) -> None:
-    """Without `columns` the table rules: columns are found by their names, and a field without one gets one."""
+    """Without `columns` the table decides: columns are found by their names, and a field without a column gets one."""
     job.columns = {"id": "bigint", "name": "string"} | ({"n": "int"} if expected is None else {})
     job.configure_columns = True
     job.run()

@@ -145,7 +145,7 @@ class Running:
         os.kill(jvm, signal.SIGKILL)
 
     def descendants(self) -> list[int]:
-        """The processes of its session, but itself: also those whose parents have gone."""
+        """All other processes of the child's session, also those whose parents have ended."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has just ended
@@ -261,7 +261,7 @@ def test_a_second_ctrl_c_interrupts(spark: SparkSession, tmp_path: Path, submitt
 
 @pytest.mark.versions
 def test_killed_at_once_and_started_again(spark: SparkSession, tmp_path: Path) -> None:
-    """SIGKILL asks nobody; the table is as its last commit left it, and the next run does the rest, once."""
+    """A process can't handle SIGKILL. The table is as its last commit left it, and the next run does the rest once."""
     expected = write_changes(tmp_path, 10)
     path = write_config(tmp_path)
     with running(command("run", path), tmp_path / "log") as job:

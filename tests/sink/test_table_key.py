@@ -1,4 +1,4 @@
-"""What a micro-batch's messages say of the key, compared with what is known. Without a JVM; the rest: `test_keys`."""
+"""Compares keys that a micro-batch's messages state with the known key, without a JVM. `test_keys` has the rest."""
 
 from collections.abc import Mapping
 from typing import Any

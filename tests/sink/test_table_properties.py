@@ -1,4 +1,4 @@
-"""What the sink makes of the table properties and features that Iceberg has: as docs/table-properties.md says."""
+"""The sink treats Iceberg's table properties and features as docs/table-properties.md says."""
 
 import logging
 import re
@@ -64,7 +64,7 @@ def test_a_property_that_asks_for_what_is_done_anyway_is_no_warning() -> None:
 
 @pytest.mark.spark
 def test_every_property_of_iceberg_has_its_rule(spark: SparkSession) -> None:
-    """A new version of Iceberg may have more: say what the sink makes of them."""
+    """A new version of Iceberg may have more properties. Then add a rule for each."""
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()

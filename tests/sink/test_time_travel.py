@@ -61,7 +61,7 @@ def test_rows_as_they_were(spark: SparkSession, kafka: Kafka, tmp_path: Path) ->
     assert shown.cells == [["1", "ann", "1.50"]]
     assert f"snapshot {first.snapshot_id} of" in shown.heading
     assert f'position {{"0": 2}}; snapshot {second.snapshot_id} after it has {{"0": 5}}' in shown.heading
-    for key, text in (("x=1", "no column"), ("one", "is no bigint")):
+    for key, text in (("x=1", "which isn't a column"), ("one", "is not of type bigint")):
         with pytest.raises(ConfigError, match=text):
             rows(When(), key)
 
