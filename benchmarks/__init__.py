@@ -7,9 +7,9 @@
     memory           a micro-batch larger than memory
     keyindex         the key index alone, without Spark
 
-A driver publishes one micro-batch at a time to the folder that each sink's stream watches, so that both sinks meet each
-batch at the same moment of the table's life and under the same load of the machine. Which sink goes first should take
-turns: two variants of the same MERGE compared as 0.87 in one order and as 0.98 in the other, over five micro-batches.
+A driver publishes one micro-batch at a time to the folder that each sink's stream watches. So both sinks apply a batch
+to a table in the same state, and under the same load of the machine. The sinks should take turns in going first: two
+variants of the same MERGE compared as 0.87 in one order and as 0.98 in the other, over five micro-batches.
 
     spark = build_session(work / "warehouse")
     dataset = write_dataset(Workload(rows=2_000_000, seed=1), work / "dataset", batches=20, expected_after=(20,))

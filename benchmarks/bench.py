@@ -1,10 +1,11 @@
 """`make bench`: rowdelta beside `foreachBatch` + `MERGE INTO`, on one workload, in one run and one Spark session.
 
-The sinks take turns after every few micro-batches, so that the machine's moods hit all of them alike. A micro-batch's
-seconds are its whole trigger: listing files, planning, writing, committing, and Spark's own logs. After each turn the
-table is scanned, and its totals are compared with the workload's; at the end, its content by checksum. Then it is
-compacted as maintenance would, and scanned in turns with what it was before. Last, how the first load is packed: its
-bytes a row beside those of Spark's own writer, and what the better packing costs (`--only packing` does nothing else).
+The sinks take turns after every few micro-batches, so that slow phases of the machine affect all of them. A
+micro-batch's seconds are its whole trigger: listing files, planning, writing, committing, and Spark's own logs. After
+each turn the table is scanned, and its totals are compared with the workload's totals. At the end, its content is
+compared by checksum. Then the table is compacted, and scans of both states take turns. In the end, it measures how the
+first load is packed: its bytes a row beside those of Spark's own writer, and what the better packing costs (`--only
+packing` does nothing else).
 """
 
 import argparse
@@ -66,7 +67,7 @@ class Case:
 
 
 class RowdeltaCase:
-    """Our sink as a user would configure it; the table exists, so that both sinks start alike.
+    """Our sink, configured as a user would do it. The table exists already, so that both sinks start in the same way.
 
     :param deletes: or `append`, for the mode of this name, which has none.
     :param level: of zstd, for all files.
@@ -274,7 +275,9 @@ def _sinks(
 
 
 def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int, only: str, inserts_only: bool) -> None:
-    """A small run of every sink, so that none pays for the JVM's first compilations and the workers' first imports."""
+    """Run every sink for a short time, so that no sink is slowed down by the JVM's first compilations and the workers'
+    first imports.
+    """
     dataset = write_dataset(Workload(100_000, seed, inserts_only), folder / "data", 4, 50_000, FILES_PER_BATCH)
     for sink in _sinks(spark, folder, warehouse, only, inserts_only):
         sink.load(dataset)
@@ -286,7 +289,7 @@ def _check(case: Case, dataset: Dataset, batch: int, found: Totals) -> None:
 
 
 def _scan(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> float:
-    """Seconds that it takes to read the table's totals, and to find them right."""
+    """Seconds for reading the table's totals. Also checks the totals."""
     (seconds,) = _scans_in_turns(case, dataset, batch, spark.table(case.table))
     return seconds
 

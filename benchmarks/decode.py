@@ -53,9 +53,9 @@ _EPOCH = 1_767_323_045_000_000
 
 
 def rows(count: int, seed: int, keys: float = 0.1) -> list[tuple[Row, Row | None]]:
-    """After and before images: seven updates to three inserts.
+    """After and before images: seven updates for three inserts.
 
-    :param keys: how many there are to a change.
+    :param keys: number of keys for each change.
     """
     random = np.random.default_rng(seed)
     numbers = random.integers(int(count * keys) + 1, size=count).tolist()
@@ -91,7 +91,7 @@ def _base64(number: int) -> str:
 
 
 def _plain(row: Row) -> Row:
-    """As tools spell rows that send decimals as numbers and times as text."""
+    """Rows of tools that send decimals as numbers and times as text."""
     return row | {"balance": row["balance"] / 100, "updated_at": _time(row)}
 
 

@@ -73,7 +73,7 @@ def _verdict(name: str, seconds: float, bare: float) -> str:
 
 
 def measured(folder: Path, rounds: int) -> Mapping[str, Sequence[float]]:
-    """Seconds of each case, a round each."""
+    """Seconds of each case, one number for each round."""
     seconds: dict[str, list[float]] = {}
 
     def timed(name: str, *arguments: str, cache: str = "cache") -> None:

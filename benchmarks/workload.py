@@ -91,7 +91,7 @@ class Dataset:
     changes: tuple[tuple[Path, ...], ...]
     """Files of change rows, in order; their modification times rise in the same order."""
     totals: tuple[Totals, ...]
-    """What the table must add up to after each of them."""
+    """The table's right totals after each micro-batch."""
     expected: dict[int, Path]
     """Parquet files (`TABLE_SCHEMA`) of the whole table after some of the micro-batches."""
 
@@ -140,9 +140,9 @@ _EXPECTED_ROWS = 5_000_000
 
 
 class Workload:
-    """The source table, and the changes that brought it where it is.
+    """The source table, and the changes that led to its current state.
 
-    `initial` comes first, then `batch` as often as wanted; each call moves the table on.
+    Call `initial` first, then `batch` any number of times. Each call changes the table.
     """
 
     def __init__(self, rows: int = 2_000_000, seed: int = 1, inserts_only: bool = False) -> None:
@@ -368,7 +368,9 @@ def _draw(rng: np.random.Generator, weights: npt.NDArray[np.float64], count: int
 
 
 def _draw_distinct(rng: np.random.Generator, weights: npt.NDArray[np.float64], count: int) -> Ints:
-    """Draw `count` indices by weight, each at most once: whose exponential clocks ring first (Efraimidis 2006)."""
+    """Draw `count` indices by weight, each at most once. Each index gets an exponentially distributed time with its
+    weight as the rate, and the earliest ones are drawn (Efraimidis 2006).
+    """
     if count >= len(weights):
         raise ValueError(f"{count} deletes in a batch, but only {len(weights)} accounts: use fewer events or more rows")
     rings = rng.standard_exponential(len(weights)) / weights
@@ -417,7 +419,7 @@ def _change_table(kinds: Ints, seq: Ints, rows: _Rows) -> pa.Table:
 
 
 def _events_table(operation: Ints, before: _Rows, after: _Rows) -> pa.Table:
-    """Spell events, in order, as change rows: an update as two, anything else as one."""
+    """Turn events, in order, into change rows. An update becomes two rows, other events one."""
     counts = np.where(operation == _UPDATE, 2, 1)
     event = np.repeat(np.arange(len(operation)), counts)
     second = np.r_[False, event[1:] == event[:-1]]
