@@ -89,6 +89,40 @@ def test_what_differs_between_versions_of_spark_is_in_one_module() -> None:
     assert {str(file): found for file in files - {the_one} if (found := version_dependent(file))} == {}
 
 
+FIELD = re.compile(r":(?:param (\w+)|return|raises (?:\w+\.)*_?[A-Z]\w*): \S")
+"""A field of a docstring. Group 1 is the parameter's name."""
+
+
+def documented(node: ast.AST) -> tuple[set[str], list[str]]:
+    """The names that `:param` may name in docstrings of a module, class or function, and the docstrings' lines."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        return set(), []
+    functions = [node] if isinstance(node, ast.FunctionDef) else []
+    if isinstance(node, ast.ClassDef):
+        functions = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    names = {argument.arg for each in functions for argument in ast.walk(each.args) if isinstance(argument, ast.arg)}
+    names |= {str(getattr(each.target, "id", "")) for each in node.body if isinstance(each, ast.AnnAssign)}
+    values = [each.value for each in node.body if isinstance(each, ast.Expr)]
+    texts = [each.value for each in values if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return names, [line.strip() for text in texts for line in text.splitlines()]
+
+
+def test_docstrings_have_one_known_field_a_line() -> None:
+    """`:param NAME:` of a parameter or attribute that exists, `:return:`, and `:raises Error:` with one error."""
+    wrong = []
+    for file in (file for folder in [*PACKAGES, "tests", "benchmarks"] for file in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names, lines = documented(node)
+            for line in (line for line in lines if line.startswith(":")):
+                field = FIELD.match(line)
+                is_one = field is not None and not re.search(
+                    r":(param \w+|returns?|raises [\w.]+):", line[field.end() :]
+                )
+                if not is_one or (field and field[1] and field[1] not in names):
+                    wrong.append(f"{file.relative_to(ROOT)}: {line}")
+    assert wrong == []
+
+
 def test_modules_are_named_for_what_they_hold() -> None:
     folders = [*PACKAGES, "tests", "benchmarks"]
     names = {file.stem for folder in folders for file in (ROOT / folder).rglob("*.py")}
