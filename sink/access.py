@@ -1,9 +1,9 @@
-"""How `rowdelta check` and `status` look at tables and sources: by Spark, or without its JVM, which takes seconds to
+"""How `rowdelta check` and `status` look at tables and sources: with Spark, or without its JVM, which takes seconds to
 start.
 
-Without it the answer is the same or there is none (`NeedsSparkError`). What decides is whether the JVM could read
-anything else than we do: Spark's and Hadoop's own settings, catalogs and file systems that only Java has clients for,
-options that mean something else to Kafka's Java client.
+Without the JVM the answer is the same, or there is no answer (`NeedsSparkError`). There is none if the JVM could read
+something else: because of Spark's and Hadoop's own settings, catalogs and file systems that only Java has clients for,
+or options that mean something else to Kafka's Java client.
 """
 
 import os
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sink.inference import Sample
 
 _READING = re.compile(r"spark\.(sql\.catalog|sql\.defaultCatalog|hadoop|remote|api)\b.*")
-"""Settings of Spark by which it may read other tables or files."""
+"""Settings of Spark that may make it read other tables or files."""
 _SIZE = r"([1-9]\d*g|[5-9]\d\dm|[1-9]\d{3,}m)"
 _HARMLESS: Mapping[str, str] = {
     "spark.app.name": r".*",
@@ -48,9 +48,9 @@ With others `check` has to find out whether it does."""
 
 @dataclass(frozen=True)
 class Access:
-    """:param spark: None: without it.
-    :param sample: makes one of the messages of a table's source.
-    :param activate: for each thread that asks.
+    """:param spark: the session. None if there is none.
+    :param sample: makes a sample of the messages of a table's source.
+    :param activate: is called in each thread that asks.
     """
 
     spark: "SparkSession | None"

@@ -312,7 +312,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Config], Iterator[str]]") -> int:
-    """Without Spark's JVM if that can answer, else with it."""
+    """Look without Spark's JVM if this gives an answer, else with it."""
     from sink import config
 
     lines: list[str] = []

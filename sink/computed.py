@@ -41,11 +41,11 @@ def compute(rows: DataFrame, plan: "TablePlan") -> DataFrame:
 
 
 def check_computed(spark: SparkSession | None, plan: "TablePlan", path: str) -> None:
-    """Refuse expressions before anything runs.
+    """Check expressions before anything runs.
 
     :param path: the table's place in the configuration, `tables[0]`.
-    :raises ConfigError: an expression doesn't parse, names an unknown column, has another type than its column, makes
-        several rows of one, or isn't the same each time.
+    :raises ConfigError: an expression doesn't parse, names an unknown column, has another type than its column, returns
+        several rows, or isn't deterministic.
     :raises NeedsSparkError: there are expressions, and no session.
     """
     if not plan.computed:

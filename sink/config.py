@@ -397,9 +397,9 @@ class TableSection(_Section):
 
 
 class IndexSection(_Section):
-    """`index:` where the key indexes of tables with `deletes: position` are kept.
+    """`index:` where the key indexes of tables with `deletes: position` are stored.
 
-    `properties` are those by which tasks reach this place (`s3.endpoint`, …), instead of the catalog's.
+    Tasks use `properties` (`s3.endpoint`, …) to reach this place, instead of the catalog's properties.
     """
 
     location: str | None = None

@@ -15,10 +15,10 @@ from sink.local_paths import local_path
 
 
 def check_folders(spark: SparkSession | None, config: Config) -> None:
-    """Look at the folders on local disks that a run writes into. Other file systems answer for themselves when it does.
+    """Check the folders on local disks that a run writes into. Other file systems report a problem when the run writes.
 
-    :param spark: None: without it, as Hadoop's defaults are.
-    :raises ConfigError: one of them is none, and can't be made.
+    :param spark: the session. If it is None, Hadoop's defaults are used.
+    :raises ConfigError: one of them isn't a folder that can be written to, and can't be created.
     """
     for key, place in _folders(config):
         path = _local(spark, place) if spark is not None else _local_by_default(place)
@@ -49,7 +49,7 @@ def _local(spark: SparkSession, place: str) -> Path | None:
 
 
 def _local_by_default(place: str) -> Path | None:
-    """The same where Hadoop's settings are its defaults."""
+    """The same, for Hadoop's default settings."""
     return None if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*://", place) else local_path(place)
 
 

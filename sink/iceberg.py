@@ -449,7 +449,7 @@ class Catalogs:
 
     def _opened(self, name: str, catalog: JavaObject, identifier: JavaObject, table: JavaObject) -> IcebergTable:
         def load() -> JavaObject:
-            # or a REST catalog that says "not modified" has Iceberg take the credentials that it had
+            # without this, Iceberg keeps the old credentials if a REST catalog answers "not modified"
             catalog.invalidateTable(identifier)
             return catalog.loadTable(identifier)
 

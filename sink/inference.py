@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Sample(Protocol):
-    """Messages of one table's source, read at the first question."""
+    """Messages of one table's source. They are read when they are needed first."""
 
     def columns(self) -> dict[str, str] | None:
         """Name -> Spark SQL type of each field. None if the source has no messages yet.
@@ -109,10 +109,10 @@ class SparkSample:
 class PlainSample:
     """Messages of a topic that a plain client reads.
 
-    Spark reads the first ones of all partitions in an order of its own, so they answer only if those of each partition
-    say the same.
+    Spark reads the first messages of all partitions in its own order. So this sample answers only if the messages of
+    each partition give the same answer.
 
-    :param topics: None: the source is files.
+    :param topics: the topics. None if the source is files.
     """
 
     def __init__(self, config: Config, table: TableSection, topics: "PlainTopics | None") -> None:
@@ -194,7 +194,7 @@ def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]
 
 
 def stated_keys(config: Config, topics: Collection[str]) -> dict[str, frozenset[tuple[str, ...]]]:
-    """What the first and the last messages of topics say of their tables' keys (`MessageKey.fields`).
+    """Keys that the first and the last messages of topics state (`MessageKey.fields`).
 
     A plain client reads all of them at once: 50 topics take 25 ms of a core's time. Spark needs a job for each.
 

@@ -28,11 +28,11 @@ _THREADS = 8
 
 
 def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
-    """Validate everything a run would need, without creating or writing. Yields what was found, line by line.
+    """Check everything that a run needs, without writing anything. Yields lines that say what was found.
 
-    :param spark: None: without Spark.
-    :raises RowdeltaError: the first thing that a run would fail on.
-    :raises NeedsSparkError: without Spark not all can be validated.
+    :param spark: the session. None means that Spark isn't used.
+    :raises RowdeltaError: the first error on which a run would fail.
+    :raises NeedsSparkError: some checks need Spark.
     """
     from sink.folders import check_folders
     from sink.keys import shown
@@ -101,10 +101,10 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
 
 
 def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
-    """Per table the last snapshot, the stored position and the lag.
+    """For each table, its last snapshot, the stored position and the lag.
 
-    :param spark: None: without Spark.
-    :raises NeedsSparkError: without Spark it can't be told for sure.
+    :param spark: the session. None means that Spark isn't used.
+    :raises NeedsSparkError: only Spark can tell for certain.
     """
     access = by_spark(spark, config) if spark is not None else without_spark(config)
     source = access.source

@@ -161,8 +161,8 @@ class KeyIndex:
     """
 
     def __init__(self, table: IcebergTable, plan: TablePlan, location: str, properties: Mapping[str, str]) -> None:
-        """:param properties: by which tasks and the driver reach the index's files. The table's own are for its folder,
-        and credentials among them may expire.
+        """:param properties: properties with which tasks and the driver reach the index's files. The table's own
+        properties are for its folder, and credentials among them may expire.
         """
         self._table = table
         self._io_properties = tuple(properties.items())

@@ -1,4 +1,4 @@
-"""Paths of local disks, as Hadoop understands the configuration's, where its own settings are the defaults."""
+"""Paths of local disks. Hadoop reads the configuration's paths in the same way if its own settings are the defaults."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Tables as their metadata's JSON says them (Iceberg spec, Table Metadata Fields), read without a JVM.
+"""Reads tables from the JSON of their metadata (Iceberg spec, Table Metadata Fields), without a JVM.
 
-Of catalogs those whose answers are the same for every client: `hadoop` on local disks, `jdbc` with SQLite, `rest`. Of
-all others, and where anything is odd, `NeedsSparkError` says that Iceberg's Java library has to be asked.
+It reads catalogs that give the same answers to every client: `hadoop` on local disks, `jdbc` with SQLite, and `rest`.
+For all others, and if anything is unusual, `NeedsSparkError` says that Iceberg's Java library must read the table.
 """
 
 import gzip
@@ -41,16 +41,16 @@ _REST_PROPERTIES = re.compile(
     r"type|uri|warehouse|prefix|credential|token|scope|audience|resource|oauth2-server-uri|header\..+"
     r"|cache-enabled|table-(default|override)\..+|io-impl|(s3|client|gcs|adls)\..+"
 )
-"""Those that mean the same to PyIceberg, and those that have no influence on a table's metadata."""
+"""Properties that mean the same to PyIceberg, and properties that have no influence on a table's metadata."""
 _OTHER_CLIENT = re.compile(r"catalog-impl|io-impl|hadoop\..+|encryption\..+")
-"""Of catalogs of files: what might make Iceberg's library read others."""
+"""Properties of catalogs on file systems that could make Iceberg's library read other files."""
 _METADATA_FILE = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?")
 _GZIP = b"\x1f\x8b"
 _SECONDS = 5.0
 
 
 class MetadataTable(TableState):
-    """A table, of its metadata.
+    """A table, read from its metadata.
 
     :param name: `catalog.namespace.table`.
     """
@@ -169,7 +169,7 @@ class MetadataTables:
         _check_partitioning(columns, partition_by)
 
     def _of_rest(self, catalog: str, properties: _Properties, namespace: Sequence[str], table: str) -> Metadata | None:
-        """From the server's answer itself: of some of what it says, PyIceberg's own types know nothing."""
+        """Read the server's answer itself, because PyIceberg's own types leave out some parts of it."""
         from pyiceberg.catalog.rest import Endpoints
 
         try:
@@ -201,7 +201,7 @@ class MetadataTables:
 
 
 def _of_folder(catalog: str, properties: _Properties, namespace: Sequence[str], table: str) -> Metadata | None:
-    """As Iceberg's `HadoopTableOperations` finds it."""
+    """Find the metadata like Iceberg's `HadoopTableOperations`."""
     _check_client(catalog, properties)
     folder = local_path(properties["warehouse"]).joinpath(*namespace, table, "metadata")
     try:
@@ -225,7 +225,7 @@ def _metadata_file(folder: Path, version: int) -> Path | None:
 
 
 def _of_sqlite(catalog: str, properties: _Properties, namespace: Sequence[str], table: str) -> Metadata | None:
-    """As Iceberg's `JdbcCatalog` stores it."""
+    """Find the metadata where Iceberg's `JdbcCatalog` stores it."""
     _check_client(catalog, properties)
     uri = re.fullmatch(r"jdbc:sqlite:([^:?]+)", properties["uri"])
     if uri is None:
@@ -258,7 +258,7 @@ def _read(file: Path) -> Metadata:
 
 
 def _check_partitioning(columns: "T.StructType", partition_by: Sequence[PartitionField]) -> None:
-    """Let pass what is surely right.
+    """Accept only what is certainly right.
 
     :raises NeedsSparkError: Iceberg's library might refuse it.
     """

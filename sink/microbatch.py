@@ -78,8 +78,8 @@ values fit, so one change may lead to another.
 """
 
 _MOST_UNDECODED = 10
-"""Records on which a format fails, and that are taken for bad ones: in succession, or in a micro-batch of which they
-are a large part. With more it is the format: one that is broken would make dead letters of a whole topic.
+"""If a format fails on up to this many records, in succession or as a large part of a micro-batch, these are bad
+records. If it fails on more, the format is broken: it would turn a whole topic into dead letters.
 """
 
 SMALL_BATCH = 10_000
@@ -487,11 +487,11 @@ class TableSink:
 
     @property
     def awaits_message_keys(self) -> bool:
-        """Whether the key is configured, and no micro-batch has said yet what the messages' key is."""
+        """Whether the key is configured, and no micro-batch has shown the messages' key yet."""
         return self._key.configured and not self._key.messages
 
     def note_message_keys(self, stated: Iterable[tuple[str, ...]]) -> None:
-        """Warn if some messages, which no micro-batch has had yet, have another key than the configured one."""
+        """Warn if messages that no micro-batch has read yet have another key than the configured one."""
         if self.awaits_message_keys:
             self._warn_of(replace(self._key, messages=tuple(sorted(fields for fields in stated if fields))))
 

@@ -1,4 +1,4 @@
-"""By what properties tasks reach a table's files: those of its FileIO, and credentials that a REST catalog vends."""
+"""The properties with which tasks reach a table's files: its FileIO's, and credentials that a REST catalog vends."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ _Properties = Mapping[str, str]
 
 @dataclass(frozen=True)
 class StorageAccess:
-    """What a catalog said when it loaded a table.
+    """The catalog's answer when it loaded a table.
 
     :param loaded_at: seconds since 1970.
-    :param properties: of the table's FileIO.
-    :param credentials: prefix of locations -> properties that hold there (`storage-credentials` of a REST catalog).
+    :param properties: properties of the table's FileIO.
+    :param credentials: prefix of locations -> properties for these locations (`storage-credentials` of a REST catalog).
     """
 
     loaded_at: float
@@ -33,7 +33,7 @@ class StorageAccess:
         return {**self.properties, **vended}
 
     def is_running_out(self, now: float) -> bool:
-        """Whether credentials have expired, or have lived half of their time: tasks may need them for a while."""
+        """Whether credentials have expired, or half of their time is over. Tasks may need them for a while."""
         all_properties = [self.properties, *(config for _, config in self.credentials)]
         ends = [
             int(value) / 1000

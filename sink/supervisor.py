@@ -157,10 +157,10 @@ class Supervisor:
         return [member for member in members if member.opened is not None]
 
     def _compare_keys(self, sinks: Mapping[str, TableSink]) -> None:
-        """Look at messages before the first micro-batch, and warn of those that have another key than the table.
+        """Read some messages before the first micro-batch, and warn if they have another key than the table.
 
-        In a thread of its own: nothing waits for a broker that the plain client can't reach. The first micro-batch
-        compares the keys too, before its commit.
+        A separate thread does this, so that nothing waits for a broker that the plain client can't reach. The first
+        micro-batch compares the keys too, before its commit.
         """
         try:
             for source, stated in stated_keys(self._config, sinks).items():

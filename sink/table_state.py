@@ -1,5 +1,5 @@
-"""What the sink must know of a table's state, whoever reads it: Iceberg's Java library (`sink.iceberg`), or we, from
-the metadata's JSON (`sink.metadata`).
+"""What the sink must know about a table's state. Either Iceberg's Java library reads it (`sink.iceberg`), or the sink
+itself, from the metadata's JSON (`sink.metadata`).
 """
 
 import json
@@ -30,7 +30,7 @@ class Snapshot:
     """One snapshot of a table.
 
     :param timestamp_ms: milliseconds since 1970.
-    :param summary: what it added and removed, and what its author noted.
+    :param summary: counts of what it added and removed, and notes of its author.
     """
 
     snapshot_id: int
@@ -72,7 +72,7 @@ class TableState(ABC):
 
     @abstractmethod
     def snapshot_id(self) -> int | None:
-        """Of the current snapshot."""
+        """Id of the current snapshot."""
 
     @abstractmethod
     def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
@@ -80,7 +80,7 @@ class TableState(ABC):
 
     @abstractmethod
     def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
-        """Whether a snapshot is another one, or one of its ancestors that are known."""
+        """Whether a snapshot is the same as another one, or one of its known ancestors."""
 
     @abstractmethod
     def columns(self) -> tuple["ColumnSpec", ...]:
@@ -166,9 +166,9 @@ class TableState(ABC):
 
 
 class Tables(Protocol):
-    """Tables by `catalog.namespace.table`, and what else depends on who reads them.
+    """Tables by `catalog.namespace.table`, and everything else that depends on the reader.
 
-    :param spark: None: without it. What needs it raises `NeedsSparkError`.
+    `spark` is the session. If it is None, calls that need it raise `NeedsSparkError`.
     """
 
     @property
@@ -181,8 +181,8 @@ class Tables(Protocol):
         """
 
     def partition_spec(self, columns: "T.StructType", partition_by: "Sequence[PartitionField]", path: str) -> object:
-        """Of a new table of these columns.
+        """The partition spec of a new table with these columns.
 
-        :param path: of the table in the configuration.
-        :raises ConfigError: a transform that its column's type doesn't have, two fields that say the same.
+        :param path: the table's place in the configuration.
+        :raises ConfigError: a transform doesn't fit its column's type, or two fields are the same.
         """

@@ -373,7 +373,7 @@ def deletes_carry_row(config: Config) -> bool:
 
 
 def _check_parent(catalogs: Tables, section: TableSection, path: str) -> None:
-    """A name inside of a table is one of its branches or tags.
+    """Check that the target's namespace isn't a table. A name inside a table is one of its branches or tags.
 
     :raises ConfigError: the target is inside a table.
     """

@@ -74,8 +74,8 @@ class TaskPlan:
 
     :param options: None for a table that only grows.
     :param dead_letters: the dead-letter table, or None if a bad record stops the job.
-    :param source_partition: the order column with the Kafka partition, to say which partitions had snapshot rows; None
-        if nobody wants to know.
+    :param source_partition: the order column with the Kafka partition. The task reports which partitions had snapshot
+        rows. None if nobody needs this report.
     :param lasting: pack all data files for a long life (`sink.tables.files_last`).
     """
 

@@ -1,6 +1,6 @@
-"""Spark's types without Spark: of the names that the configuration has, and of a table's Iceberg schema.
+"""Makes Spark's types without Spark, from names in the configuration, and from a table's Iceberg schema.
 
-Only of types that mean the same in all of Spark's versions, whatever its settings. For all others Spark is asked.
+It knows only types that mean the same in all versions of Spark and with all settings. Spark must make all others.
 """
 
 import re
@@ -54,15 +54,15 @@ _MOST_DIGITS = 38
 def parse(text: str) -> T.DataType:
     """The type of a Spark SQL name such as `decimal(12,2)` or `array<struct<a: int>>`.
 
-    :raises NeedsSparkError: it is another one, or none.
+    :raises NeedsSparkError: the name is unknown here, or isn't a type.
     """
     return _Parser(text).whole()
 
 
 def of_iceberg(dtype: str | Mapping[str, Any]) -> T.DataType:
-    """The type of one in a table's schema, as table metadata spell it.
+    """The Spark type for a type in a table's metadata.
 
-    :raises NeedsSparkError: Spark may have another one, or none.
+    :raises NeedsSparkError: Spark may use another type, or none.
     """
     if isinstance(dtype, str):
         if dtype in _ICEBERG:

@@ -14,10 +14,11 @@ from changelog.rows import BadRecord, RowKind
 class Written:
     """Results of tasks (`sink.task.run`).
 
-    :param files: data and delete files, as `ContentFileParser` JSON; `dead_letters` those of the dead-letter table.
-    :param rows: changes by kind.
-    :param undecoded: how many bad records are `BadRecord.DECODER_FAILED`, by the exception that the format raised.
-    :param records: rows in files by their content.
+    :param files: data and delete files, as `ContentFileParser` JSON.
+    :param dead_letters: files of the dead-letter table, likewise.
+    :param rows: number of changes, by kind.
+    :param undecoded: number of bad records with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
+    :param records: number of rows in files, by the files' content.
     :param index: each task's part of the key index.
     :param tasks: number of tasks.
     :param observed: what the messages have and the table can't store (`changelog.decoding.Observed`).
@@ -54,7 +55,7 @@ class Written:
 
     @property
     def read(self) -> int:
-        """How many records there were, about: the row before an update is mostly in the record of the one after."""
+        """About how many records there were. Most records of updates have both the row before and the row after."""
         return sum(self.rows.values()) - self.rows.get(RowKind.UPDATE_BEFORE.short, 0) + self.bad
 
     def failing_alike(self, most: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Directories of change files, as they are listed: which there are, and what a position has passed of them."""
+"""Directories of change files as they are listed: which directories exist, and how far a position is in them."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -34,7 +34,7 @@ class ChangeFile:
 class Folders(Protocol):
     """A file system.
 
-    :raises TemporaryError: a folder can't be listed; so each method.
+    :raises TemporaryError: a folder can't be listed. Each method may raise this error.
     """
 
     def exists(self, place: str) -> bool: ...

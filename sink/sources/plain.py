@@ -24,8 +24,8 @@ _CLIENT_OPTIONS: Mapping[str, str] = {
         r"(\s+(username|password)=\"([^\"\\]|\\.)*\")+\s*;\s*"
     ),
 }
-"""Options that mean the same to both clients, and their values. TLS is none of them: the two look for certificates in
-different places.
+"""Options that mean the same to both clients, and their values. TLS options don't, because both clients look for
+certificates in different places.
 """
 _OPTIONS: Mapping[str, str] = {
     "subscribe": r".*",
@@ -36,9 +36,7 @@ _OPTIONS: Mapping[str, str] = {
     "minoffsetspertrigger": r"\d+",
     "minpartitions": r"\d+",
 }
-"""Options of Spark's source that have no influence on what is looked at here, in lower case, and values that Spark
-takes.
-"""
+"""Options of Spark's source that have no influence here, in lower case, and values that Spark accepts."""
 
 
 class LocalFolders:
@@ -108,7 +106,7 @@ class PlainTopics(Topics):
         return {int(p): (offset, ends[p]) for p, offset in sorted(first[table.source].items()) if ends[p] > offset}
 
     def messages(self, table: TableSection, ranges: Mapping[int, Range], most: int) -> dict[int, list[Message]]:
-        """Of each partition the first messages in a range, at most so many."""
+        """At most so many of the first messages in a range of each partition."""
         with asking(self.broker):
             return self.broker.messages(table.source, ranges, most)
 
@@ -120,7 +118,7 @@ class PlainTopics(Topics):
 
 @contextmanager
 def asking(broker: Broker) -> Iterator[None]:
-    """What goes wrong meanwhile may be this client's fault: the one in the JVM knows.
+    """Turn errors into `NeedsSparkError`, since this client may be their cause. The client in the JVM decides.
 
     :raises NeedsSparkError: the cluster doesn't answer, or not to this client.
     """

@@ -1,4 +1,4 @@
-"""Topics of Kafka, as an admin client sees them: which there are, and what a position has passed of them."""
+"""Kafka's topics as an admin client sees them: which topics exist, and how far a position is in them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ class Admin(ABC):
 
     @abstractmethod
     def topics(self) -> list[str]:
-        """Names of all topics but Kafka's internal ones."""
+        """Names of all topics, without Kafka's internal ones."""
 
     @abstractmethod
     def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
-        """By topic the offsets that `spec` selects. A topic that doesn't exist is left out."""
+        """Topic -> offsets that `spec` selects. A topic that doesn't exist is left out."""
 
     def no_topic(self, topic: str) -> ConfigError:
         return ConfigError(f"Kafka at {self.servers} has no topic {topic!r}. Create it, or correct tables[].source.")
