@@ -259,7 +259,7 @@ def _clear(folder: Path) -> None:
 
 
 def _make_room(folder: Path) -> None:
-    """Keep those used last. One whose JVM or jars have changed is never used again."""
+    """Keep only the archives that were used last. An archive whose JVM or jars have changed is never used again."""
     long_ago = time.time() - _DAYS * 24 * 3600
     archives = sorted(folder.glob("*.jsa"), key=_used, reverse=True)
     for number, path in enumerate(archives):

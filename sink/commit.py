@@ -213,7 +213,7 @@ class IcebergCommitter:
                 return
             retryable = java_class(refusal) in ("ValidationException", "CommitFailedException")
             if not retryable and not _base_is_gone(refusal):
-                # an upgrade that came after staging: Iceberg's own retry refuses the delete files of the version before
+                # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
                 self._check_layout(request)
                 raise table_error(self._table.name, refusal) from None
             self._table.refresh()
@@ -229,7 +229,7 @@ class IcebergCommitter:
         """:raises TableChangedError: the files are for another schema, spec or format version than the table has."""
         schema, spec, version = self._table.layout
         if request.written_under_spec not in (None, spec):
-            # a delete in a partition of the one doesn't reach the rows that others moved to partitions of the other
+            # deletes are for partitions of the old spec, and don't apply to rows that others moved to the new one
             raise TableChangedError("the table was partitioned in another way")
         if request.written_under_schema not in (None, schema):
             raise TableChangedError("the table has other columns")
@@ -261,7 +261,7 @@ class IcebergCommitter:
             for file in request.index.removed:
                 delta = delta.removeDeletes(earlier.get(file) or table.content_file(file))
             if request.index.referenced:
-                # also compactions remove the files that hold the rows to delete
+                # the commit must also be refused if a compaction removed a file with rows to delete
                 referenced = table.java_list(request.index.referenced)
                 delta = delta.validateDataFilesExist(referenced).validateDeletedFiles()
         if base is not None:
@@ -381,7 +381,7 @@ class IcebergCommitter:
         for replaced in request.replaced:
             rewrite = rewrite.deleteFile(replaced)
         for file in request.index.removed:
-            # Iceberg (1.11) overlooks some vectors of data files that are removed
+            # Iceberg (1.11) forgets to remove some vectors of removed data files
             rewrite = rewrite.deleteFile(table.content_file(file))
         for file in request.files:
             rewrite = rewrite.addFile(table.content_file(file))

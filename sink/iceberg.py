@@ -182,7 +182,7 @@ class IcebergTable(TableState):
         )
 
     def _as_json(self, collection: JavaObject) -> Any:
-        """A Java map or set in one call across the bridge; Python's iteration takes several for each entry."""
+        """Read a Java map or set in one call. Iterating over it from Python takes several calls for each entry."""
         return json.loads(self._calls.mapper.writeValueAsString(collection))
 
     def as_list(self, iterable: JavaObject) -> JavaObject:
@@ -211,7 +211,7 @@ class IcebergTable(TableState):
         return described
 
     def elements(self, iterable: JavaObject) -> list[JavaObject]:
-        """Of a Java `Iterable`. Python's own iteration takes ten times as long, 2 ms an element."""
+        """The elements of a Java `Iterable`. Iterating over it from Python takes ten times as long, 2 ms an element."""
         elements = self.as_list(iterable)
         return [elements.get(i) for i in range(elements.size())]
 
@@ -300,7 +300,7 @@ class IcebergTable(TableState):
         return None if self._current is None else self._current.parent_id
 
     def is_empty(self) -> bool:
-        """No live data file in the current snapshot."""
+        """Whether the current snapshot has no live data file."""
         return self._current is None or self._current.summary.get("total-data-files") == "0"
 
     def has_data_under_other_specs(self) -> bool:

@@ -148,7 +148,7 @@ class PlainSample:
         return self._read(lambda first, end: (first, end))
 
     def _read(self, part: "Callable[[int, int], Range]") -> dict[int, pa.Table]:
-        """:param part: of the offsets of a partition those to read."""
+        """:param part: selects the offsets to read from a partition's offsets."""
         if self._topics is None:
             raise NeedsSparkError("only Spark knows which lines of files it looks at")
         ranges = self._topics.ranges(self._table)

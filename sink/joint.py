@@ -98,7 +98,7 @@ class JointWriter:
 def _jobs(
     shares: Mapping[str, TableShare], most_records: int
 ) -> Iterator[tuple[dict[str, TableShare], task.PackedShares]]:
-    """Shares that may be one job: not too many records, and not too much to tell its tasks."""
+    """Groups of shares, each for one job. A job has not too many records, and its tasks get not too many bytes."""
     part: dict[str, TableShare] = {}
     packed, records = task.PackedShares(), 0
     for source, share in shares.items():
