@@ -26,10 +26,8 @@ from sink.java_errors import JAVA_ERRORS, exception_message, java_class, java_ex
 from sink.redaction import masked
 from sink.spark_versions import parse_ddl
 from sink.storage_access import StorageAccess
-from sink.table_state import Snapshot, TableState
+from sink.table_state import Snapshot, TableState, written_properties
 
-_OWN = "rowdelta."
-"""Begins the names of the properties that the sink sets."""
 _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
 
 
@@ -143,7 +141,7 @@ class IcebergTable(TableState):
             tuple(sorted(self._as_json(metadata.specsById().keySet()))),
             int(metadata.formatVersion()),
             str(metadata.location()),
-            tuple(sorted((name, value) for name, value in self._properties.items() if not name.startswith(_OWN))),
+            written_properties(self._properties),
         )
         if layout != self._layout:
             self._layout = layout

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from sink.config import Config, PartitionField
 from sink.errors import NeedsSparkError
 from sink.local_paths import local_path
-from sink.table_state import Snapshot, TableState
+from sink.table_state import Snapshot, TableState, written_properties
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.rest import RestCatalog
@@ -75,7 +75,7 @@ class MetadataTable(TableState):
             schema=json.dumps(self._schema),
             specs=tuple(json.dumps(spec) for spec in specs),
             current_spec_id=int(metadata["default-spec-id"]),
-            properties=tuple(self._properties.items()),
+            properties=written_properties(self._properties),
         )
 
     @property

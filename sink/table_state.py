@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from sink.config import Config, PartitionField
     from sink.sources.source import Position
 
+_OWN = "rowdelta."
+"""Begins the names of the properties that the sink sets."""
+
 
 def property_prefix(config: "Config") -> str:
     """Prefix of the table properties that hold the sink's state."""
     return f"rowdelta.{config.sink.id}"
+
+
+def written_properties(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The properties by which the table is written, sorted: all but those that the sink sets."""
+    return tuple(sorted((name, value) for name, value in properties.items() if not name.startswith(_OWN)))
 
 
 @dataclass(frozen=True)
