@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from sink import exchange, inspection, joint, microbatch, supervisor, task
+from sink import inspection, joint, microbatch, supervisor, task
 from sink.commit import IcebergCommitter, Retries, RowDeltaCommit
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
@@ -515,7 +515,6 @@ def test_a_micro_batch_runs_one_job_for_all_small_tables(shop: Shop, monkeypatch
     ones.
     """
     scheduler = shop.spark._jsc.sc().dagScheduler()
-    exchange._names(2, shop.spark.sparkContext)  # runs jobs, once a process
     names = [f"t{number}" for number in range(10)]
     shop.create(*names)
     for name in names:
