@@ -1,18 +1,58 @@
-"""One Spark session for all tests of a process: a JVM takes seconds to start, and a process can have only one."""
+"""One Spark session for all tests of a process: a JVM takes seconds to start, and a process can have only one.
+Temporary files, warehouses among them, are in memory where there is room.
+"""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from sink import session
 from sink.config import Config
+from tests import py4j_names
 from tests.services.jars import ivy_to_itself
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
 # code only a few times, so the second compiler and more collector threads would cost more than they save.
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30
+"""Bytes that must be free there; a run of all tests takes less than a quarter of it."""
+_PREFIX = "rowdelta-tests-"
+
+
+def _in_memory() -> Path | None:
+    """A folder in memory for this process and its children; None if the user says where, or there is no room.
+
+    Folders that were kept, or left behind by a process that was killed, are removed.
+    """
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return None
+    for left in _MEMORY.glob(f"{_PREFIX}*"):
+        if not Path("/proc", left.name.removeprefix(_PREFIX)).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    found = os.statvfs(_MEMORY)
+    if found.f_bavail * found.f_frsize < _ROOM or found.f_flag & os.ST_NOEXEC:
+        return None
+    folder = _MEMORY / f"{_PREFIX}{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None  # found anew
+    return folder
+
+
+_temporary = _in_memory()
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """What failed tests left is kept until the next run."""
+    if _temporary is not None and exitstatus == 0:
+        shutil.rmtree(_temporary, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -48,5 +88,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     with ivy_to_itself():
         started = session.start(config)
+    py4j_names.remember()
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder of this run of the tests, the same in all processes of it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder

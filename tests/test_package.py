@@ -33,7 +33,8 @@ def test_the_wheel_runs_the_demo_in_an_empty_environment(tmp_path: Path) -> None
     (wheel,) = tmp_path.glob("rowdelta-*.whl")
     venv.create(tmp_path / "empty", with_pip=True)
     programs = tmp_path / "empty" / "bin"
-    # the Spark of these tests, so that pip has it in its cache
-    run(programs / "python", "-m", "pip", "install", "--quiet", wheel, f"pyspark=={pyspark.__version__}")
+    # the Spark of these tests, so that pip has it in its cache; few of its modules are ever imported here
+    install: list[str | Path] = [programs / "python", "-m", "pip", "install", "--quiet", "--no-compile"]
+    run(*install, wheel, f"pyspark=={pyspark.__version__}")
     assert f"Spark {pyspark.__version__}" in run(programs / "rowdelta", "--version")
     assert run(programs / "rowdelta", "demo").count(": EQUAL") == 2

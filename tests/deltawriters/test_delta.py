@@ -373,7 +373,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     operations=OPERATIONS,
     spec=st.sampled_from([UNPARTITIONED, BY_KEY, BY_REGION]),

@@ -530,7 +530,7 @@ def hashes(keys: list[int]) -> tuple[Any, Any]:
 STEPS = (Model.own_batch, Model.foreign_files, Model.remove_file, Model.read_anew, Model.merge)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=False), st.lists(st.sampled_from(STEPS), min_size=1, max_size=20))
 def test_any_history_finds_the_live_rows(rng: random.Random, steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

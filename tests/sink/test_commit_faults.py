@@ -219,6 +219,9 @@ def test_a_commit_whose_answer_is_wrong_or_lost(
         assert error is None, "tried again"
     if not landed and is_refusal and after == "another driver":
         assert isinstance(error, FencedError)
+    if not landed and java_type != "CommitFailedException" and after in ("", "table unreadable once"):
+        assert isinstance(error, CommitUnknownError)
+        assert "it is unknown whether the commit went through" in str(error)
     assert table.files().count("ours") == committed
     # whatever was reported, what comes next neither loses nor repeats it
     stored = table.opened().position(PREFIX)

@@ -6,7 +6,6 @@ import datetime as dt
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -38,6 +37,17 @@ PAIRS = [(deletes, version) for deletes in ("position", "equality") for version 
 def job(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Job:
     deletes, version = request.param
     return Job(spark, tmp_path, deletes=deletes, properties={"format-version": version})
+
+
+def pairs(*chosen: tuple[str, str]) -> pytest.MarkDecorator:
+    """Not all of them."""
+    return pytest.mark.parametrize("job", chosen, indirect=True, ids=[f"{deletes}-v{v}" for deletes, v in chosen])
+
+
+# Nothing is deleted, or nothing gets as far: neither the kind of deletes nor the version matters.
+without_deletes = pairs(("position", "2"))
+# What is deleted matters, and whether it is found by the key index; how it is written doesn't.
+both_kinds = pairs(("position", "3"), ("equality", "2"))
 
 
 def row(number: int, region: str = "eu") -> dict[str, Any]:
@@ -79,6 +89,7 @@ def operations(job: Job) -> int:
 # Replays
 
 
+@both_kinds
 @pytest.mark.parametrize("mode", ["upsert", "changelog"])
 def test_a_finished_job_run_again_applies_nothing(job: Job, mode: Any) -> None:
     job.mode = mode
@@ -93,6 +104,7 @@ def test_a_finished_job_run_again_applies_nothing(job: Job, mode: Any) -> None:
     assert job.rows() == [row(1, "us"), row(2)]
 
 
+@without_deletes
 def test_a_batch_committed_before_the_crash_is_not_applied_again(job: Job) -> None:
     # in mode changelog a second application would be visible: as duplicates
     job.mode = "changelog"
@@ -106,6 +118,7 @@ def test_a_batch_committed_before_the_crash_is_not_applied_again(job: Job) -> No
     assert job.rows() == [row(1), row(2)]
 
 
+@without_deletes
 @pytest.mark.parametrize("age", [0, 30 * 86_400], ids=["of this week", "a month older"])
 def test_a_late_file_is_not_lost_while_the_checkpoint_lives(job: Job, age: int) -> None:
     job.write(insert(1))
@@ -121,6 +134,7 @@ def test_a_late_file_is_not_lost_while_the_checkpoint_lives(job: Job, age: int) 
     assert [r["id"] for r in job.rows()] == [1, 2, 3, 4]
 
 
+@without_deletes
 @pytest.mark.parametrize("checkpoint_lost", [False, True])
 def test_files_of_one_modification_time_in_several_batches(job: Job, checkpoint_lost: bool) -> None:
     # the high-water mark alone can't tell them apart; in mode changelog a second application would be visible
@@ -138,6 +152,7 @@ def test_files_of_one_modification_time_in_several_batches(job: Job, checkpoint_
     assert [r["id"] for r in job.rows()] == [1, 2, 3, 4]
 
 
+@without_deletes
 def test_new_files_of_an_applied_ones_modification_time_when_the_checkpoint_is_lost(job: Job) -> None:
     # Spark lists some of them before the one that was applied, and some after it
     job.mode, job.deletes = "changelog", "equality"
@@ -164,6 +179,7 @@ def test_a_removed_position_and_a_replay_in_upsert_mode(job: Job) -> None:
     assert job.rows() == [row(1, "us")]
 
 
+@without_deletes
 @pytest.mark.parametrize("foreign", [True, False])
 def test_changelog_mode_refuses_a_filled_table_without_a_position(job: Job, foreign: bool) -> None:
     job.mode = "changelog"
@@ -183,6 +199,7 @@ def test_changelog_mode_refuses_a_filled_table_without_a_position(job: Job, fore
 # Second drivers
 
 
+@without_deletes
 def test_a_second_driver_is_refused_and_nothing_is_applied_twice(job: Job) -> None:
     job.mode = "changelog"
     job.write(insert(1))
@@ -198,6 +215,7 @@ def test_a_second_driver_is_refused_and_nothing_is_applied_twice(job: Job) -> No
     assert job.unreferenced_files() == []
 
 
+@without_deletes
 def test_a_second_driver_on_the_same_checkpoint_does_no_harm(job: Job) -> None:
     """Each driver removes the other's checkpoint. Whatever errors they report, the next run completes the table."""
     job.mode = "changelog"
@@ -212,6 +230,7 @@ def test_a_second_driver_on_the_same_checkpoint_does_no_harm(job: Job) -> None:
     assert job.rows() == [row(1), row(2), row(3)]
 
 
+@both_kinds
 def test_a_second_driver_with_a_batch_that_has_a_new_column(job: Job) -> None:
     """Both drivers change the table's schema. The second one must not mistake the other's position for its own."""
     job.mode = "changelog"
@@ -238,6 +257,7 @@ def test_a_second_driver_with_a_batch_that_has_a_new_column(job: Job) -> None:
     assert operations(job) == 3
 
 
+@without_deletes
 def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
     job.write(insert(1))
     with before_commit(job.second_driver().run), pytest.raises(TableError, match="another run with the same sink id"):
@@ -245,6 +265,7 @@ def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
     assert job.rows() == [row(1)]
 
 
+@both_kinds
 def test_a_driver_that_overslept_is_refused(job: Job) -> None:
     """The driver read its position. Then others applied this batch and more, and a compaction removed the files with
     which it could have conflicted.
@@ -264,6 +285,7 @@ def test_a_driver_that_overslept_is_refused(job: Job) -> None:
     assert job.rows() == [row(1)]
 
 
+@both_kinds
 def test_two_sinks_with_their_own_ids_share_a_table(job: Job, tmp_path: Path) -> None:
     other = replace(
         job.second_driver(), folder=tmp_path / "other", checkpoint=tmp_path / "other state", sink_id="other"
@@ -304,6 +326,7 @@ def test_a_foreign_compaction_between_write_and_commit_is_not_in_the_way(job: Jo
     assert len(attempts) == (1 if job.deletes == "equality" else 2)
 
 
+@both_kinds
 def test_a_batch_for_an_empty_table_is_written_again_when_rows_appear(job: Job) -> None:
     """The batch had no deletes, since there was nothing to delete; then somebody appended a row with one of
     its keys.
@@ -315,6 +338,7 @@ def test_a_batch_for_an_empty_table_is_written_again_when_rows_appear(job: Job) 
     assert job.unreferenced_files() == []
 
 
+@without_deletes
 def test_an_empty_table_in_changelog_mode_with_a_foreign_append(job: Job) -> None:
     job.mode = "changelog"
     job.write(insert(1))
@@ -323,24 +347,26 @@ def test_an_empty_table_in_changelog_mode_with_a_foreign_append(job: Job) -> Non
     assert job.rows() == [row(1), row(100)]
 
 
+@both_kinds
 def test_a_busy_foreign_writer_does_not_starve_the_sink(job: Job) -> None:
     # with a key index each append costs a look-up, which takes longer than the second on a busy machine
     job.properties = {**job.properties, "commit.retry.num-retries": "100", "commit.retry.max-wait-ms": "100"}
     job.write(insert(1))
     job.run()
-    stop = threading.Event()
+    stop, busy = threading.Event(), threading.Event()
     numbers = itertools.count(100)
 
     def append_until_stopped() -> None:
-        while not stop.wait(1):
+        while not stop.wait(1 if busy.is_set() else 0):
             job.append([row(next(numbers))])
+            busy.set()
 
     writer = threading.Thread(target=append_until_stopped)
     writer.start()
     try:
         for n in range(2, 7):
             job.write(insert(n))
-            time.sleep(0.3)
+        assert busy.wait(60)
         job.run()
     finally:
         stop.set()
@@ -348,6 +374,7 @@ def test_a_busy_foreign_writer_does_not_starve_the_sink(job: Job) -> None:
     assert [r["id"] for r in job.rows()] == [1, 2, 3, 4, 5, 6, *range(100, next(numbers))]
 
 
+@both_kinds
 def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.properties = {**job.properties, "commit.retry.num-retries": "3", "commit.retry.min-wait-ms": "40"}
     job.write(insert(1))
@@ -369,6 +396,7 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
     assert [r["id"] for r in job.rows()] == [1, 2, 100, 101, 102, 103]
 
 
+@both_kinds
 def test_retries_are_bounded_whatever_makes_each_necessary(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends have the keys looked up again, deletes have the micro-batch written again; one bound is for both."""
     job.properties = {**job.properties, "commit.retry.num-retries": "3"}
@@ -396,6 +424,7 @@ def test_retries_are_bounded_whatever_makes_each_necessary(job: Job, monkeypatch
 # Unknown outcomes
 
 
+@without_deletes
 @pytest.mark.parametrize("committed", [True, False])
 def test_after_an_unknown_commit_state_the_table_is_asked(
     job: Job, monkeypatch: pytest.MonkeyPatch, committed: bool
@@ -426,6 +455,7 @@ def test_after_an_unknown_commit_state_the_table_is_asked(
     assert job.rows() == [row(1)]
 
 
+@without_deletes
 @pytest.mark.parametrize(
     "java_type", ["org.apache.iceberg.exceptions.CommitFailedException", "java.lang.RuntimeException"]
 )
@@ -451,6 +481,7 @@ def test_a_commit_that_landed_and_was_reported_as_failed(
     assert job.rows() == [row(1, "us"), row(2)]
 
 
+@without_deletes
 def test_an_unknown_outcome_keeps_the_files_even_if_the_catalog_then_refuses(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,6 +510,7 @@ def test_an_unknown_outcome_keeps_the_files_even_if_the_catalog_then_refuses(
 # Time travel
 
 
+@both_kinds
 @pytest.mark.parametrize("mode", ["upsert", "changelog"])
 @pytest.mark.parametrize("back", [1, 2])
 def test_after_a_rollback_the_sink_goes_on_from_that_snapshots_position(job: Job, mode: Any, back: int) -> None:
@@ -495,6 +527,7 @@ def test_after_a_rollback_the_sink_goes_on_from_that_snapshots_position(job: Job
     assert operations(job) == 3 + back
 
 
+@without_deletes
 def test_after_a_rollback_to_a_foreign_snapshot_the_sink_finds_its_own_below(job: Job) -> None:
     job.mode = "changelog"
     job.write(insert(1))
@@ -508,6 +541,7 @@ def test_after_a_rollback_to_a_foreign_snapshot_the_sink_finds_its_own_below(job
     assert job.rows() == [row(1), row(2), row(100)]
 
 
+@without_deletes
 def test_a_rollback_whose_snapshots_then_expire(job: Job) -> None:
     """A rolled-back snapshot expires like snapshots before the current one, but its changes aren't in the table."""
     job.mode = "changelog"
@@ -521,6 +555,7 @@ def test_a_rollback_whose_snapshots_then_expire(job: Job) -> None:
     assert job.rows() == [row(1), row(2)]
 
 
+@without_deletes
 def test_a_table_replaced_and_its_snapshots_expired(job: Job) -> None:
     job.configure_columns = False
     job.create_table(
@@ -539,6 +574,7 @@ def test_a_table_replaced_and_its_snapshots_expired(job: Job) -> None:
     assert job.rows() == [row(100)]
 
 
+@both_kinds
 def test_a_rollback_while_the_sink_runs(job: Job) -> None:
     """The batch was written on top of a snapshot that is no longer part of the table: it must not be applied to
     another.
@@ -556,6 +592,7 @@ def test_a_rollback_while_the_sink_runs(job: Job) -> None:
     assert job.rows() == [row(1), row(2), row(3)]
 
 
+@both_kinds
 def test_a_rollback_right_after_a_commit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the sink has looked at what it committed."""
     job.mode = "changelog"
@@ -575,6 +612,7 @@ def test_a_rollback_right_after_a_commit(job: Job, monkeypatch: pytest.MonkeyPat
     assert job.rows() == [row(1), row(2), row(3)]
 
 
+@without_deletes
 def test_a_rollback_before_the_sinks_first_commit(job: Job) -> None:
     job.pipeline()
     job.append([row(100)])
@@ -585,6 +623,7 @@ def test_a_rollback_before_the_sinks_first_commit(job: Job) -> None:
         job.run()
 
 
+@without_deletes
 def test_expired_snapshots_take_no_position_with_them(job: Job) -> None:
     job.mode = "changelog"
     job.write(insert(1))
@@ -598,6 +637,7 @@ def test_expired_snapshots_take_no_position_with_them(job: Job) -> None:
     assert job.rows() == [row(1), row(2), row(100)]
 
 
+@both_kinds
 def test_snapshots_expire_between_write_and_commit(job: Job) -> None:
     job.mode = "changelog"
     job.write(insert(1))
@@ -616,6 +656,7 @@ def test_snapshots_expire_between_write_and_commit(job: Job) -> None:
 # Tables changed underneath
 
 
+@both_kinds
 def test_a_table_dropped_underneath(job: Job) -> None:
     job.write(insert(1))
     job.run()
@@ -626,6 +667,7 @@ def test_a_table_dropped_underneath(job: Job) -> None:
     assert job.rows() == [row(1), row(2)], "a new table is filled from the start"
 
 
+@without_deletes
 def test_a_table_dropped_between_runs(job: Job) -> None:
     job.mode = "changelog"
     job.write(insert(1))
@@ -636,6 +678,7 @@ def test_a_table_dropped_between_runs(job: Job) -> None:
     assert job.rows() == [row(1), row(2)]
 
 
+@both_kinds
 def test_a_table_dropped_and_created_again_underneath(job: Job) -> None:
     job.write(insert(1))
     job.run()
@@ -652,6 +695,7 @@ def test_a_table_dropped_and_created_again_underneath(job: Job) -> None:
     assert job.rows() == [row(1), row(2)]
 
 
+@without_deletes
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -674,6 +718,7 @@ def test_columns_that_no_longer_fit_are_refused_before_anything_is_written(job: 
     assert job.unreferenced_files() == []
 
 
+@without_deletes
 @pytest.mark.parametrize("exists", [False, True])
 def test_partitions_of_a_floating_point_column_are_refused(job: Job, exists: bool) -> None:
     job.columns, job.partition_by = {"id": "bigint", "x": "double"}, ["x"]
@@ -689,6 +734,7 @@ def test_partitions_of_a_floating_point_column_are_refused(job: Job, exists: boo
         job.run()
 
 
+@without_deletes
 def test_a_column_added_underneath_fills_when_the_table_rules(job: Job) -> None:
     job.write(insert(1))
     job.run()
@@ -700,6 +746,7 @@ def test_a_column_added_underneath_fills_when_the_table_rules(job: Job) -> None:
     assert job.rows() == [row(1) | {"note": None}, row(2) | {"note": "new"}]
 
 
+@both_kinds
 def test_a_fixed_key_is_refused(job: Job) -> None:
     """Iceberg 1.11 would apply only the last of a file's equality deletes."""
     job.columns, job.configure_columns = {"id": "fixed[3]"}, False
@@ -708,6 +755,7 @@ def test_a_fixed_key_is_refused(job: Job) -> None:
         job.run()
 
 
+@without_deletes
 @pytest.mark.parametrize("file_format", ["parquet", "json"])
 def test_a_column_added_while_the_sink_runs(job: Job, file_format: Any) -> None:
     """The table decides here. The running job may need a restart to see the column, but never drops the column's
@@ -818,8 +866,9 @@ def test_a_table_that_was_v1_and_dropped_its_partition_field(job: Job) -> None:
 # Failures
 
 
+@pairs(("position", "2"), ("position", "3"))
 def test_what_could_not_be_prepared_for_the_commit_is_deleted(job: Job) -> None:
-    job.deletes = "position"  # with the other nothing is written between tasks and commit
+    # with equality deletes nothing is written between tasks and commit
     job.write(insert(1, 2))
     job.run()
     job.write([("+U", row(1, "us")), ("-D", row(2))])
@@ -836,6 +885,7 @@ def test_what_could_not_be_prepared_for_the_commit_is_deleted(job: Job) -> None:
     assert job.rows() == [row(1, "us")]
 
 
+@both_kinds
 def test_a_failed_job_leaves_no_files(job: Job) -> None:
     job.write(insert(*range(50)))
     job.run()
@@ -848,6 +898,7 @@ def test_a_failed_job_leaves_no_files(job: Job) -> None:
     assert job.rows() == [row(n, "us") for n in range(50)]
 
 
+@without_deletes
 def test_a_dead_process_leaves_files_and_no_harm(job: Job) -> None:
     job.write(insert(1))
     with crashing("before the commit"), pytest.raises(TemporaryError):
@@ -857,6 +908,7 @@ def test_a_dead_process_leaves_files_and_no_harm(job: Job) -> None:
     assert job.rows() == [row(1)]
 
 
+@without_deletes
 @pytest.mark.parametrize(
     ("partition_by", "message"),
     [

@@ -493,13 +493,13 @@ class Running:
 
     def __init__(self, job: KafkaJob) -> None:
         self.error: BaseException | None = None
-        self._pipeline = job.pipeline()
+        self.pipeline = job.pipeline()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._pipeline.run()
+            self.pipeline.run()
         except RowdeltaError as error:
             self.error = error
 
@@ -515,10 +515,20 @@ class Running:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    def finish_micro_batch(self) -> None:
+        """Wait until the one in progress, if there is one, is applied."""
+        with self.pipeline._between_batches(self.pipeline._all_runs()):
+            pass
+
     def stop(self) -> None:
-        self._pipeline.stop()
+        self.pipeline.stop()
         self._thread.join(120)
         assert not self.alive
+
+
+def is_at_work(spark: SparkSession) -> bool:
+    """Whether a streaming query of the session is in a micro-batch, or looks for what belongs into one."""
+    return any(query.status["isTriggerActive"] for query in spark.streams.active)
 
 
 def test_broker_gone_and_back(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
@@ -530,7 +540,8 @@ def test_broker_gone_and_back(spark: SparkSession, tmp_path: Path, kafka: Kafka)
     with Running(job) as running:
         assert wait_until(lambda: not running.alive or job.rows() == shop.expected(), 60)
         kafka.stop()
-        time.sleep(4)
+        # until a micro-batch has begun without a broker
+        assert wait_until(lambda: not running.alive or is_at_work(spark), 30)
         kafka.start()
         shop.change(job, 40)
         wait_until(lambda: not running.alive or job.rows() == shop.expected(), 90)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 from uuid import uuid4
 
@@ -157,6 +157,13 @@ class Shop:
     def is_exact(self, *tables: str) -> bool:
         return all(self.rows(table) == self.expected(table) for table in tables or self.content)
 
+    def read_until(self, table: str) -> dict[str, int]:
+        """The offsets by partition up to which the query has read the table's topic, as Spark noted them last."""
+        notes = [path for path in (self.folder / "state").rglob("offsets/*") if path.name.isdigit()]
+        lines = max(notes, key=lambda path: path.stat().st_mtime_ns).read_text().splitlines() if notes else []
+        offsets: dict[str, int] = json.loads(lines[-1]).get(self.topic(table), {}) if len(lines) > 2 else {}
+        return offsets
+
     def snapshots(self, table: str) -> int:
         return self.spark.sql(f"SELECT * FROM {self.target(table)}.snapshots").count()
 
@@ -206,14 +213,17 @@ def test_new_topics_are_picked_up_while_running(shop: Shop) -> None:
     shop.content["old"] = {}
     with shop.start() as running:
         assert wait_until(lambda: shop.spark.catalog.tableExists(shop.target("old")), 60)
-        time.sleep(2)
+        assert wait_until(lambda: any((shop.folder / "state").rglob("sources/0/0")), 60)  # the query knows its start
         for _ in range(5):
             shop.change("old", 10)
         shop.create("new", partitions=2)
         shop.change("new", 30)
-        for _ in range(8):
-            shop.change("old", 10)
-            time.sleep(0.3)
+
+        def is_found_meanwhile() -> bool:
+            shop.change("old", 2)
+            return shop.spark.catalog.tableExists(shop.target("new"))
+
+        assert wait_until(is_found_meanwhile, 60)
         assert wait_until(lambda: shop.rows("new") == shop.expected("new"), 60)
         shop.change("new", 10)
         shop.change("old", 10)
@@ -255,7 +265,8 @@ def test_no_topic_yet(shop: Shop) -> None:
     shop.run()
     shop.source = {"discovery_interval": "500 milliseconds"}
     with shop.start() as running:
-        time.sleep(1)
+        pipeline, began = running.pipeline, time.monotonic()
+        assert wait_until(lambda: pipeline._looked_at > began, 60)
         shop.create("a")
         shop.change("a", 10)
         assert wait_until(lambda: shop.is_exact(), 60)
@@ -350,14 +361,15 @@ def test_a_table_that_comes_back_gets_nothing_of_the_query_that_went_on(
         topic = shop.topic("b")
         admin.create_partitions([NewPartitions(topic, 2)])[topic].result(60)
         add_to_new_partition(100)
-        time.sleep(2)
+        assert wait_until(lambda: shop.read_until("b").get("1") == 10, 60)
         shop.change("a", 10)
         assert wait_until(lambda: shop.is_exact("a"), 60)
         end = Pipeline._end
 
         def slow_end(self: Pipeline, run: Any) -> None:
             add_to_new_partition(200)
-            time.sleep(3)
+            # which it may still read, or not
+            wait_until(lambda: shop.read_until("b").get("1") == 20, 3)
             monkeypatch.setattr(Pipeline, "_end", end)
             end(self, run)
 
@@ -407,7 +419,9 @@ def test_bad_records_that_fail_stop_their_table_only(shop: Shop) -> None:
     assert shop.is_exact("a")
 
 
-def test_what_was_merged_stays_when_the_next_micro_batch_fails(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_merged_stays_when_the_next_micro_batch_fails(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The files of a minor compaction belong to the table. A micro-batch that fails later must not delete them."""
     shop.sink = {"on_bad_record": "fail"}
     shop.create("a", "b")
@@ -424,15 +438,15 @@ def test_what_was_merged_stays_when_the_next_micro_batch_fails(shop: Shop, monke
             for name in "ab":
                 shop.change(name, 10)
             assert wait_until(lambda: shop.is_exact(), 60)
-        time.sleep(1)
         before = shop.expected("a")
         merged = "summary['rowdelta.minor-compaction'] IS NOT NULL"
-        assert shop.spark.table(f"{shop.target('a')}.snapshots").where(merged).count()
+        snapshots = f"{shop.target('a')}.snapshots"
+        assert wait_until(lambda: shop.spark.table(snapshots).where(merged).count() > 0, 60)
         shared.clear()
         shop._producer.produce(shop.topic("a"), value=b"not JSON", partition=0)
         shop.change("b", 10)
         assert wait_until(lambda: shop.is_exact("b"), 60)
-        time.sleep(1)
+        assert wait_until(lambda: f"{shop.target('a')} set aside" in caplog.text, 60)
         assert shop.rows("a") == before
     assert {shop.target("a"), shop.target("b")} in shared
 
@@ -491,15 +505,15 @@ def test_idle_tables_cost_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -
     shop.create(*names)
     for name in names:
         shop.change(name, 3)
-    with shop.start():
+    with shop.start() as running:
         assert wait_until(lambda: shop.is_exact(), 90)
-        time.sleep(1)
+        running.finish_micro_batch()
         with counting(monkeypatch, IcebergTable, "refresh") as refreshed:
             for _ in range(3):
                 snapshots = shop.snapshots("t05")
                 shop.change("t05", 5)
                 assert wait_until(lambda snapshots=snapshots: shop.snapshots("t05") > snapshots, 60)  # type: ignore[misc]
-            time.sleep(1)
+            running.finish_micro_batch()
     assert set(refreshed) == {shop.target("t05")}
     assert shop.is_exact()
 
@@ -633,7 +647,7 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
 ) -> None:
     """Also when one of its two tasks was done: nothing that was written stays."""
     run_shares = task.run_shares
-    written = shop.folder / "written"
+    written, heard = shop.folder / "written", shop.folder / "heard"
 
     def failing_task(*args: Any) -> Iterator[Any]:
         context = TaskContext.get()
@@ -641,10 +655,19 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
             results = list(run_shares(*args))
             written.touch()
             return iter(results)
-        while not written.exists():
+        while not heard.exists():
             time.sleep(0.1)
-        time.sleep(4)  # for the driver to hear of it
         raise RuntimeError("no luck")
+
+    def tell_when_heard() -> None:
+        tracker = shop.spark.sparkContext.statusTracker()
+
+        def is_heard() -> bool:
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            return written.exists() and any(stage is not None and stage.numCompletedTasks for stage in stages)
+
+        if wait_until(is_heard, 60):
+            heard.touch()
 
     names = [f"t{number}" for number in range(6)]
     shop.create(*names)
@@ -655,7 +678,9 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
             patch.setattr(task, "run_shares", lambda *args: iter([1 / 0]))
         else:
             patch.setattr(task, "run_shares", failing_task)
+            Thread(target=tell_when_heard, daemon=True).start()
         shop.run()
+    assert failing is None or heard.exists()
     assert jobs == [(set(names), set())]
     assert shop.is_exact()
     assert no_file_is_left_over(shop)
@@ -743,8 +768,8 @@ def test_computed_columns_take_a_job_of_their_own(shop: Shop, jobs: Jobs) -> Non
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "") -> list[tuple[str, str]]:
-    """("written" or "committed", table) in the order in which it happens. Writing table `slow` takes a
-    second longer.
+    """("written" or "committed", table) in the order in which it happens. Table `slow` is written only when another
+    has been committed.
     """
     events: list[tuple[str, str]] = []
     lock = Lock()
@@ -755,7 +780,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
         if name == failing:
             raise TableError(f"{name} can't be written")
         if name == slow:
-            time.sleep(1)
+            wait_until(lambda: any(what == "committed" for what, _ in events), 10)
         result = finish(self, *args)
         with lock:
             events.append(("written", name))

@@ -271,7 +271,7 @@ def _in_utc(value: Any) -> Any:
 
 @pytest.mark.timeout(1500)
 @settings(
-    max_examples=int(os.environ.get("ROWDELTA_STORIES", "25")),
+    max_examples=int(os.environ.get("ROWDELTA_STORIES", "12")),
     deadline=None,
     print_blob=True,
     # stories are printed as they are: shrinking one takes minutes. Add Phase.shrink to hunt.

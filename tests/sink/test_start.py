@@ -402,14 +402,16 @@ def test_warm_refuses_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.spark
-def test_a_start_takes_its_classes_from_the_archive(tmp_path: Path) -> None:
-    from tests.sink.test_submit import LOCAL, command, finish, write_changes, write_config
+def test_a_start_takes_its_classes_from_the_archive(
+    tmp_path: Path, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.sink.test_submit import LOCAL, command, finish, warm, write_changes, write_config
 
     write_changes(tmp_path, 1)
-    path = write_config(tmp_path)
-    made = finish(command("warm", path), seconds=580)
-    assert made.stdout.splitlines()[-1:] == ["ok"], made.stderr
-    (found,) = (tmp_path / "cache/rowdelta/classes").glob("*.jsa")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_folder / "cache"))
+    # once in a run of the tests: those of `test_submit` start their processes with it too
+    assert warm(shared_folder / "cache", write_config(tmp_path), wait=True)[-1:] == ["ok"]
+    (found,) = (shared_folder / "cache/rowdelta/classes").glob("*.jsa")
     before = time.time_ns()
     log = f"-Xlog:class+load:file={tmp_path / 'classes.log'}"
     path = write_config(tmp_path, spark={**LOCAL, "spark.driver.extraJavaOptions": log})

@@ -1,5 +1,6 @@
 """The job as users start it: `rowdelta run` and `spark-submit`, in processes of their own, stopped by signals."""
 
+import fcntl
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
+from uuid import uuid4
 
 import pyspark
 import pytest
@@ -19,7 +21,8 @@ import yaml
 from pyspark.sql import SparkSession
 
 import sink
-from sink import cli
+from sink import cli, session
+from sink.archive import WARM
 from tests.services.process import Process, free_ports, wait_until
 
 pytestmark = pytest.mark.spark
@@ -111,6 +114,41 @@ def finish(arguments: Sequence[str], seconds: int = 180) -> subprocess.Completed
     return subprocess.run(
         arguments, env=environment(), capture_output=True, text=True, timeout=seconds, check=False, cwd="/"
     )
+
+
+def warm(folder: Path, config: Path, *, wait: bool) -> list[str]:
+    """Run `rowdelta warm` with the cache in `folder`, once for all processes of a run of the tests.
+
+    :param config: of any job that reads files: all have the same packages.
+    :param wait: for another process that is doing it.
+    :return: what it printed; nothing if another process is doing it.
+    """
+    folder.mkdir(exist_ok=True)
+    printed = folder / "printed"
+    with (folder / "lock").open("w") as lock, suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if not printed.exists():
+            done = finish(command("warm", config), seconds=580)
+            assert done.returncode == 0, done.stdout + done.stderr
+            printed.write_text(done.stdout)
+    return printed.read_text().splitlines() if printed.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def fast_start(
+    shared_folder: Path,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The processes of these tests take jars from a record, and classes from an archive if there is one: two thirds of
+    the work.
+    """
+    folder = shared_folder / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    # making it takes as long as three starts
+    if sum(item.path == request.path for item in request.session.items) > 6:
+        warm(folder, write_config(tmp_path_factory.mktemp("warm")), wait=False)
 
 
 class Running:
@@ -354,16 +392,6 @@ def refuse(folder: Path, change: Callable[[Path], Path]) -> subprocess.Completed
     return result
 
 
-def test_exit_code_of_bad_data(tmp_path: Path) -> None:
-    def change(folder: Path) -> Path:
-        (folder / "changes" / "bad.json").write_text("no JSON\n")
-        return write_config(folder)
-
-    result = refuse(tmp_path, change)
-    assert result.returncode == 3
-    assert "rowdelta: lake.shop.orders: 1 bad records" in result.stderr
-
-
 def test_a_failing_task_is_told_in_a_few_lines(tmp_path: Path) -> None:
     """What Spark prints of it on its way, with the stacks of several exceptions, says no more."""
 
@@ -384,32 +412,62 @@ def test_exit_code_of_settings_that_spark_refuses(tmp_path: Path) -> None:
     assert "Correct the section spark" in result.stderr.splitlines()[-1]
 
 
-def test_exit_code_of_a_table_that_does_not_fit(spark: SparkSession, tmp_path: Path) -> None:
-    def change(folder: Path) -> Path:
-        jvm = spark.sparkContext._jvm
-        assert jvm is not None
-        iceberg = jvm.org.apache.iceberg
-        fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
-        schema = iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "schema-id": 0, "fields": fields}))
-        iceberg.hadoop.HadoopTables(spark._jsc.hadoopConfiguration()).create(
-            schema, str(folder / "warehouse/shop/orders")
-        )
-        return write_config(folder)
+@pytest.fixture
+def run_here(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """`rowdelta run` with the session of the tests, into a catalog of its own. Returns the exit code and the last line
+    of stderr.
+    """
+    name = f"c{uuid4().hex[:12]}"
+    monkeypatch.setattr(session, "start", lambda _: spark)
+    monkeypatch.setattr(session, "stop", lambda _: None)
+    monkeypatch.setenv(WARM, "no")
 
-    result = refuse(tmp_path, change)
-    assert result.returncode == 4, result.stderr
-    assert "lake.shop.orders has no column 'v'" in result.stderr
+    def run(**catalog: str) -> tuple[int, str]:
+        properties = {"type": "hadoop", "warehouse": str(tmp_path / "warehouse")} | catalog
+        spark.conf.set(f"spark.sql.catalog.{name}", "org.apache.iceberg.spark.SparkCatalog")
+        for key, value in properties.items():
+            spark.conf.set(f"spark.sql.catalog.{name}.{key}", value)
+        path = write_config(tmp_path, catalogs={name: properties})
+        path.write_text(path.read_text().replace("target: lake.", f"target: {name}."))
+        code = cli.main(["run", str(path)])
+        return code, capfd.readouterr().err.splitlines()[-1].replace(name, "lake")
+
+    return run
 
 
-def test_exit_code_of_a_service_that_is_away(tmp_path: Path) -> None:
+def test_exit_code_of_bad_data(tmp_path: Path, run_here: Callable[..., tuple[int, str]]) -> None:
+    write_changes(tmp_path, 1)
+    (tmp_path / "changes" / "bad.json").write_text("no JSON\n")
+    code, line = run_here()
+    assert code == 3, line
+    assert line.startswith("rowdelta: lake.shop.orders: 1 bad records")
+
+
+def test_exit_code_of_a_table_that_does_not_fit(
+    spark: SparkSession, tmp_path: Path, run_here: Callable[..., tuple[int, str]]
+) -> None:
+    write_changes(tmp_path, 1)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    iceberg = jvm.org.apache.iceberg
+    fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
+    schema = iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "schema-id": 0, "fields": fields}))
+    iceberg.hadoop.HadoopTables(spark._jsc.hadoopConfiguration()).create(
+        schema, str(tmp_path / "warehouse/shop/orders")
+    )
+    code, line = run_here()
+    assert code == 4, line
+    assert "lake.shop.orders has no column 'v'" in line
+
+
+def test_exit_code_of_a_service_that_is_away(tmp_path: Path, run_here: Callable[..., tuple[int, str]]) -> None:
     (port,) = free_ports(1)
-
-    def change(folder: Path) -> Path:
-        return write_config(folder, catalogs={"lake": {"type": "rest", "uri": f"http://127.0.0.1:{port}"}})
-
-    result = refuse(tmp_path, change)
-    assert result.returncode == 75, result.stderr
-    assert "rowdelta: " in result.stderr
+    write_changes(tmp_path, 1)
+    code, line = run_here(type="rest", uri=f"http://127.0.0.1:{port}")
+    assert code == 75, line
+    assert line.startswith("rowdelta: ")
 
 
 def test_exit_code_of_a_wrong_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -513,7 +571,8 @@ def test_spark_submit_stops_on_sigterm(spark: SparkSession, tmp_path: Path) -> N
     expected = write_changes(tmp_path, 12)
     with running(submit(write_config(tmp_path, trigger="1 second"), "local[2]"), tmp_path / "log") as job:
         job.wait_for_batches(2)
-        time.sleep(0.5)  # so that one is
+        # the third is in progress: Spark has noted what is in it, and not that it is done
+        assert wait_until(lambda: any((tmp_path / "state").rglob("offsets/2")), 60), job.log
         job.signal(signal.SIGTERM, group=False)
         assert job.wait() == 0, job.log
         assert not complaints(job.log), job.log
