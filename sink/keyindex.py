@@ -797,7 +797,8 @@ def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
 def _deleted_from(table: TableSpec, deletes: str) -> set[str]:
     """The data files whose rows a Parquet position delete file deletes.
 
-    :raises OSError, pa.ArrowException: it can't be read.
+    :raises OSError: it can't be read.
+    :raises pa.ArrowException: it is no Parquet file.
     """
     with table.io.new_input(deletes).open() as stream:
         file = pq.ParquetFile(stream, read_dictionary=["file_path"])
