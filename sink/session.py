@@ -18,7 +18,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
-from sink import archive, interrupts, jars, spark_versions
+from sink import archive, interrupts, jars, java_names, spark_versions
 from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.jars import Jar
@@ -128,6 +128,7 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
             spark = _created(given)
         if ours and not resolved:
             jars.record(options, spark.sparkContext.getConf().get("spark.jars", "") or "")
+    java_names.remember()
     if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     spark.sparkContext.setLogLevel("ERROR")

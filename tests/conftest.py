@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from sink import session
 from sink.config import Config
-from tests import py4j_names
 from tests.services.jars import ivy_to_itself
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
@@ -88,7 +87,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     with ivy_to_itself():
         started = session.start(config)
-    py4j_names.remember()
     yield started
     started.stop()
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import session
+from sink import java_names, session
 
 pytestmark = pytest.mark.spark
 
@@ -40,6 +40,26 @@ def _classes(spark: SparkSession, *names: str) -> object:
     for number, name in enumerate(names):
         classes[number] = jvm.java.lang.Class.forName(name)
     return classes
+
+
+def test_the_jvm_is_asked_once_for_each_name(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    ask = java_names._ask
+
+    def counted(client: object, command: str, *options: object) -> object:
+        asked.append(command)
+        return ask(client, command, *options)
+
+    monkeypatch.setattr(java_names, "_ask", counted)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    for _ in range(2):
+        assert jvm.java.util.concurrent.TimeUnit.SECONDS.toMillis(2) == 2000
+        assert jvm.java.util.concurrent.ThreadLocalRandom.current() is not None
+    assert sum("ThreadLocalRandom" in command and "current" not in command for command in asked) <= 1
+    # the call itself, and the value of a static field, are not remembered
+    assert sum("toMillis" in command for command in asked) == 2
+    assert sum("SECONDS" in command for command in asked) == 2
 
 
 def _worker(_: object) -> tuple[int, str, bool]:
