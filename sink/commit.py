@@ -206,10 +206,7 @@ class IcebergCommitter:
             except JAVA_ERRORS as error:  # staging failed, so nothing was sent
                 refusal = error
             if refusal is None:
-                self._table.look()
-                committed = self._table.snapshot(staged.snapshot)
-                if committed is not None and committed.sequence_number != staged.sequence_number:
-                    self.note_sequence_number(request.prefix)
+                self._see_committed(request, staged)
                 return
             retryable = java_class(refusal) in ("ValidationException", "CommitFailedException")
             if not retryable and not _base_is_gone(refusal):
@@ -235,6 +232,22 @@ class IcebergCommitter:
             raise TableChangedError("the table has other columns")
         if request.written_under_version not in (None, version):
             raise TableChangedError("the table has another format version")
+
+    def _see_committed(self, request: RowDeltaCommit, staged: _Staged) -> None:
+        """Take the table as the commit has left it.
+
+        :raises CommitUnknownError: it was committed, and the catalog doesn't answer any more. The files stay.
+        """
+        try:
+            self._table.look()
+            committed = self._table.snapshot(staged.snapshot)
+        except JAVA_ERRORS as error:
+            raise CommitUnknownError(
+                f"{self._table.name}: the commit went through, but the table could not be read after it "
+                f"({java_message(error)}). Run again: the table's position decides."
+            ) from None
+        if committed is not None and committed.sequence_number != staged.sequence_number:
+            self.note_sequence_number(request.prefix)
 
     def _stage(self, request: RowDeltaCommit, base: int | None) -> _Staged:
         table = self._table

@@ -220,12 +220,12 @@ class DeadLetters:
         topic, prefix = self._topic, self._prefix(target)
         if topic is None or self._table.property(f"{prefix}.unpublished") is None:
             return
-        with self._turn:
+        with self._turn:  # another target's commit changes what the table object knows
             self._refresh()
-        operation = self._table.property(f"{prefix}.unpublished")
-        if operation is None:
-            return  # the table was dropped
-        stored = self._table.position(prefix)
+            operation = self._table.property(f"{prefix}.unpublished")
+            if operation is None:
+                return  # the table was dropped
+            stored = self._table.position(prefix)
         snapshot = stored.snapshot_id if stored and stored.operation == operation else None
         if snapshot is None or self._table.java.snapshot(snapshot) is None:
             log.warning(

@@ -63,6 +63,27 @@ class _Layout:
     properties: tuple[tuple[str, str], ...]
 
 
+class _View:
+    """A table's metadata as the JVM has it at one moment, as far as it was asked for. `IcebergTable.look` replaces the
+    whole of it: so no part of an earlier one stays, even if another thread was reading it meanwhile.
+    """
+
+    def __init__(self, table: "IcebergTable", metadata: JavaObject, location: str | None) -> None:
+        self._table = table
+        self._metadata = metadata
+        self.location = location
+        self.properties: dict[str, str] = table.as_json(metadata.properties())
+        # Not a `cached_property`: Python 3.11 has one lock for all tables, whose threads would wait for each other.
+        self._current: tuple[Snapshot | None] | None = None
+
+    @property
+    def current(self) -> Snapshot | None:
+        if self._current is None:
+            snapshot = self._metadata.currentSnapshot()
+            self._current = (None if snapshot is None else self._table.snapshot_of(snapshot),)
+        return self._current[0]
+
+
 class IcebergTable(TableState):
     """One table as the sink sees it. Views of its metadata are cached until `refresh` or `look`.
 
@@ -83,7 +104,7 @@ class IcebergTable(TableState):
         self._load = load
         self._loaded_at = time.time()
         self._seen: JavaObject | None = None
-        self._location: str | None = None
+        self._view: _View | None = None
         self._layout: _Layout | None = None
         self.look()
 
@@ -121,33 +142,31 @@ class IcebergTable(TableState):
         loader = self.java.getClass().getClassLoader()
         supports = self.jvm.java.lang.Class.forName(_STORAGE_CREDENTIALS, True, loader)
         if supports.isInstance(io):
-            vended = [(str(found.prefix()), self._as_json(found.config())) for found in self.elements(io.credentials())]
-        return StorageAccess(self._loaded_at, self._as_json(io.properties()), vended)
+            vended = [(str(found.prefix()), self.as_json(found.config())) for found in self.elements(io.credentials())]
+        return StorageAccess(self._loaded_at, self.as_json(io.properties()), vended)
 
     def look(self) -> None:
         """Take the metadata that the JVM has now, for instance after a commit of ours. The catalog isn't asked."""
         metadata = self.java.operations().current()
         location = metadata.metadataFileLocation()
         if self._seen is not self.java:
-            self._seen, self._location, self._layout = self.java, None, None
-        elif location is not None and location == self._location:
+            self._seen, self._view, self._layout = self.java, None, None
+        elif self._view is not None and location is not None and location == self._view.location:
             return  # as is usual where nobody but the sink commits
-        self._metadata, self._location = metadata, None
-        for name in ("_current", "_properties"):
-            self.__dict__.pop(name, None)
+        view = _View(self, metadata, location)
         layout = _Layout(
             int(metadata.currentSchemaId()),
             int(metadata.defaultSpecId()),
-            tuple(sorted(self._as_json(metadata.specsById().keySet()))),
+            tuple(sorted(self.as_json(metadata.specsById().keySet()))),
             int(metadata.formatVersion()),
             str(metadata.location()),
-            written_properties(self._properties),
+            written_properties(view.properties),
         )
         if layout != self._layout:
             self._layout = layout
             for name in ("spec", "java_specs"):
                 self.__dict__.pop(name, None)
-        self._location = location
+        self._view = view
 
     @property
     def layout(self) -> tuple[int, int, int]:
@@ -179,7 +198,7 @@ class IcebergTable(TableState):
             io_properties=tuple(self._storage.at(data).items()),
         )
 
-    def _as_json(self, collection: JavaObject) -> Any:
+    def as_json(self, collection: JavaObject) -> Any:
         """Read a Java map or set in one call. Iterating over it from Python takes several calls for each entry."""
         return json.loads(self._calls.mapper.writeValueAsString(collection))
 
@@ -215,7 +234,7 @@ class IcebergTable(TableState):
 
     def scanned_paths(self, scans: JavaObject) -> list[str]:
         """The data file of each `FileScanTask` in a Java list: as many calls across the bridge for any number."""
-        paths: list[str] = self._as_json(scans.stream().map(self._scanned_path).toArray())
+        paths: list[str] = self.as_json(scans.stream().map(self._scanned_path).toArray())
         return paths
 
     @cached_property
@@ -237,7 +256,7 @@ class IcebergTable(TableState):
 
     def summary(self, snapshot: JavaObject) -> dict[str, str]:
         """A snapshot's summary, which counts what it added and removed."""
-        summary: dict[str, str] = self._as_json(snapshot.summary())
+        summary: dict[str, str] = self.as_json(snapshot.summary())
         return summary
 
     def metadata(self) -> dict[str, Any]:
@@ -247,8 +266,9 @@ class IcebergTable(TableState):
         return metadata
 
     def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
-        if snapshot_id == self.snapshot_id():
-            return self._current
+        current = self.current_snapshot()
+        if current is not None and current.snapshot_id == snapshot_id:
+            return current
         found = None if snapshot_id is None else self.java.snapshot(snapshot_id)
         return None if found is None else self.snapshot_of(found)
 
@@ -281,25 +301,25 @@ class IcebergTable(TableState):
             for s, f in zip(struct.fields, fields, strict=True)
         )
 
-    @cached_property
-    def _current(self) -> Snapshot | None:
-        snapshot = self._metadata.currentSnapshot()
-        return None if snapshot is None else self.snapshot_of(snapshot)
+    def _known_view(self) -> _View:
+        assert self._view is not None
+        return self._view
 
-    @cached_property
-    def _properties(self) -> dict[str, str]:
-        properties: dict[str, str] = self._as_json(self._metadata.properties())
-        return properties
+    def current_snapshot(self) -> Snapshot | None:
+        return self._known_view().current
 
     def snapshot_id(self) -> int | None:
-        return None if self._current is None else self._current.snapshot_id
+        current = self.current_snapshot()
+        return None if current is None else current.snapshot_id
 
     def parent_snapshot_id(self) -> int | None:
-        return None if self._current is None else self._current.parent_id
+        current = self.current_snapshot()
+        return None if current is None else current.parent_id
 
     def is_empty(self) -> bool:
         """Whether the current snapshot has no live data file."""
-        return self._current is None or self._current.summary.get("total-data-files") == "0"
+        current = self.current_snapshot()
+        return current is None or current.summary.get("total-data-files") == "0"
 
     def has_data_under_other_specs(self) -> bool:
         """Whether a data manifest was written under another spec than the current one. Reads only the manifest list."""
@@ -320,7 +340,7 @@ class IcebergTable(TableState):
         return any(specs.get(manifest.partitionSpecId()).isUnpartitioned() for manifest in manifests)
 
     def property(self, name: str) -> str | None:
-        return self._properties.get(name)
+        return self._known_view().properties.get(name)
 
     def set_property(self, name: str, value: str) -> None:
         self.java.updateProperties().set(name, value).commit()

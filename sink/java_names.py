@@ -5,6 +5,7 @@ the packages that PySpark imports. Building the query of one micro-batch asks 60
 small micro-batch takes.
 """
 
+import re
 from typing import Any
 
 from py4j import protocol
@@ -16,6 +17,7 @@ _QUESTIONS = tuple(
 )
 # These answers stay true. The value of a static field may change, so py4j asks for it again.
 _ANSWERS = (protocol.SUCCESS_PACKAGE, protocol.SUCCESS_CLASS, protocol.SUCCESS + protocol.METHOD_TYPE)
+_LIKE_A_CLASS = re.compile(r"(^|\.)[A-Z]\w*$", re.MULTILINE)
 _ask = GatewayClient.send_command
 
 
@@ -25,7 +27,9 @@ def _send_command(self: Any, command: str, retry: bool = True, binary: bool = Fa
     answers = self.__dict__.setdefault("_remembered", {})
     if command not in answers:
         answer = _ask(self, command, retry, binary)
-        if not answer.startswith(_ANSWERS):
+        is_package = answer.startswith(protocol.SUCCESS_PACKAGE)
+        # Java takes any name that it finds no class of for a package's, and not each thread finds each class.
+        if not answer.startswith(_ANSWERS) or (is_package and _LIKE_A_CLASS.search(command)):
             return answer
         answers[command] = answer
     return answers[command]

@@ -495,7 +495,7 @@ class KeyIndex:
                 len(gone),
                 len(deletes),
             )
-            if _only_append(foreign):
+            if _only_append(foreign) and not deletes:
                 changed = [file for file in self._appended_files(self._base) if file.path in added]
             else:
                 changed = self._changed_files(added, deletes)
@@ -576,18 +576,20 @@ class KeyIndex:
         """
         if not added and not deletes:
             return []
-        touched = self._data_files_of(deletes)
-        if touched is None:
-            paths = {str(file.location()) for file in deletes}
-            return [file for file in self._live_files() if file.path in added or not paths.isdisjoint(file.deletes)]
-        scans = self._table.as_list(self._table.java.newScan().planFiles())
+        touched, are_all = self._data_files_of(deletes)
         wanted = added | touched
+        if not are_all:
+            paths = {str(file.location()) for file in deletes}
+            return [file for file in self._live_files() if file.path in wanted or not paths.isdisjoint(file.deletes)]
+        scans = self._table.as_list(self._table.java.newScan().planFiles())
         chosen = [n for n, path in enumerate(self._table.scanned_paths(scans)) if path in wanted]
         return [self._described_scan(scans.get(n)) for n in chosen]
 
-    def _data_files_of(self, deletes: Sequence[JavaObject]) -> set[str] | None:
-        """The data files whose rows delete files delete; None if only a scan of the table can say."""
-        found, unread = set[str](), list[str]()
+    def _data_files_of(self, deletes: Sequence[JavaObject]) -> tuple[set[str], bool]:
+        """The data files whose rows delete files delete, as far as these say, and whether they say all. If not, only a
+        scan of the table can tell the others.
+        """
+        found, unread, are_all = set[str](), list[str](), True
         for delete in deletes:
             content = self._table.described(delete)
             if "referenced-data-file" in content:
@@ -595,12 +597,13 @@ class KeyIndex:
             elif content["content"].upper().startswith("POSITION") and content["file-format"].upper() == "PARQUET":
                 unread.append(content["file-path"])
             else:
-                return None
+                are_all = False
         try:
             with ThreadPoolExecutor(_READERS) as pool:
-                return found.union(*pool.map(functools.partial(_deleted_from, self._table.spec), unread))
-        except (OSError, pa.ArrowException):
-            return None  # one that was removed may be gone
+                return found.union(*pool.map(functools.partial(_deleted_from, self._table.spec), unread)), are_all
+        except (OSError, KeyError, ValueError, pa.ArrowException):
+            # A file that was removed may be gone. Others may write what Iceberg reads and we don't.
+            return found, False
 
     def _planned(self, plan: JavaObject) -> "Iterator[_LiveFile]":
         return map(self._described_scan, self._table.elements(plan.planFiles()))
@@ -798,7 +801,9 @@ def _deleted_from(table: TableSpec, deletes: str) -> set[str]:
     """The data files whose rows a Parquet position delete file deletes.
 
     :raises OSError: it can't be read.
-    :raises pa.ArrowException: it is no Parquet file.
+    :raises pa.ArrowException: it is not a Parquet file.
+    :raises KeyError: its columns have other names. Iceberg finds them by their ids.
+    :raises ValueError: there is no client for its location.
     """
     with table.io.new_input(deletes).open() as stream:
         file = pq.ParquetFile(stream, read_dictionary=["file_path"])

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _EXPIRES = re.compile(r"expires-at(-ms)?(\.|$)")
 """`s3.session-token-expires-at-ms`, `gcs.oauth2.token-expires-at`, `adls.sas-token-expires-at-ms.<account>`; all are
@@ -22,8 +22,8 @@ class StorageAccess:
     """
 
     loaded_at: float
-    properties: _Properties
-    credentials: Sequence[tuple[str, _Properties]] = ()
+    properties: _Properties = field(repr=False)
+    credentials: Sequence[tuple[str, _Properties]] = field(default=(), repr=False)
 
     def at(self, location: str) -> dict[str, str]:
         """The properties for files in a folder. The longest prefix wins, as in Iceberg's own FileIO."""

@@ -59,11 +59,12 @@ class Written:
         return sum(self.rows.values()) - self.rows.get(RowKind.UPDATE_BEFORE.short, 0) + self.bad
 
     def failing_alike(self, most: int) -> str | None:
-        """The exception that the format raised on so many records that it is at fault, rather than they: on all, if
-        they are several, or on more than `most` that are at least half of all.
+        """The exception that the format raised on so many records that it is at fault, rather than they: on more than
+        `most`, which are at least half of all. Of fewer, `undecoded_since` keeps count over micro-batches: a few wrong
+        records must not stop a table for good, and change files can't be cut into smaller micro-batches.
         """
         for exception, count in self.undecoded.items():
-            if count == self.read > 1 or (count > most and 2 * count >= self.read):
+            if count > most and 2 * count >= self.read:
                 return exception
         return None
 

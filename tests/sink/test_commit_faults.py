@@ -6,14 +6,17 @@ Iceberg doesn't look at the files that it commits, so there are none.
 import contextlib
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
 from uuid import uuid4
 
 import pytest
+from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from sink import commit, supervisor
@@ -24,6 +27,7 @@ from sink.iceberg import IcebergTable
 from sink.keyindex import IndexCommit
 from sink.patterns import ResolvedTable
 from sink.supervisor import Member
+from sink.table_state import Snapshot
 from tests.sink.harness import java_error
 
 PREFIX = "rowdelta.shop"
@@ -227,6 +231,54 @@ def test_a_commit_whose_answer_is_wrong_or_lost(
     stored = table.opened().position(PREFIX)
     assert stored is not None
     assert (stored.operation in ("ours", "theirs")) == (committed or after.startswith("another"))
+
+
+@pytest.mark.spark
+def test_a_catalog_that_goes_away_right_after_a_commit(
+    spark: SparkSession, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller must not delete the files."""
+
+    def away(_: IcebergTable) -> None:
+        raise java_error(spark, "java.lang.RuntimeException", "connection refused")
+
+    request, send = table.request("ours"), IcebergCommitter._send
+    with monkeypatch.context() as patch:
+
+        def send_last(*args: Any) -> None:
+            send(*args)
+            patch.setattr(IcebergTable, "look", away)
+
+        patch.setattr(IcebergCommitter, "_send", send_last)
+        with pytest.raises(CommitUnknownError, match=r"the commit went through, but .*connection refused"):
+            table.commit(request)
+    assert table.files() == ["ours"]
+
+
+@pytest.mark.spark
+def test_what_another_thread_was_reading_does_not_stay(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dead-letter table has one object for all tables' threads."""
+    read = table.opened()
+    table.commit(table.request("first"))
+    begun, go_on = threading.Event(), threading.Event()
+    snapshot_of = IcebergTable.snapshot_of
+
+    def slow(self: IcebergTable, java: JavaObject) -> Snapshot:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert go_on.wait(60)
+        return snapshot_of(self, java)
+
+    read.refresh()
+    monkeypatch.setattr(IcebergTable, "snapshot_of", slow)
+    with ThreadPoolExecutor(1) as pool:
+        earlier = pool.submit(read.snapshot_id)
+        assert begun.wait(60)
+        table.commit(table.request("second", "first"))
+        read.refresh()
+        go_on.set()
+        assert earlier.result() != table.opened().snapshot_id()
+    assert read.snapshot_id() == table.opened().snapshot_id()
 
 
 @pytest.mark.spark

@@ -319,17 +319,41 @@ def test_catching_up_costs_what_others_changed_not_what_the_table_has(
     assert calls[1] <= calls[0] + 3, "tables of 4 and of 40 files"
 
 
-def test_catching_up_looks_at_all_files_where_only_a_scan_can_say(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delete file of others that was removed and is gone."""
+@pytest.mark.parametrize("error", [FileNotFoundError("no such file"), KeyError("file_path"), ValueError("scheme")])
+def test_catching_up_looks_at_all_files_where_only_a_scan_can_say(
+    job: Job, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A delete file of others that was removed and is gone, or that Iceberg can read and we can't."""
     apply(job, insert(1, 2, 3), insert(4, 5))
     job.spark.sql(f"DELETE FROM {job.target} WHERE id IN (2, 4)")
 
-    def gone(*_: Any) -> set[str]:
-        raise FileNotFoundError("no such file")
+    def unread(*_: Any) -> set[str]:
+        raise error
 
-    monkeypatch.setattr(keyindex, "_deleted_from", gone)
+    monkeypatch.setattr(keyindex, "_deleted_from", unread)
     apply(job, update(1, 2, 5))
     assert job.rows() == [row(1, "us"), row(2, "us"), row(3), row(5, "us")]
+
+
+def test_rows_come_back_when_others_remove_a_delete_file(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if another delete file of theirs doesn't say what it is about, as an equality delete doesn't."""
+    apply(job, insert(1, 2, 3))
+    job.spark.sql(f"DELETE FROM {job.target} WHERE id = 1")
+    apply(job, update(3))
+    table = job.java_table()
+    scans = table.newScan().planFiles().iterator()
+    found: dict[str, Any] = {}
+    while scans.hasNext():
+        found |= {str(delete.location()): delete for delete in scans.next().deletes()}
+    removal = table.newRowDelta()
+    for delete_file in found.values():
+        removal = removal.removeDeletes(delete_file)
+    removal.commit()
+    assert row(1) in job.rows()
+    data_files_of = KeyIndex._data_files_of
+    monkeypatch.setattr(KeyIndex, "_data_files_of", lambda *args: (data_files_of(*args)[0], False))
+    apply(job, update(1, 2, 3, region="ap"))
+    assert job.rows() == [row(1, "ap"), row(2, "ap"), row(3, "ap")]
 
 
 def test_expired_snapshots_cost_no_new_index(job: Job, caplog: pytest.LogCaptureFixture) -> None:
