@@ -19,6 +19,9 @@ log = logging.getLogger("rowdelta")
 MOST_BYTES = 500_000
 """What the tasks must know of their tables, packed (`task.PackedShares`): a job of more than 1 MB leaves a file in the
 driver's temporary folder (`spark.broadcast.UDFCompressionThreshold`)."""
+MOST_PARTITIONS = 400
+"""Topic-partitions that a job may read. Its few tasks hold a Kafka consumer for each until they end, whatever
+`spark.kafka.consumer.cache.capacity` says."""
 PAUSE = 60.0
 """After a joint job failed, no other is tried for this many seconds."""
 
@@ -98,16 +101,21 @@ class JointWriter:
 def _jobs(
     shares: Mapping[str, TableShare], most_records: int
 ) -> Iterator[tuple[dict[str, TableShare], task.PackedShares]]:
-    """Groups of shares, each for one job. A job has not too many records, and its tasks get not too many bytes."""
+    """Groups of shares, each for one job. A job has not too many records, and not too many topic-partitions. Its tasks
+    get not too many bytes.
+    """
     part: dict[str, TableShare] = {}
-    packed, records = task.PackedShares(), 0
+    packed, records, partitions = task.PackedShares(), 0, 0
     for source, share in shares.items():
         more = share.batch.estimated_rows or 0
-        if part and (records + more > most_records or packed.size > MOST_BYTES):
+        read = len(share.batch.share.range.begin) if share.batch.share is not None else 0
+        full = records + more > most_records or partitions + read > MOST_PARTITIONS or packed.size > MOST_BYTES
+        if part and full:
             yield part, packed
-            part, packed, records = {}, task.PackedShares(), 0
+            part, packed, records, partitions = {}, task.PackedShares(), 0, 0
         part[source] = share
         packed.add(source, share.share)
         records += more
+        partitions += read
     if part:
         yield part, packed

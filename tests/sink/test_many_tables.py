@@ -31,7 +31,7 @@ from sink.iceberg import IcebergTable
 from sink.joint import JointWriter
 from sink.microbatch import TableShare, TableSink
 from sink.pipeline import Pipeline
-from sink.sources.source import TableBatch
+from sink.sources.source import Range, SharedRead, TableBatch
 from sink.spark_versions import to_arrow
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
@@ -686,9 +686,11 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
     assert no_file_is_left_over(shop)
 
 
-def test_shares_are_dealt_out_to_jobs_by_records_and_size() -> None:
-    def share(records: int, size: int) -> TableShare:
-        batch = TableBatch(lambda: pytest.fail("is not to be read"), {}, records)
+def test_shares_are_dealt_out_to_jobs_by_records_partitions_and_size() -> None:
+    def share(records: int, size: int, partitions: int = 1) -> TableShare:
+        offsets = dict.fromkeys(map(str, range(partitions)), 0)
+        read = SharedRead(Range("t", offsets, offsets), lambda *_: pytest.fail("is not to be read"))
+        batch = TableBatch(lambda: pytest.fail("is not to be read"), {}, records, share=read)
         return TableShare(batch, None, os.urandom(size))  # type: ignore[arg-type]
 
     def jobs(*shares: TableShare) -> list[list[str]]:
@@ -703,6 +705,8 @@ def test_shares_are_dealt_out_to_jobs_by_records_and_size() -> None:
     assert jobs(share(50, 1), share(50, 1), share(1, 1)) == [["0", "1"], ["2"]]
     assert jobs(share(1000, 1), share(1, 1), share(1, 1)) == [["0"], ["1", "2"]]
     assert jobs(share(1, joint.MOST_BYTES), share(1, 1), share(1, 1)) == [["0"], ["1", "2"]]
+    most = joint.MOST_PARTITIONS
+    assert jobs(share(1, 1), share(1, 1, most - 1), share(1, 1), share(1, 1, 2 * most)) == [["0", "1"], ["2"], ["3"]]
     same = joint.MOST_BYTES // 20
     assert len(jobs(*(share(1, same) for _ in range(40)))) > 1
     tables = [TableShare(share(1, 1).batch, None, "x" * same) for _ in range(40)]  # type: ignore[arg-type]
