@@ -110,6 +110,8 @@ class Job:
     def __post_init__(self) -> None:
         self._sequence = itertools.count()
         self._files = itertools.count()
+        self.encoding = ""
+        """Of the index that `check_index` looked at last: how keys are hashed."""
         if self.checkpoint == Path():
             self.checkpoint = self.folder / "state"
         self.changes_folder.mkdir(parents=True, exist_ok=True)
@@ -337,7 +339,9 @@ class Job:
         if current.parentId() != stored["index"]["base"]:
             return None
         manifest = self.index_folder / "versions" / f"{stored['index']['version']}.json"
-        entries = live_entries(self.index_version(manifest), self.index_folder / "runs")
+        version = self.index_version(manifest)
+        self.encoding = version.encoding
+        entries = live_entries(version, self.index_folder / "runs")
         key = ", ".join(f"`{name}`" for name in self.key)
         rows = to_arrow(self.spark.sql(f"SELECT {key}, _file, _pos FROM {self.target}")).to_pylist()
         places = [(row["_file"], row["_pos"]) for row in rows]

@@ -19,6 +19,7 @@ from sink import config, inspection, proposal
 from sink.cli import main
 from sink.config import Config
 from sink.discovery import Found, guess, own_topic
+from sink.errors import NeedsSparkError
 from sink.initialize import _for_java
 from sink.pipeline import Pipeline
 from sink.sources.kafka_client import client_settings
@@ -292,7 +293,9 @@ def test_change_files(spark: SparkSession, tmp_path: Path) -> None:
     loaded = config.load(file)
     assert loaded.source.format_options["column"] == "op"
     assert tables(file) == {f"{tmp_path}/changes/((?!empty$).+)": ("lake.changes.$1", ["id"])}
-    check(spark, loaded)
+    assert list(inspection.check(spark, loaded))[-1] == "ok"
+    with pytest.raises(NeedsSparkError):  # for the files' columns
+        list(inspection.check(None, loaded))
     Pipeline(spark, loaded).run()
     for name in ("orders", "items"):
         assert spark.sql(f"SELECT id, name FROM lake.changes.{name}").toArrow().to_pylist() == [{"id": 1, "name": "c"}]

@@ -313,7 +313,7 @@ class Player:
         self.database = Database(story)
         self.foreign: list[Row] = []
         self.removed = self.rolled_back = self.damaged = False
-        self.hashes: dict[tuple[Any, ...], set[tuple[int, int]]] = {}
+        self.hashes: dict[str, dict[tuple[Any, ...], set[tuple[int, int]]]] = {}
         self.random = Random(story.seed)
         self.spark = spark
         columns = {f"k{i}": sql_type for i, sql_type in enumerate(story.key)} | VALUES
@@ -407,17 +407,18 @@ class Player:
         assert _comparable(self.job.rows(), names) == _comparable(expected, names), when
 
     def _check_index(self) -> None:
-        """Check that entries are the rows, that a key's hash never changes, and that all keys' hashes differ."""
+        """Check that entries are the rows, that a key's hash in an index never changes, and that all hashes differ."""
         try:
             found = self.job.check_index()
         except CorruptIndexError:
             # a worker that had the run mapped before it was damaged goes on with what it has mapped, and is right
             assert self.damaged
             return
+        known = self.hashes.setdefault(self.job.encoding, {})  # each index that is built anew has its own
         for key, hashes in (found or {}).items():
-            assert hashes == self.hashes.setdefault(key, hashes)
+            assert hashes == known.setdefault(key, hashes)
             assert len(hashes) == 1
-        assert len(set().union(*self.hashes.values())) == len(self.hashes)
+        assert len(set().union(*known.values())) == len(known)
 
     def _disturb(self, disturbance: Disturbance) -> None:
         job, target = self.job, self.job.target

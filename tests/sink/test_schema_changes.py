@@ -456,7 +456,7 @@ def test_files_with_a_new_field_inside_a_column(job: Job) -> None:
         at = pa.struct(list(inner.items()))
         record = {"row_kind": "+I", "seq": number, "id": number, "at": dict.fromkeys(inner, 1)}
         job.write_records([record], pa.schema({**fields, "at": at}))
-    with pytest.raises(DataError, match=r"column at is struct<x:int,y:int>, with fields that the column .* has not"):
+    with pytest.raises(DataError, match=r"column at is struct<x:int,y:int>, with fields that the column .* lacks"):
         job.run()
     job.table = {"schema_changes": "ignore"}
     job.run()
@@ -571,7 +571,7 @@ def test_metadata_columns_and_evolution(job: Job) -> None:
         ("upper(nobody)", "string", "`nobody` cannot be resolved"),
         ("name = 'x'", "int", "is boolean, and the column int"),
         ("length(name)", "string", "is int, and the column string"),
-        ("explode(array(1, 2))", "int", "one value of one row"),
+        ("explode(array(1, 2))", "int", "one value a row"),
         ("count(name)", "bigint", ""),
         ("rand()", "double", "not the same each time"),
         ("no_such_function(name)", "string", "no_such_function"),
