@@ -9,6 +9,9 @@ _EXPIRES = re.compile(r"expires-at(-ms)?(\.|$)")
 milliseconds since 1970.
 """
 
+_UNTOLD = 1800.0
+"""After so many seconds, vended credentials are renewed that don't say when they expire. Most live an hour."""
+
 _Properties = Mapping[str, str]
 
 
@@ -41,4 +44,6 @@ class StorageAccess:
             for name, value in properties.items()
             if _EXPIRES.search(name) and value.isdecimal()
         ]
-        return bool(ends) and now >= self.loaded_at + (min(ends) - self.loaded_at) / 2
+        if not ends:
+            return bool(self.credentials) and now >= self.loaded_at + _UNTOLD
+        return now >= self.loaded_at + (min(ends) - self.loaded_at) / 2

@@ -59,6 +59,11 @@ def test_credentials_run_out_in_the_middle_of_their_life(name: str, is_vended: b
     assert not StorageAccess(1000.0, {"token-expires-in-ms": "1"}).is_running_out(1e9)
 
 
+def test_vended_credentials_that_do_not_say_when_they_expire_are_renewed() -> None:
+    access = StorageAccess(1000.0, {}, [("s3", {KEY: "vended"})])
+    assert [access.is_running_out(now) for now in (1000.0, 2799.0, 2800.0)] == [False, False, True]
+
+
 @dataclass
 class Vending:
     """What a catalog's answers say besides: the nth that loads a table has the key `vended n`, for `lifetime`
