@@ -170,10 +170,14 @@ def doubled(pause: float, times: int, longest: float) -> float:
 
 
 class IcebergCommitter:
-    """Commits row deltas and rewrites to one table."""
+    """Commits row deltas and rewrites to one table.
 
-    def __init__(self, table: IcebergTable) -> None:
+    :param newest_if_in_doubt: see `TableState.position`.
+    """
+
+    def __init__(self, table: IcebergTable, *, newest_if_in_doubt: bool = False) -> None:
         self._table = table
+        self._newest_if_in_doubt = newest_if_in_doubt
         self._everything = table.iceberg.expressions.Expressions.alwaysTrue()
         # The last commit's deletion vectors. The next commit replaces most of them, and to make one again would take
         # two calls to the JVM.
@@ -413,9 +417,9 @@ class IcebergCommitter:
 
         :raises RolledBackError: the table was rolled back since, so it has an earlier operation's position.
         :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
-        :raises TableError: the position was removed.
+        :raises TableError: the position was removed, or it is unknown whether the table was rolled back.
         """
-        stored = self._table.position(prefix)
+        stored = self._table.position(prefix, newest_if_in_doubt=self._newest_if_in_doubt)
         if (stored.operation if stored else None) == operation:
             return stored
         if stored is None:

@@ -37,6 +37,7 @@ from sink.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.sources.source import Position
 from sink.spark_versions import to_arrow
 from sink.table_properties import check_properties
+from sink.table_state import StoredPosition
 
 log = logging.getLogger("rowdelta")
 
@@ -133,7 +134,7 @@ class DeadLetters:
     def position(self, target: str) -> Position | None:
         """The source position up to which the table has the target's bad records."""
         with self._turn:
-            stored = self._table.position(self._prefix(target))
+            stored = self._stored(self._prefix(target))
         return stored.position if stored else None
 
     def without_kept(self, target: str, bad: DataFrame, spark: SparkSession) -> DataFrame:
@@ -192,8 +193,8 @@ class DeadLetters:
             self._refresh()
             if self.opening != opening:
                 raise TableChangedError(f"the dead-letter table {self.name} was dropped")
-            stored = self._table.position(prefix)
-            committer = IcebergCommitter(self._table)
+            stored = self._stored(prefix)
+            committer = IcebergCommitter(self._table, newest_if_in_doubt=True)
             committer.commit(
                 RowDeltaCommit(
                     prefix=prefix,
@@ -225,7 +226,7 @@ class DeadLetters:
             operation = self._table.property(f"{prefix}.unpublished")
             if operation is None:
                 return  # the table was dropped
-            stored = self._table.position(prefix)
+            stored = self._stored(prefix)
         snapshot = stored.snapshot_id if stored and stored.operation == operation else None
         if snapshot is None or self._table.java.snapshot(snapshot) is None:
             log.warning(
@@ -240,6 +241,12 @@ class DeadLetters:
         with self._turn:
             self._table.java.updateProperties().remove(f"{prefix}.unpublished").commit()
             self._table.refresh()
+
+    def _stored(self, prefix: str) -> StoredPosition | None:
+        """The newest position will do if snapshots that could tell have expired, as is usual after months without a bad
+        record: before a record is left out, the table's rows are compared.
+        """
+        return self._table.position(prefix, newest_if_in_doubt=True)
 
     def _refresh(self) -> None:
         """Read the table's metadata again. Create the table again if it was dropped."""

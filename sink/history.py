@@ -6,7 +6,7 @@ current snapshot and the ancestors of this snapshot. A snapshot that was rolled 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -105,15 +105,19 @@ class History:
     :param table: its name, for messages.
     :param metadata: the table's metadata, as JSON.
     :param sink_id: the sink whose positions are read.
+    :param position_in: the sink's position in a snapshot whose ancestors have expired; None if it is unknown.
     """
 
-    def __init__(self, table: str, metadata: Metadata, sink_id: str) -> None:
+    def __init__(
+        self, table: str, metadata: Metadata, sink_id: str, position_in: Callable[[int], Position | None]
+    ) -> None:
         self._table = table
         self._metadata = metadata
         lineage = _lineage(metadata)
         self.has_expired = bool(lineage) and lineage[0].get("parent-snapshot-id") is not None
         """Whether older snapshots of the table's history have expired."""
-        self.commits = _commits(metadata, lineage, sink_id, complete=not self.has_expired)[::-1]
+        before = position_in(int(lineage[0]["snapshot-id"])) if self.has_expired else None
+        self.commits = _commits(metadata, lineage, sink_id, before, complete=not self.has_expired)[::-1]
         """The current snapshot and those of its ancestors that still exist, newest first."""
 
     def at_position(self, wanted: Position) -> tuple[Commit, Commit | None]:
@@ -206,10 +210,16 @@ def shown_position(position: Position) -> str:
     return json.dumps({"modified": position["modified"], "files": names if len(names) <= 3 else f"{len(names)} files"})
 
 
-def _commits(metadata: Metadata, lineage: Sequence[Mapping[str, Any]], sink_id: str, *, complete: bool) -> list[Commit]:
+def _commits(
+    metadata: Metadata,
+    lineage: Sequence[Mapping[str, Any]],
+    sink_id: str,
+    position: Position | None,
+    *,
+    complete: bool,
+) -> list[Commit]:
     name = f"rowdelta.{sink_id}.position"
     before = _start(metadata, sink_id) if complete else None
-    position = None if complete else _position_before(metadata, name, lineage)
     found = []
     for snapshot in lineage:
         summary: dict[str, str] = snapshot.get("summary", {})
@@ -248,15 +258,6 @@ def _start(metadata: Metadata, sink_id: str) -> Position:
     """The position where the sink's first commit began. Empty if the table doesn't have it."""
     text = metadata.get("properties", {}).get(f"rowdelta.{sink_id}.start")
     return json.loads(text) if text else {}
-
-
-def _position_before(metadata: Metadata, name: str, lineage: Sequence[Mapping[str, Any]]) -> Position | None:
-    """The position before the oldest known snapshot, if the sink's last commit is older than this snapshot."""
-    text = metadata.get("properties", {}).get(name)
-    stored = json.loads(text) if text else {}
-    number = stored.get("sequence-number")
-    is_older = number is not None and number < int(lineage[0].get("sequence-number", 0))
-    return stored["position"] if is_older else None
 
 
 def _author(summary: Mapping[str, str]) -> str:

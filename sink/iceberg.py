@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 from pyiceberg.transforms import VoidTransform
@@ -27,6 +27,9 @@ from sink.redaction import masked
 from sink.spark_versions import parse_ddl
 from sink.storage_access import StorageAccess
 from sink.table_state import Snapshot, TableState, written_properties
+
+if TYPE_CHECKING:
+    from sink.expired_snapshots import ExpiredSnapshots
 
 _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
 
@@ -237,6 +240,16 @@ class IcebergTable(TableState):
         paths: list[str] = self.as_json(scans.stream().map(self._scanned_path).toArray())
         return paths
 
+    def sequence_numbers(self, files: JavaObject) -> set[int]:
+        """The sequence numbers of the data or delete files of a Java `Iterable`, which readers compare."""
+        lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
+        handles, returning = lang.invoke.MethodHandles, lang.invoke.MethodType.methodType
+        file = lang.Class.forName("org.apache.iceberg.ContentFile", True, loader)
+        number, function = (lang.Class.forName(f"java.{name}") for name in ("lang.Long", "util.function.Function"))
+        number_of = handles.publicLookup().findVirtual(file, "dataSequenceNumber", returning(number))
+        numbers = lang.invoke.MethodHandleProxies.asInterfaceInstance(function, number_of)
+        return set(self.as_json(self.as_list(files).stream().map(numbers).distinct().toArray()))
+
     @cached_property
     def _scanned_path(self) -> JavaObject:
         """A Java `Function`: from a `FileScanTask` to the path of its data file. Python can't write a function that
@@ -274,17 +287,15 @@ class IcebergTable(TableState):
 
     def snapshot_of(self, java: JavaObject) -> Snapshot:
         """Of Iceberg's object, in one call across the bridge."""
-        described = json.loads(self._calls.snapshot_to_json(java))
-        return Snapshot(
-            snapshot_id=described["snapshot-id"],
-            parent_id=described.get("parent-snapshot-id"),
-            sequence_number=described.get("sequence-number", 0),
-            timestamp_ms=described["timestamp-ms"],
-            summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
-        )
+        return Snapshot.of_json(json.loads(self._calls.snapshot_to_json(java)))
 
     def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
         return bool(self.iceberg.util.SnapshotUtil.isAncestorOf(self.java, snapshot_id, ancestor_id))
+
+    def expired_snapshots(self) -> "ExpiredSnapshots":
+        from sink.expired_snapshots import ExpiredSnapshots
+
+        return ExpiredSnapshots(self)
 
     def is_sorted(self) -> bool:
         return not self.java.sortOrder().isUnsorted()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from changelog.spec import ColumnSpec
     from deltawriters import TableSpec
+    from sink.expired_snapshots import ExpiredSnapshots
 
 Metadata = Mapping[str, Any]
 _Properties = Mapping[str, str]
@@ -93,15 +94,7 @@ class MetadataTable(TableState):
 
     def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
         found = None if snapshot_id is None else self._snapshots.get(snapshot_id)
-        if found is None:
-            return None
-        return Snapshot(
-            snapshot_id=int(found["snapshot-id"]),
-            parent_id=found.get("parent-snapshot-id"),
-            sequence_number=int(found.get("sequence-number", 0)),
-            timestamp_ms=int(found["timestamp-ms"]),
-            summary={n: value for n, value in found.get("summary", {}).items() if n != "operation"},
-        )
+        return None if found is None else Snapshot.of_json(found)
 
     def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
         current: int | None = snapshot_id
@@ -110,6 +103,9 @@ class MetadataTable(TableState):
                 return True
             current = self._snapshots[current].get("parent-snapshot-id")
         return False
+
+    def expired_snapshots(self) -> "ExpiredSnapshots":
+        raise NeedsSparkError(f"{self.name}: what has expired is looked for in files of any kind of storage")
 
     def columns(self) -> tuple["ColumnSpec", ...]:
         from changelog.spec import ColumnSpec

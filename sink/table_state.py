@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from changelog.spec import ColumnSpec
     from deltawriters import TableSpec
     from sink.config import Config, PartitionField
+    from sink.expired_snapshots import ExpiredSnapshots
     from sink.sources.source import Position
 
 _OWN = "rowdelta."
@@ -46,6 +47,17 @@ class Snapshot:
     sequence_number: int
     timestamp_ms: int
     summary: Mapping[str, str]
+
+    @classmethod
+    def of_json(cls, described: Mapping[str, Any]) -> "Snapshot":
+        """From the table's metadata (Iceberg spec, Snapshots)."""
+        return cls(
+            snapshot_id=int(described["snapshot-id"]),
+            parent_id=described.get("parent-snapshot-id"),
+            sequence_number=int(described.get("sequence-number", 0)),
+            timestamp_ms=int(described["timestamp-ms"]),
+            summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
+        )
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,13 @@ class TableState(ABC):
         """Whether a snapshot is the same as another one, or one of its known ancestors."""
 
     @abstractmethod
+    def expired_snapshots(self) -> "ExpiredSnapshots":
+        """What can still be found out about snapshots that have expired.
+
+        :raises NeedsSparkError: only Spark can tell.
+        """
+
+    @abstractmethod
     def columns(self) -> tuple["ColumnSpec", ...]:
         """The table's columns as Spark types.
 
@@ -110,42 +129,96 @@ class TableState(ABC):
         start: Position | None = json.loads(text) if text else None
         return start
 
-    def position(self, prefix: str) -> StoredPosition | None:
+    def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
         """The sink's position in the current snapshot.
 
         The property has the newest position. After a rollback it is ahead of the data. Then the nearest ancestor
         snapshot that this sink committed has the right position. If the property's own snapshot is unknown, there may
         or may not have been a rollback: ancestors expire, and so do snapshots that were rolled back.
 
-        :raises TableError: the table was rolled back, or replaced, and no known snapshot has a position.
+        :param newest_if_in_doubt: take the newest position if the snapshots that are known don't tell. It may be ahead
+            of the data.
+        :raises TableError: the table was rolled back, or replaced, and no known snapshot has a position; or everything
+            that could tell is gone.
+        :raises NeedsSparkError: only Spark can tell.
         """
         text = self.property(f"{prefix}.position")
         if text is None:
             return None
         stored = json.loads(text)
-        current, committed = self.snapshot_id(), stored.get("snapshot-id")
+        current, committed = self.current_snapshot(), stored.get("snapshot-id")
         result = StoredPosition(stored["position"], stored["operation"], committed, stored.get("index"), committed)
-        if current == committed or committed is None:
+        if committed is None or (current is not None and current.snapshot_id == committed):
             return result  # nearly always
-        if current is not None and self.is_ancestor(committed, current):
-            return self._with_newer_index(result, prefix, current)
-        snapshot, may_have_expired = self.current_snapshot(), False
-        sequence_number = self._sequence_number(prefix, stored)
-        is_behind = False
+        if current is not None and self.is_ancestor(committed, current.snapshot_id):
+            return self._with_newer_index(result, prefix, current.snapshot_id)
+        found = self._position_in(current, prefix, stored, newest_if_in_doubt=newest_if_in_doubt)
+        if found is not None:
+            return found
+        assert current is not None
+        return self._with_newer_index(result, prefix, current.snapshot_id)
+
+    def position_in(self, snapshot_id: int, prefix: str) -> "Position | None":
+        """The sink's position in a known snapshot, whether or not the sink committed it. None if it is unknown.
+
+        :raises NeedsSparkError: only Spark can tell.
+        """
+        stored = json.loads(self.property(f"{prefix}.position") or "{}")
+        if stored.get("snapshot-id") is None:
+            return None
+        try:
+            found = self._position_in(self.snapshot(snapshot_id), prefix, stored)
+        except TableError:
+            return None
+        position: Position = stored["position"] if found is None else found.position
+        return position
+
+    def _position_in(
+        self,
+        snapshot: Snapshot | None,
+        prefix: str,
+        stored: Mapping[str, Any],
+        *,
+        newest_if_in_doubt: bool = False,
+    ) -> StoredPosition | None:
+        """Follow a snapshot's ancestors to the nearest one that the sink committed. None if this is the commit that has
+        the newest position, `stored`.
+
+        :raises TableError: see `position`.
+        """
+        committed, sequence_number = stored.get("snapshot-id"), self._sequence_number(prefix, stored)
+        trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == str(committed)
+        may_have_expired = is_behind = False
+        expired = None
         while snapshot is not None:
+            if snapshot.snapshot_id == committed:
+                return None
             summary = snapshot.summary.get(f"{prefix}.position")
             if summary is not None:
                 older = json.loads(summary)
                 number = snapshot.snapshot_id
                 return StoredPosition(older["position"], older["operation"], number, older.get("index"), number)
-            # if the commit were an ancestor, the walk would meet it before any snapshot that is older
-            is_behind = is_behind or snapshot.sequence_number < sequence_number
             parent = snapshot.parent_id
-            snapshot = self.snapshot(parent)
-            may_have_expired = parent is not None and snapshot is None
+            if parent == committed:
+                return None
+            # Sequence numbers rise from parent to child. So if the commit were an ancestor of a snapshot that has the
+            # next number after it, or a lower one, it would have to be the parent.
+            is_behind = is_behind or (sequence_number > 0 and snapshot.sequence_number <= sequence_number + 1)
+            known = self.snapshot(parent)
+            if known is None and parent is not None and not trusted:
+                expired = expired or self.expired_snapshots()
+                known = expired.parent(snapshot)
+            may_have_expired = parent is not None and known is None
+            snapshot = known
         if may_have_expired and not is_behind:
-            assert current is not None
-            return self._with_newer_index(result, prefix, current)
+            if trusted or (sequence_number and expired is not None and expired.has_files_of(sequence_number)):
+                return None
+            raise TableError(
+                f"{self.name}: the snapshot of this sink's last commit has expired, and so has everything that could "
+                "tell whether the table was rolled back before that commit. If it was not, set the table property "
+                f"'{prefix}.not-rolled-back' to '{committed}', and start again. If it was, remove the stored position "
+                "to read the source again from the start (see docs/operations.md, Reset)."
+            )
         raise TableError(
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
             "the source again from the start, remove the stored position (see docs/operations.md, Reset)."

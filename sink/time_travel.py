@@ -19,6 +19,7 @@ from sink.history import History, shown_position, shown_time
 from sink.iceberg import Catalogs, IcebergTable
 from sink.sources.source import Position
 from sink.spark_versions import to_arrow
+from sink.table_state import property_prefix
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ def _load(spark: SparkSession, name: str) -> IcebergTable:
 
 
 def _history(config: Config, table: IcebergTable) -> History:
-    return History(table.name, table.metadata(), config.sink.id)
+    prefix = property_prefix(config)
+    return History(table.name, table.metadata(), config.sink.id, lambda number: table.position_in(number, prefix))
 
 
 def _key_values(pairs: Sequence[str], table: IcebergTable) -> dict[str, str]:

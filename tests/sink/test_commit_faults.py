@@ -86,15 +86,36 @@ class Table:
     def other_driver(self, operation: str, previous: str | None) -> None:
         self.commit(self.request(operation, previous), IcebergCommitter(self.opened()))
 
-    def nothing(self) -> int:
+    def nothing(self, branch: str = "main") -> int:
         """A foreign snapshot that changes no row."""
         table = self.opened()
         expressions = table.iceberg.expressions.Expressions
-        table.java.newDelete().deleteFromRowFilter(expressions.alwaysFalse()).commit()
-        table.look()
-        snapshot = table.snapshot_id()
-        assert snapshot is not None
-        return snapshot
+        table.java.newDelete().deleteFromRowFilter(expressions.alwaysFalse()).toBranch(branch).commit()
+        return int(table.java.snapshot(branch).snapshotId())
+
+    def rewrite(self, sequence_number: int | None = None) -> None:
+        """Replace all data files by one, as a compaction does.
+
+        :param sequence_number: that of the new file; None for the next one.
+        """
+        table = self.opened()
+        rewrite = table.java.newRewrite()
+        for task in table.elements(table.java.newScan().planFiles()):
+            rewrite = rewrite.deleteFile(task.file())
+        if sequence_number is not None:
+            rewrite = rewrite.dataSequenceNumber(sequence_number)
+        rewrite.addFile(table.content_file(file("rewritten"))).commit()
+
+    def forget_metadata(self) -> None:
+        """Let so many changes follow that the table doesn't know earlier metadata files any more."""
+        for number in range(2):
+            kept = "write.metadata.previous-versions-max"
+            self.opened().java.updateProperties().set(kept, "1").set("changed", str(number)).commit()
+
+    def position(self) -> str | None:
+        """The operation whose position the table has."""
+        stored = self.opened().position(PREFIX)
+        return stored.operation if stored else None
 
     def expire(self) -> None:
         """All snapshots but the current one."""
@@ -368,8 +389,102 @@ def test_a_position_whose_snapshot_was_rolled_back_and_has_expired(
     table.rollback(foreign[0])
     table.expire()
     assert table.files() == ["first"]
-    with pytest.raises(TableError, match="rolled back"):
-        table.opened().position(PREFIX)
+    assert table.position() == "first"
+    table.forget_metadata()
+    with pytest.raises(TableError, match="was rolled back to a snapshot before"):
+        table.position()
+
+
+GAPS = [0, 1, 3]
+"""Other writers' commits before and after what happens."""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("after", GAPS[1:])
+@pytest.mark.parametrize("before", GAPS)
+def test_a_rollback_and_another_writers_commits_and_all_before_expired(table: Table, before: int, after: int) -> None:
+    """The current snapshot is then newer than the sink's last commit, but doesn't descend from it."""
+    table.commit(table.request("first"))
+    first = [table.opened().snapshot_id(), *(table.nothing() for _ in range(before))][-1]
+    table.commit(table.request("second", "first"))
+    assert first is not None
+    table.rollback(first)
+    for _ in range(after):
+        table.nothing()
+    table.expire()
+    assert table.position() == "first", "as previous metadata files tell"
+    assert table.opened().position_in(table.opened().snapshot_id() or 0, PREFIX) == {"0": "first"}
+    table.forget_metadata()
+    if after == 1:
+        with pytest.raises(TableError, match="was rolled back to a snapshot before"):
+            table.position()
+    else:
+        with pytest.raises(TableError, match=r"'rowdelta\.shop\.not-rolled-back' to '\d+'"):
+            table.position()
+    assert table.opened().position_in(table.opened().snapshot_id() or 0, PREFIX) is None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("known", ["", "no metadata", "no metadata, files rewritten"])
+@pytest.mark.parametrize("after", GAPS[1:])
+def test_no_rollback_but_all_snapshots_before_other_writers_expired(table: Table, known: str, after: int) -> None:
+    """As usual where a table is compacted, and old snapshots expire, while the source has no changes."""
+    table.commit(table.request("first"))
+    table.commit(table.request("second", "first"))
+    committed = table.opened().snapshot_id()
+    for _ in range(after):
+        table.nothing()
+    if known.endswith("rewritten"):
+        table.rewrite()
+    table.expire()
+    if known:
+        table.forget_metadata()
+    if known.endswith("rewritten"):
+        with pytest.raises(TableError, match=f"'rowdelta.shop.not-rolled-back' to '{committed}'"):
+            table.position()
+        stored = table.opened().position(PREFIX, newest_if_in_doubt=True)
+        assert stored is not None
+        assert stored.operation == "second", "as dead letters need it"
+        table.opened().set_property(f"{PREFIX}.not-rolled-back", str(committed))
+    assert table.position() == "second"
+    assert table.opened().position_in(table.opened().snapshot_id() or 0, PREFIX) == {"0": "second"}
+    table.commit(table.request("third", "second"))
+    assert table.position() == "third"
+
+
+@pytest.mark.spark
+def test_files_compacted_from_the_sinks_last_commit_on_tell_that_it_is_there(table: Table) -> None:
+    """Iceberg's compaction gives its files the sequence number of the snapshot that it read."""
+    table.commit(table.request("first"))
+    table.commit(table.request("second", "first"))
+    stored = table.opened().current_snapshot()
+    assert stored is not None
+    table.nothing()
+    table.rewrite(stored.sequence_number)
+    table.nothing()
+    table.expire()
+    table.forget_metadata()
+    assert table.files() == ["rewritten"]
+    assert table.position() == "second"
+
+
+@pytest.mark.spark
+def test_a_branch_that_was_fast_forwarded_and_its_snapshots_expired(table: Table) -> None:
+    """Its snapshots descend from the sink's last commit, or from the one before."""
+    for from_last in (True, False):
+        table.commit(table.request(f"first {from_last}", None if from_last else "second True"))
+        first = table.opened().snapshot_id()
+        table.commit(table.request(f"second {from_last}", f"first {from_last}"))
+        start = table.opened().snapshot_id() if from_last else first
+        references = table.opened().java.manageSnapshots()
+        references.createBranch("audit", start).commit()
+        for _ in range(2):
+            table.nothing("audit")
+        java = table.opened().java
+        java.manageSnapshots().setCurrentSnapshot(java.snapshot("audit").snapshotId()).removeBranch("audit").commit()
+        table.expire()
+        assert len(table.opened().metadata()["snapshots"]) == 1
+        assert table.position() == ("second True" if from_last else "first False")
 
 
 @pytest.mark.spark

@@ -1,7 +1,7 @@
 """A table's commits, read from its metadata, and the state that a position, a time or an id stands for."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -23,14 +23,19 @@ def snapshot(number: int, position: Any = None, parent: int | None = None, **sum
     return made if parent is None else made | {"parent-snapshot-id": parent}
 
 
-def history(*snapshots: dict[str, Any], properties: Mapping[str, str] | None = None, current: int = 0) -> History:
+def history(
+    *snapshots: dict[str, Any],
+    properties: Mapping[str, str] | None = None,
+    current: int = 0,
+    position_in: Callable[[int], Any] = lambda _: None,
+) -> History:
     metadata = {
         "current-snapshot-id": current or snapshots[-1]["snapshot-id"],
         "snapshots": list(snapshots),
         "snapshot-log": [{"snapshot-id": s["snapshot-id"], "timestamp-ms": s["timestamp-ms"]} for s in snapshots],
         "properties": dict(properties or {}),
     }
-    return History("lake.shop.orders", metadata, "shop")
+    return History("lake.shop.orders", metadata, "shop", position_in)
 
 
 CHAIN = history(
@@ -102,13 +107,10 @@ def test_expired_snapshots_are_named() -> None:
 
 
 def test_the_sinks_last_commit_has_expired() -> None:
-    """The table property outlives the commit. It gives the position if its commit is older than all snapshots."""
-    stored = {"position": {"0": 20}, "operation": "op2", "snapshot-id": 2, "sequence-number": 2}
-    left = history(snapshot(3, parent=2), properties={"rowdelta.shop.position": json.dumps(stored)})
-    assert [c.position for c in left.commits] == [{"0": 20}]
-    # the position is unknown if the property comes from a commit that was rolled back
-    later = stored | {"sequence-number": 9}
-    left = history(snapshot(3, parent=2), properties={"rowdelta.shop.position": json.dumps(later)})
+    """The table may still know its position."""
+    left = history(snapshot(3, parent=2), snapshot(4, parent=3), position_in={3: {"0": 20}}.get)
+    assert [c.position for c in left.commits] == [{"0": 20}, {"0": 20}]
+    left = history(snapshot(3, parent=2))
     assert [c.position for c in left.commits] == [None]
     with pytest.raises(TableError, match="no snapshot that is left has a position"):
         left.at_position({"0": 20})
