@@ -555,6 +555,47 @@ def test_a_rollback_whose_snapshots_then_expire(job: Job) -> None:
     assert job.rows() == [row(1), row(2)]
 
 
+@both_kinds
+@pytest.mark.parametrize("running", [False, True], ids=["stopped", "running"])
+def test_a_rollback_that_others_committed_on_before_all_else_expired(job: Job, running: bool) -> None:
+    """The only snapshot left is newer than the sink's last commit, and yet doesn't have its changes."""
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.write(insert(2))
+    job.run()
+
+    def others() -> None:
+        job.rollback(job.snapshots()[0]["snapshot_id"])
+        job.append([row(100)])
+        job.append([row(101)])
+        job.expire_snapshots()
+
+    job.write(insert(3))
+    if not running:
+        others()
+    with before_commit(others, times=int(running)):
+        job.run()
+    assert job.rows() == [row(1), row(2), row(3), row(100), row(101)]
+
+
+@both_kinds
+def test_others_compact_and_expire_snapshots_while_the_sink_is_stopped(job: Job) -> None:
+    """No snapshot that is left, nor its parent, is the sink's, and no file."""
+    job.mode = "changelog"
+    job.write(insert(1))
+    job.write([("-U", row(1)), ("+U", row(1, "us"))])
+    job.run()
+    job.append([row(100)])
+    job.compact()
+    job.append([row(101)])
+    job.compact()
+    job.expire_snapshots()
+    assert len(job.snapshots()) == 1
+    job.write([("-D", row(1, "us")), ("+I", row(2))])
+    job.run()
+    assert job.rows() == [row(2), row(100), row(101)]
+
+
 @without_deletes
 def test_a_table_replaced_and_its_snapshots_expired(job: Job) -> None:
     job.configure_columns = False

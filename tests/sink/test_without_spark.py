@@ -20,7 +20,7 @@ from sink import inspection, type_names
 from sink.config import Config
 from sink.errors import ConfigError, NeedsSparkError
 from sink.iceberg import Catalogs
-from sink.metadata import MetadataTables
+from sink.metadata import MetadataTable, MetadataTables
 from sink.spark_versions import parse_ddl
 from sink.table_state import TableState
 from tests.sink.harness import Job, seen
@@ -124,6 +124,30 @@ def test_a_table_that_was_rolled_back(spark: SparkSession, tmp_path: Path) -> No
     spark.catalog.refreshTable(name)
     assert "lag: 2 files" in seen(inspection.status, spark, job.config())[-1]
     assert seen(inspection.check, spark, job.config())[-1] == "ok"
+
+
+@pytest.mark.parametrize(("parent", "certain"), [(9, True), (12, False)])
+def test_a_position_whose_snapshot_has_expired(parent: int, certain: bool) -> None:
+    """If the snapshots that are known can't tell whether it was rolled back, Spark looks at what else there is."""
+    stored = {"position": {"0": 20}, "operation": "a", "snapshot-id": 9, "sequence-number": 9}
+    properties = {"rowdelta.shop.position": json.dumps(stored)}
+    left = [
+        {"snapshot-id": number, "parent-snapshot-id": before, "sequence-number": number, "timestamp-ms": number}
+        for number, before in ((14, 13), (13, parent))
+    ]
+    metadata: dict[str, Any] = {"current-snapshot-id": 14, "snapshots": left, "properties": properties}
+    table = MetadataTable("lake.shop.orders", metadata)
+    if not certain:
+        with pytest.raises(NeedsSparkError):
+            table.position("rowdelta.shop")
+        assert table.position("rowdelta.shop", newest_if_in_doubt=True)
+        properties["rowdelta.shop.not-rolled-back"] = "8"
+        with pytest.raises(NeedsSparkError):
+            table.position("rowdelta.shop")
+        properties["rowdelta.shop.not-rolled-back"] = "9"
+    found = table.position("rowdelta.shop")
+    assert found is not None
+    assert found.position == {"0": 20}
 
 
 @pytest.mark.spark
