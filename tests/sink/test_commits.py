@@ -578,7 +578,7 @@ def test_a_rollback_that_others_committed_on_before_all_else_expired(job: Job, r
     assert job.rows() == [row(1), row(2), row(3), row(100), row(101)]
 
 
-@both_kinds
+@without_deletes
 def test_others_compact_and_expire_snapshots_while_the_sink_is_stopped(job: Job) -> None:
     """No snapshot that is left, nor its parent, is the sink's, and no file."""
     job.mode = "changelog"
@@ -597,7 +597,8 @@ def test_others_compact_and_expire_snapshots_while_the_sink_is_stopped(job: Job)
 
 
 @without_deletes
-def test_a_table_replaced_and_its_snapshots_expired(job: Job) -> None:
+@pytest.mark.parametrize("others", [[], [row(101)]], ids=["", "others committed"])
+def test_a_table_replaced_and_its_snapshots_expired(job: Job, others: list[dict[str, Any]]) -> None:
     job.configure_columns = False
     job.create_table(
         [
@@ -608,11 +609,13 @@ def test_a_table_replaced_and_its_snapshots_expired(job: Job) -> None:
     job.write(insert(1))
     job.run()
     job.spark.sql(f"CREATE OR REPLACE TABLE {job.target} USING iceberg AS SELECT 100L AS id, 'eu' AS region")
+    if others:
+        job.append(others)
     job.expire_snapshots()
     job.write(insert(2))
     with pytest.raises(TableError, match="remove the stored position"):
         job.run()
-    assert job.rows() == [row(100)]
+    assert job.rows() == [row(100), *others]
 
 
 @both_kinds
