@@ -469,6 +469,18 @@ def test_files_compacted_from_the_sinks_last_commit_on_tell_that_it_is_there(tab
 
 
 @pytest.mark.spark
+def test_delete_files_tell_it_too(table: Table) -> None:
+    table.commit(table.request("first"))
+    deletes = json.dumps(json.loads(file("deletes")) | {"content": "POSITION_DELETES"})
+    table.commit(replace(table.request("second", "first"), files=[deletes]))
+    for _ in range(2):
+        table.nothing()
+    table.expire()
+    table.forget_metadata()
+    assert table.position() == "second"
+
+
+@pytest.mark.spark
 def test_a_branch_that_was_fast_forwarded_and_its_snapshots_expired(table: Table) -> None:
     """Its snapshots descend from the sink's last commit, or from the one before."""
     for from_last in (True, False):
