@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from sink.redaction import masked
+
 
 class RowdeltaError(Exception):
     """Base of all errors meant for people. The message names what is wrong, what was expected and the next step."""
@@ -14,11 +16,11 @@ class RowdeltaError(Exception):
 
 
 def summary(error: BaseException) -> str:
-    """An error's message without the Java stack that py4j and Spark put into it."""
+    """An error's message without the Java stack that py4j and Spark put into it, and without secrets."""
     if isinstance(error, RowdeltaError):
         return str(error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    return " ".join(lines[:3])[:800]
+    return masked(" ".join(lines[:3]))[:800]
 
 
 class ConfigError(RowdeltaError):

@@ -8,15 +8,19 @@ _WORDS = (
     "secret|password|passwd|passphrase|pwd|token|credential|access.?key|account.?key|shared.?key|api.?key|user.?info"
     "|jaas|signature|private|authorization|cookie|keystore.key|key.pem|sse.key|(?:en|de)cryption.?key\\b"
 )
-_SECRET = re.compile(rf"{_WORDS}|\bsas\b|\bsig\b", re.IGNORECASE)
-_USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@|(?<=:thin:)[^/?#\s]*/[^?#\s]*@", re.IGNORECASE)
+_HEADERS = r"(?:^|\.)header\.(?!x-iceberg-access-delegation$)"
+"""Begins the names of HTTP headers that a REST catalog gets. A gateway may use any name for its secret."""
+_SECRET = re.compile(rf"{_WORDS}|\bsas\b|\bsig\b|{_HEADERS}", re.IGNORECASE)
+_USER = r"(?:[^/?#\s:\[]*:(?!\d*(?:[,/?#]|$))\S*|[^/?#\s]*)@"
+"""The password may contain `/`, `?` and `#`, unless it could be a port."""
+_USER_INFO = re.compile(rf"(?<=://){_USER}|(?<=:thin:)[^/?#\s]*/[^?#\s]*@", re.IGNORECASE)
 """Fits `user:password@` in a URL, and `user/password@` in Oracle's JDBC URLs."""
 _PARAMETER = re.compile(rf"(?i)((?:^|[?&;,])[\w.-]*?(?:{_WORDS}|\bsas\b|\bsig\b)[\w.-]*=)[^&;,\s'\"]*")
 """Fits a query parameter, or a property of a JDBC URL, whose name means a secret. Group 1 is all before its value."""
 _SPARKS_OWN = "(?i)secret|password|token|access[.]?key"
 """The default of `spark.redaction.regex`."""
 # Spark searches for this in the names and in the values of settings
-_IN_SETTINGS = rf"{_WORDS}|\bsas\b|://[^/?#\s]*@|:thin:[^/?#\s]*/|[?&;,][\w.-]*\bsig=|PRIVATE KEY-----"
+_IN_SETTINGS = rf"{_WORDS}|\bsas\b|{_HEADERS}|://{_USER}|:thin:[^/?#\s]*/|[?&;,][\w.-]*\bsig=|PRIVATE KEY-----"
 
 
 def is_secret(name: str) -> bool:

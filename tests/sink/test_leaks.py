@@ -19,6 +19,7 @@ from tests.sink.test_config import KAFKA, refusal
 SECRETS = {
     "spark.sql.catalog.lake.credential": "hunter2",
     "spark.sql.catalog.lake.header.Authorization": "Bearer hunter2",
+    "spark.sql.catalog.lake.header.X-Auth": "hunter2",
     "spark.sql.catalog.lake.uri": "jdbc:postgresql://ada:hunter2@db/lake",
     "spark.hadoop.fs.s3a.secret.key": "hunter2",
 }

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from sink import session
 from sink.config import Config
-from sink.errors import RowdeltaError
+from sink.errors import RowdeltaError, summary
 from sink.iceberg import Catalogs
 from sink.redaction import masked, redacted, spark_pattern
 from tests.services.process import free_ports
@@ -31,6 +31,10 @@ URLS = {
     "mongodb://db/?authToken=hunter2": "mongodb://db/?authToken=****",
     "jdbc:sqlite:/lake/catalog.db?cache=shared": "jdbc:sqlite:/lake/catalog.db?cache=shared",
     "s3://lake/warehouse/design=a@b": "s3://lake/warehouse/design=a@b",
+    "https://ada:hun/ter2@catalog:8181/v1": "https://****@catalog:8181/v1",
+    "https://ada:hun?t#er2@catalog": "https://****@catalog",
+    "https://catalog:8181/design=a@b": "https://catalog:8181/design=a@b",
+    "jdbc:postgresql://db1:5432,db2:5432/lake?user=ada@b": "jdbc:postgresql://db1:5432,db2:5432/lake?user=ada@b",
 }
 NAMES = (
     "s3.secret-access-key",
@@ -43,7 +47,10 @@ NAMES = (
     "basic.auth.user.info",
     "kafka.sasl.jaas.config",
     "gcs.oauth2.token",
+    "header.X-Auth",
 )
+DELEGATION = "header.X-Iceberg-Access-Delegation"
+"""The one header that Iceberg's documentation names. It is no secret, and its value is worth knowing."""
 
 
 @pytest.mark.parametrize(("url", "shown"), URLS.items())
@@ -55,6 +62,15 @@ def test_secrets_inside_of_a_value_are_masked(url: str, shown: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_values_of_options_with_a_telling_name_are_masked(name: str) -> None:
     assert redacted({"type": "rest", name: "hunter2"}) == {"type": "rest", name: "****"}
+
+
+def test_what_a_catalog_is_asked_for_is_no_secret() -> None:
+    assert redacted({DELEGATION: "vended-credentials"}) == {DELEGATION: "vended-credentials"}
+
+
+def test_messages_about_other_errors_mask_secrets_inside_of_a_url() -> None:
+    error = OSError("no answer from https://ada:hunter2@catalog:8181/v1\n\tat org.example.Client")
+    assert summary(error) == "no answer from https://****@catalog:8181/v1"
 
 
 def test_messages_about_the_configuration_mask_secrets_inside_of_a_value(tmp_path: Path) -> None:
@@ -106,6 +122,7 @@ def test_spark_redacts_by_it(spark: SparkSession, given: str | None) -> None:
     for url, shown in URLS.items():
         assert is_redacted("spark.sql.catalog.lake.uri", url) == (url != shown)
     assert all(is_redacted(f"spark.sql.catalog.lake.{name}", "hunter2") for name in NAMES)
+    assert not is_redacted(f"spark.sql.catalog.lake.{DELEGATION}", "remote-signing")
     assert is_redacted("spark.my.custom", "x") == (given is not None)
     assert not is_redacted("spark.sql.catalog.lake.type", "rest")
     assert not is_redacted("spark.master", "local[2]")
