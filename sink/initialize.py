@@ -112,7 +112,8 @@ def _refuse_present(output: Path) -> None:
 
 
 def _write(output: Path, text: str, secrets: Mapping[str, str]) -> None:
-    """Write the file, and then read it like every other command, to check it.
+    """Write the file, and then read it like every other command, to check it. A file with a mistake doesn't stay: it
+    would be in the way of the next `init`.
 
     :param secrets: values of the environment variables that the file refers to. They may not be set yet.
     """
@@ -122,6 +123,9 @@ def _write(output: Path, text: str, secrets: Mapping[str, str]) -> None:
     os.environ.update(absent)
     try:
         config.load(output)
+    except ConfigError:
+        output.unlink()
+        raise
     finally:
         for name in absent:
             del os.environ[name]

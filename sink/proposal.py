@@ -19,7 +19,7 @@ _REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*\}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Line breaks, and characters that YAML reads only if they are escaped."""
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:()-]*")
-_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n", ".inf", ".nan"}
 _DECIMALS = """\
 # Messages without a schema don't say which type a column has. Debezium's decimals arrive as base64 text, its dates and
 # times as numbers. So check the types below. If you write another type, rowdelta converts the values exactly.
@@ -138,7 +138,7 @@ def _lines(
     if place.secrets:
         yield f"# Secrets are not in this file. Set {' and '.join(place.secrets)} in the environment before."
     yield "sink:"
-    yield f"  id: {sink_id:<30} # stable identity: each table stores its source position under this name"
+    yield f"  id: {_scalar(sink_id):<30} # stable identity: each table stores its source position under this name"
     yield f"  checkpoint: ./state/{sink_id}"
     yield "  trigger: available-now             # apply what is there, then stop; or an interval such as 10 seconds"
     yield f"  dead_letter_table: lake.rowdelta.{_name(sink_id)}_dead_letters   # records that can't be applied"
@@ -298,7 +298,7 @@ def _targets(chosen: Sequence[Found], place: Place) -> dict[str, str]:
         for each in chosen:
             prefix, table = _split(each.name, place)
             levels = [level for level in re.split(r"[./]", prefix) if level][-parts:] or ["cdc"]
-            result[each.name] = f"lake.{_name('_'.join(levels))}.{_name(table)}"
+            result[each.name] = f"lake.{_name('_'.join(levels))}.{_name(table) or '_'}"
         if len({target.lower() for target in result.values()}) == len(result):
             return result
     # the names differ only in characters that a table's name can't have

@@ -19,8 +19,8 @@ from sink import config, inspection, proposal
 from sink.cli import main
 from sink.config import Config
 from sink.discovery import Found, guess, own_topic
-from sink.errors import NeedsSparkError
-from sink.initialize import _for_java
+from sink.errors import ConfigError, NeedsSparkError
+from sink.initialize import _for_java, _write
 from sink.pipeline import Pipeline
 from sink.sources.kafka_client import client_settings
 from tests.changelog.messages import SAMPLES
@@ -333,6 +333,39 @@ def test_folders_without_what_is_needed(tmp_path: Path, capsys: pytest.CaptureFi
     pq.write_table(pa.table({"code": ["a"], "row_kind": ["+I"], "seq": [1]}), folder / "0.parquet")
     assert main(arguments) == 2
     assert "name them with --key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["2024", "no", "1e3", "orders"])
+def test_a_folder_whose_name_yaml_would_not_read_as_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    pq.write_table(pa.table({"id": ["a"], "row_kind": ["+I"], "seq": [1]}), tmp_path / name / "0.parquet")
+    file = tmp_path / "sink.yaml"
+    assert main(["init", "--files", str(tmp_path / name), "--output", str(file), "--key", "id"]) == 0
+    assert config.load(file).sink.id == name
+
+
+@pytest.mark.parametrize(
+    ("topic", "sink_id", "target"),
+    [
+        ("no.public.orders", "no", "lake.public.orders"),
+        ("1.public.orders", "1", "lake.public.orders"),
+        ("shop.a.", "shop", "lake.a._"),
+        (".inf", "rowdelta", "lake.cdc.inf"),
+    ],
+)
+def test_a_topic_with_an_odd_name(tmp_path: Path, topic: str, sink_id: str, target: str) -> None:
+    place = proposal.Place("kafka", {"kafka.bootstrap.servers": "b:9092"}, tmp_path)
+    found = Found(topic, Recognized("debezium-json", has_schema=True), ("id",), 10)
+    (tmp_path / "sink.yaml").write_text(proposal.write(place, [found]), encoding="utf-8")
+    assert config.load(tmp_path / "sink.yaml").sink.id == sink_id
+    assert tables(tmp_path / "sink.yaml") == {topic: (target, ["id"])}
+
+
+def test_a_file_that_cannot_be_loaded_does_not_stay(tmp_path: Path) -> None:
+    """Otherwise it would be in the way of the next `init`."""
+    with pytest.raises(ConfigError):
+        _write(tmp_path / "sink.yaml", "sink: {id: 2024}", {})
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
