@@ -15,6 +15,7 @@ from sink.errors import ConfigError
 from sink.sources import kafka_client
 from sink.sources.kafka_client import JAAS, Broker
 
+_USER = tuple(f"{kafka_client.PREFIX}sasl.{name}" for name in ("username", "password"))
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 
@@ -51,6 +52,14 @@ def from_kafka(
     written = {name: proposal.hidden(name, value, _variable(name)) for name, value in given.items()}
     secrets = {_variable(name): clear[name] for name in given if written[name] != given[name]}
     client, in_file = _for_java(clear), _for_java(written)
+    remark = ""
+    if re.search(r'["\\]', "".join(clear.get(name, "") for name in _USER)):
+        # escapes are needed, and `${VARIABLE}` inside of the login line gets none
+        line = f"{kafka_client.PREFIX}{JAAS}"
+        template = _for_java(written | {_USER[1]: "…"})[line]
+        remark = f'{_variable(line)}: {template} The password is in place of …, with \\ before each " and \\.'
+        in_file[line] = f"${{{_variable(line)}}}"
+        secrets = {n: v for n, v in secrets.items() if n != _variable(_USER[1])} | {_variable(line): client[line]}
     address = f"{kafka_client.PREFIX}bootstrap.servers"
     progress = _Progress("topics")
     broker = Broker({address: servers, **client}, progress.told)
@@ -61,6 +70,7 @@ def from_kafka(
         folder=output.resolve().parent,
         format_options=_of_registry(written),
         secrets=sorted(secrets),
+        remark=remark,
         what=f"Kafka at {servers}",
     )
     _write(output, proposal.write(place, results), secrets)
@@ -174,7 +184,7 @@ def _for_java(options: Mapping[str, str]) -> dict[str, str]:
     """Translate options of librdkafka into those of Kafka's Java client. They differ for users and certificates."""
     prefix = kafka_client.PREFIX
     found = {name: value for name, value in options.items() if name.startswith(prefix)}
-    username, password = (found.pop(f"{prefix}sasl.{name}", None) for name in ("username", "password"))
+    username, password = (found.pop(name, None) for name in _USER)
     if (username is None) != (password is None):
         raise ConfigError("--option sasl.username and sasl.password belong together. Give both.")
     if username is not None and password is not None:

@@ -40,6 +40,7 @@ class Place:
     :param folder: folder of the configuration file. Paths are relative to it.
     :param format_options: options of the schema registry, likewise.
     :param secrets: names of environment variables that the file refers to and that aren't set.
+    :param remark: says what such a variable must have, if that isn't clear.
     :param what: the place in words, for messages and comments.
     """
 
@@ -48,6 +49,7 @@ class Place:
     folder: Path
     format_options: Mapping[str, str] = field(default_factory=dict)
     secrets: Sequence[str] = ()
+    remark: str = ""
     what: str = ""
 
 
@@ -137,6 +139,8 @@ def _lines(
     yield "#   rowdelta run sink.yaml"
     if place.secrets:
         yield f"# Secrets are not in this file. Set {' and '.join(place.secrets)} in the environment before."
+    if place.remark:
+        yield f"# {place.remark}"
     yield "sink:"
     yield f"  id: {_scalar(sink_id):<30} # stable identity: each table stores its source position under this name"
     yield f"  checkpoint: ./state/{sink_id}"

@@ -263,6 +263,27 @@ def test_secrets_are_not_in_the_file(
     assert found["kafka.client.id"] == "init"
 
 
+@pytest.mark.kafka
+@pytest.mark.parametrize("password", ['a"b\\c', "hunter2"])
+@pytest.mark.parametrize("given", ["{}", "${{MY_PASSWORD}}"])
+def test_the_file_logs_in_as_init_did(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str, given: str
+) -> None:
+    """A password in Java's login line has escapes, and a variable's value is put there as it is."""
+    file = tmp_path / "sink.yaml"
+    monkeypatch.setenv("MY_PASSWORD", password)
+    user = ("--option", "sasl.username=ada", "--option", f"sasl.password={given.format(password)}")
+    assert init(file, kafka, "--topics", "shop[.].*", *user) == 0
+    text = file.read_text(encoding="utf-8")
+    assert password not in text
+    told = re.search(r"(?m)^# (KAFKA_SASL_JAAS_CONFIG): (.*;)", text)
+    assert (told is not None) == ('"' in password)
+    if told is not None:
+        monkeypatch.setenv(told[1], told[2].replace("…", r"a\"b\\c"))
+    monkeypatch.setenv("KAFKA_SASL_PASSWORD", password)
+    assert client_settings(config.load(file).source.options)["sasl.password"] == password
+
+
 def test_options_of_either_client() -> None:
     """A user is given as librdkafka wants it, and written as Java wants it; or as Java wants it right away."""
     given = {"kafka.sasl.username": 'a"b', "kafka.sasl.password": "p\\q", "kafka.sasl.mechanism": "SCRAM-SHA-512"}
