@@ -13,34 +13,24 @@ from pyspark.sql import SparkSession
 
 from sink import session
 from sink.config import Config
+from tests import memory_folder
+from tests.memory_folder import MemoryFolder
 from tests.services.jars import ivy_to_itself
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
 # code only a few times, so the second compiler and more collector threads would cost more than they save.
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-_MEMORY = Path("/dev/shm")
-_ROOM = 4 << 30
-"""Bytes that must be free there; a run of all tests takes less than a quarter of it."""
-_PREFIX = "rowdelta-tests-"
 
-
-def _in_memory() -> Path | None:
-    """A folder in memory for this process and its children; None if the user says where, or there is no room.
-
-    Folders that were kept, or left behind by a process that was killed, are removed.
-    """
-    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+def _in_memory() -> MemoryFolder | None:
+    """A folder in memory for this process and its children; None if the user says where, or there is no room."""
+    if "TMPDIR" in os.environ or not os.access(memory_folder.MEMORY, os.W_OK):
         return None
-    for left in _MEMORY.glob(f"{_PREFIX}*"):
-        if not Path("/proc", left.name.removeprefix(_PREFIX)).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    found = os.statvfs(_MEMORY)
-    if found.f_bavail * found.f_frsize < _ROOM or found.f_flag & os.ST_NOEXEC:
+    memory_folder.remove_left()
+    if not memory_folder.has_room():
         return None
-    folder = _MEMORY / f"{_PREFIX}{os.getpid()}"
-    folder.mkdir(mode=0o700)
-    os.environ["TMPDIR"] = str(folder)
+    folder = memory_folder.claim()
+    os.environ["TMPDIR"] = str(folder.path)
     tempfile.tempdir = None  # found anew
     return folder
 
@@ -51,7 +41,7 @@ _temporary = _in_memory()
 def pytest_sessionfinish(exitstatus: int) -> None:
     """What failed tests left is kept until the next run."""
     if _temporary is not None and exitstatus == 0:
-        shutil.rmtree(_temporary, ignore_errors=True)
+        shutil.rmtree(_temporary.path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
