@@ -26,6 +26,17 @@ from sink.pipeline import Pipeline
 _JVM_SECONDS = 120.0
 """Time for the JVM to end. At its end it writes about 15,000 classes."""
 _KAFKA_SOURCE = "spark-sql-kafka"
+_OF_THE_JOB = (
+    "spark.app.name",
+    "spark.eventLog.",
+    "spark.extraListeners",
+    "spark.plugins",
+    "spark.sql.catalog.",
+    "spark.sql.defaultCatalog",
+    "spark.sql.queryExecutionListeners",
+    "spark.sql.streaming.streamingQueryListeners",
+)
+"""Settings that this job doesn't take: the user's catalogs, and those who would be told of it as of the user's job."""
 _NOBODY = "127.0.0.1:9"
 
 
@@ -53,9 +64,7 @@ def warm(path: Path, config: Config, *, in_background: bool) -> Iterator[str]:
             packages = jars.recorded(options)
         if packages is None:
             raise RowdeltaError("the jars of the packages can't be remembered: there is no cache folder to write to.")
-        # a process can start only one JVM, and this one has started it
-        again = ["--in-background"] * in_background
-        subprocess.run([sys.executable, "-m", "sink", "warm", *again, str(path)], check=True)
+        _go_on(path, in_background=in_background)
         return
     found = archive.find(options, packages)
     if found is None:
@@ -68,6 +77,17 @@ def warm(path: Path, config: Config, *, in_background: bool) -> Iterator[str]:
         if target is not None and not found.exists:
             _make(config, found, target)
             yield "ok"
+
+
+def _go_on(path: Path, *, in_background: bool) -> None:
+    """Go on in another process. A process can start only one JVM, and this one has started it.
+
+    :raises SystemExit: the other process has failed and said why.
+    """
+    again = ["--in-background"] * in_background
+    code = subprocess.run([sys.executable, "-m", "sink", "warm", *again, str(path)], check=False).returncode
+    if code != 0:
+        raise SystemExit(code if code > 0 else 128 - code)  # below 0: ended by this signal
 
 
 def _make(config: Config, found: Archive, target: Path) -> None:
@@ -84,14 +104,14 @@ def _make(config: Config, found: Archive, target: Path) -> None:
 
 
 def _config(config: Config, folder: Path) -> Config:
-    """A configuration with the user's Spark settings, and with its own source and table."""
+    """A configuration with most of the user's Spark settings, and with its own source and table."""
     (folder / "changes").mkdir()
     for number in range(2):
         records = [{"row_kind": "+U", "id": key, "v": str(number), "seq": number} for key in range(20)]
         text = "".join(json.dumps(record) + "\n" for record in records)
         (folder / "changes" / f"{number}.json").write_text(text)
         os.utime(folder / "changes" / f"{number}.json", (1_700_000_000 + number,) * 2)
-    own = {k: v for k, v in config.spark.items() if not k.startswith("spark.sql.catalog.")}
+    own = {k: v for k, v in config.spark.items() if not k.startswith(_OF_THE_JOB)}
     return Config.model_validate(
         {
             "sink": {"id": "warm", "checkpoint": str(folder / "state"), "trigger": "available-now"},

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 import pyspark
 import pytest
 
-from sink import archive, cache, cli, config, jars, session, spark_versions
+from sink import archive, cache, cli, config, jars, session, spark_versions, training
 from sink.errors import RowdeltaError
 from sink.jars import Jar
 from sink.spark_versions import SparkVersion
@@ -399,6 +399,35 @@ def test_warm_refuses_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
     assert cli.main(["warm", str(write_config(tmp_path, spark={"spark.master": "spark://host:7077"}))]) == 2
     assert "only for a local master" in capsys.readouterr().err
+
+
+def test_the_job_of_warm_is_told_to_nobody(tmp_path: Path) -> None:
+    """It isn't the user's job, and it has none of the user's catalogs."""
+    from tests.sink.test_submit import write_config
+
+    reports = {
+        "spark.app.name": "orders",
+        "spark.extraListeners": "org.example.Lineage",
+        "spark.sql.queryExecutionListeners": "org.example.Lineage",
+        "spark.sql.streaming.streamingQueryListeners": "org.example.Lineage",
+        "spark.plugins": "org.example.Plugin",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": "hdfs://history",
+        "spark.sql.defaultCatalog": "lake",
+    }
+    kept = {"spark.driver.memory": "2g", "spark.sql.extensions": "org.example.Extensions"}
+    trained = training._config(config.load(write_config(tmp_path, spark=reports | kept)), tmp_path)
+    options = session.settings(trained)
+    assert kept.items() <= options.items()
+    assert options["spark.app.name"] == "rowdelta warm"
+    assert not reports.keys() - {"spark.app.name"} & options.keys()
+
+
+def test_warm_ends_as_its_second_process_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        training._go_on(tmp_path / "missing.yaml", in_background=False)
+    assert ended.value.code == 2
+    assert "missing.yaml" in capfd.readouterr().err
 
 
 @pytest.mark.spark
