@@ -86,12 +86,18 @@ class Archive:
         return not self.exists and not self._refused.exists()
 
     def accept(self, path: Path) -> None:
-        """Give a complete archive its name."""
+        """Give a complete archive its name.
+
+        :raises TemporaryError: its size can't be noted, and without it no start would use the archive.
+        """
         with path.open("rb") as file:
             os.fsync(file.fileno())
         size = path.stat().st_size
         os.replace(path, self.path)
         cache.write(self._size, str(size))
+        if not self.exists:
+            self.path.unlink(missing_ok=True)
+            raise TemporaryError(f"{self._size} can't be written. Make room there, and run again.")
         self._refused.unlink(missing_ok=True)
 
     def refuse(self) -> None:
@@ -215,7 +221,7 @@ def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
     """Yields the path to write the archive to, or None if another process is writing it and `wait` is false. In the end
     a written archive gets its name.
 
-    :raises TemporaryError: there isn't enough space.
+    :raises TemporaryError: there isn't enough space, or the archive can't be stored.
     :raises RowdeltaError: the JVM refuses to make an archive, or to use the one that it made.
     """
     folder = archive.path.parent

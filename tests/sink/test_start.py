@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from sink import archive, cache, cli, config, jars, session, spark_versions, training
-from sink.errors import RowdeltaError
+from sink.errors import RowdeltaError, TemporaryError
 from sink.jars import Jar
 from sink.spark_versions import SparkVersion
 from tests.services.process import java_command
@@ -322,6 +322,16 @@ def test_an_archive_has_its_name_when_it_is_complete(jar: Path) -> None:
             assert other is None  # somebody is at it
     assert found.path.read_bytes() == b"classes"
     assert [file.name for file in found.path.parent.iterdir() if file.is_dir()] == []
+
+
+def test_an_archive_whose_size_cannot_be_noted_does_not_stay(jar: Path) -> None:
+    """No start would use it."""
+    found = archive_of(jar)
+    found.path.with_suffix(".size").mkdir()  # can't be replaced by a file
+    with pytest.raises(TemporaryError, match="can't be written"):
+        exists(found, jar)
+    assert not found.path.exists()
+    assert found.is_wanted
 
 
 def test_what_a_killed_process_left_is_removed(jar: Path) -> None:
