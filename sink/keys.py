@@ -19,6 +19,7 @@ from sink.errors import ConfigError, NoMessagesError, TableError
 from sink.inference import Sample
 from sink.options import MisplacedError, did_you_mean
 from sink.patterns import ResolvedTable
+from sink.table_properties import check_types
 from sink.table_state import TableState, property_prefix
 
 Fields = tuple[str, ...]
@@ -73,6 +74,7 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
     :param table: the table, if it exists.
     :param sample: sample of the source's messages. It is read only if the key isn't known otherwise.
     :raises ConfigError: the messages don't state exactly one key, or the table can't have this key.
+    :raises TableError: the writers don't know the type of a column.
     :raises NoMessagesError: there are no messages yet.
     """
     section, path = resolved.section, resolved.path
@@ -89,6 +91,7 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
         # the user has decided for this key, perhaps because the messages' key has changed
         return TableKey(key, True, _united(known.messages, (fields for fields in sample.message_keys() if fields)))
     if table is not None:
+        check_types(table)
         columns = _identifiers(table)
         if not columns and known is not None and not known.configured:
             columns = known.columns

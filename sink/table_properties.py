@@ -2,11 +2,15 @@
 to Iceberg, warns that it doesn't follow it, or refuses the table. docs/table-properties.md has the same table.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sink.errors import TableError
+
+if TYPE_CHECKING:
+    from sink.table_state import TableState
 
 Treatment = Literal["followed", "Iceberg's", "other engines'", "warning", "refused"]
 
@@ -106,6 +110,7 @@ property, the longest one is used.
 FEATURES: Mapping[str, Rule] = {
     "sort order": Rule("warning", "rows are not sorted by it"),
     "write default of a column": Rule("warning", "a field that messages lack becomes null"),
+    "column of type variant": Rule("refused", "the writers are in Python, and PyIceberg has no such type"),
     "branch or tag as target": Rule("refused", "commits go to main"),
 }
 
@@ -137,6 +142,25 @@ def check_properties(table: str, properties: Mapping[str, str]) -> None:
             f"{table} has the property {name}, which rowdelta does not follow: {why}. Remove the property, or write to "
             "another table."
         )
+
+
+def check_types(table: "TableState") -> None:
+    """Check the types of the columns of a table that exists.
+
+    :raises TableError: the writers don't know one of them.
+    """
+    from pyiceberg.exceptions import ValidationError
+    from pyiceberg.types import NestedField
+
+    for field in json.loads(table.spec.schema)["fields"]:
+        try:
+            NestedField.model_validate(field)
+        except (ValueError, ValidationError):
+            dtype = field["type"] if isinstance(field["type"], str) else json.dumps(field["type"])
+            raise TableError(
+                f"{table.name} has the column {field['name']} of type {dtype}, which rowdelta's writers don't know. "
+                "Drop the column, or write to another table."
+            ) from None
 
 
 def ignored(properties: Mapping[str, str]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from sink.keys import TableKey, property_name, table_key, with_key
 from sink.patterns import ResolvedTable
 from sink.sources.source import Source
 from sink.spark_versions import parse_ddl
-from sink.table_properties import FEATURES, check_properties, ignored
+from sink.table_properties import FEATURES, check_properties, check_types, ignored
 from sink.table_state import Tables, TableState
 
 log = logging.getLogger("rowdelta")
@@ -104,6 +104,7 @@ def plan_table(
             catalogs.partition_spec(wanted, section.partition_fields, path)
     else:
         check_properties(table.name, table.spec.properties_by_name)
+        check_types(table)
         columns = table.columns()
         _check_columns(section, wanted, columns)
         _check_key(section, table)

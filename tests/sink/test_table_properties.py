@@ -1,18 +1,23 @@
 """The sink treats Iceberg's table properties and features as docs/table-properties.md says."""
 
+import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.access import without_spark
 from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.iceberg import Catalogs
 from sink.inspection import check
+from sink.keys import table_key
+from sink.patterns import ResolvedTable
 from sink.table_properties import FEATURES, RULES, ignored, refusal, rule
 from tests.sink.harness import Job, before_commit, seen
 
@@ -196,6 +201,57 @@ def test_tables_that_exist(
         with pytest.raises(ConfigError, match=rf"target: {job.target} is a table, and rowdelta does not write to its"):
             refused()
     assert len(job.rows(job.target)) == 2
+
+
+@pytest.mark.parametrize("dtype", ["variant", "geometry(srid:4326)"])
+def test_a_column_of_a_type_that_the_writers_do_not_know(tmp_path: Path, dtype: str) -> None:
+    """Without Spark: `check`, and where only the table can tell the key."""
+    (tmp_path / "changes").mkdir()
+    folder = tmp_path / "warehouse/shop/orders/metadata"
+    folder.mkdir(parents=True)
+    fields = [
+        {"id": 1, "name": "id", "type": "long", "required": True},
+        {"id": 2, "name": "place", "type": dtype, "required": False},
+    ]
+    metadata = {
+        "format-version": 3,
+        "location": str(folder.parent),
+        "schemas": [{"schema-id": 0, "type": "struct", "fields": fields, "identifier-field-ids": [1]}],
+        "current-schema-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": []}],
+        "default-spec-id": 0,
+    }
+    (folder / "v1.metadata.json").write_text(json.dumps(metadata))
+    table = {"source": str(tmp_path / "changes"), "target": "lake.shop.orders", "order_by": ["seq bigint"]}
+    values: dict[str, Any] = {
+        "sink": {"id": "shop", "checkpoint": str(tmp_path / "state")},
+        "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
+        "catalogs": {"lake": {"type": "hadoop", "warehouse": str(tmp_path / "warehouse")}},
+        "tables": [table | {"key": ["id"]}],
+    }
+    told = rf"lake\.shop\.orders has the column place of type {re.escape(dtype)}"
+    with pytest.raises(TableError, match=told):
+        list(check(None, Config.model_validate(values)))
+    kafka = {"source": {"type": "kafka", "format": "row-kind", "options": {"kafka.bootstrap.servers": "127.0.0.1:1"}}}
+    keyless = Config.model_validate(values | kafka | {"tables": [table]})
+    access, section = without_spark(keyless), keyless.tables[0]
+    with pytest.raises(TableError, match=told):
+        table_key(
+            keyless, ResolvedTable(section, "tables[0]"), access.tables.load(section.target), access.sample(section)
+        )
+
+
+@pytest.mark.spark
+def test_a_table_with_a_variant(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    spark.sql(
+        f"CREATE TABLE {job.target} (id bigint, region string, v variant) USING iceberg "
+        "TBLPROPERTIES ('format-version' = '3')"
+    )
+    for refused in (lambda: list(check(spark, job.config())), job.run):
+        with pytest.raises(TableError, match=r"has the column v of type variant"):
+            refused()
 
 
 @pytest.mark.spark
