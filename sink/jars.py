@@ -9,13 +9,18 @@ packages itself. The JVM can also take the jars' classes from an archive (`sink.
 that Spark loads itself. On a cluster the executors need the jars too, so there Spark distributes its packages as usual.
 """
 
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from urllib.parse import unquote, urlsplit
 from zipfile import BadZipFile, ZipFile
 
@@ -24,6 +29,10 @@ from sink import cache, spark_versions
 _LOCAL_MASTER = re.compile(r"local(\[[^\]]*\])?")
 _MOVING = re.compile(r"[\[\](),+]|SNAPSHOT|latest\.", re.IGNORECASE)
 """Fits versions that may mean another jar tomorrow."""
+_OTHER_SECONDS = 120.0
+"""Time for another process to download the packages and start its JVM."""
+
+log = logging.getLogger("rowdelta")
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,38 @@ def recorded(options: Mapping[str, str]) -> Sequence[Jar] | None:
         return jars if jars and all(stamp(jar.path) == jar for jar in jars) else None
     except (OSError, ValueError, TypeError):
         return None
+
+
+@contextmanager
+def resolving(options: Mapping[str, str]) -> Iterator[Sequence[Jar]]:
+    """Yields the recorded jars of these packages, or none: then the caller lets Ivy resolve them, and records them.
+
+    Meanwhile other processes that would do the same wait, because Ivy's cache isn't made for several downloads of the
+    same file at once. They don't wait for ever, since Ivy may hang.
+    """
+    found = recorded(options)
+    folder = cache.folder("jars")
+    if found is not None or folder is None:
+        yield found or ()
+        return
+    with ExitStack() as stack:
+        with suppress(OSError):  # without the lock Spark starts as well
+            lock = stack.enter_context((folder / ".lock").open("w"))
+            _wait_for(lock)
+        yield recorded(options) or ()
+
+
+def _wait_for(lock: IO[str]) -> None:
+    began, is_told = time.monotonic(), False
+    while time.monotonic() - began < _OTHER_SECONDS:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not is_told:
+                log.info("another process is resolving Spark's packages; waiting for it")
+                is_told = True
+            time.sleep(0.1)
 
 
 def record(options: Mapping[str, str], resolved: str) -> None:

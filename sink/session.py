@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -122,12 +122,12 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
         spark = _created(options)
     else:
         ours = jars.are_ours(options)
-        resolved: Sequence[Jar] = (jars.recorded(options) if ours else None) or ()
-        given = {k: v for k, v in options.items() if k != "spark.jars.packages"} if resolved else options
-        with archive.launching(options, resolved, short=short, training=training):
-            spark = _created(given)
-        if ours and not resolved:
-            jars.record(options, spark.sparkContext.getConf().get("spark.jars", "") or "")
+        with jars.resolving(options) if ours else nullcontext[Sequence[Jar]](()) as resolved:
+            given = {k: v for k, v in options.items() if k != "spark.jars.packages"} if resolved else options
+            with archive.launching(options, resolved, short=short, training=training):
+                spark = _created(given)
+            if ours and not resolved:
+                jars.record(options, spark.sparkContext.getConf().get("spark.jars", "") or "")
     java_names.remember()
     if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -14,7 +15,7 @@ from sink import archive, cache, cli, config, jars, session, spark_versions, tra
 from sink.errors import RowdeltaError, TemporaryError
 from sink.jars import Jar
 from sink.spark_versions import SparkVersion
-from tests.services.process import java_command
+from tests.services.process import java_command, wait_until
 
 OPTIONS = {"spark.master": "local[2]", "spark.jars.packages": "org.example:first:1.0,org.example:second:2.1"}
 PROGRAM = ("org.apache.spark.launcher.Main", "org.example.Program")
@@ -121,6 +122,36 @@ def test_a_damaged_record_does_not_count(jar: Path, own_cache: Path) -> None:
         (record,) = (own_cache / "jars").iterdir()
         record.write_text(damaged)
         assert jars.recorded(OPTIONS) is None
+
+
+def test_a_first_start_waits_for_another_one_and_takes_its_jars(jar: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ivy would have both download them, and its cache is not made for that."""
+    caplog.set_level("INFO", logger="rowdelta")
+    with ThreadPoolExecutor(1) as pool:
+        with jars.resolving(OPTIONS) as found:
+            assert found == ()
+            other = pool.submit(resolved)
+            assert wait_until(lambda: "another process" in caplog.text or other.done(), 30)
+            jars.record(OPTIONS, uri(jar))
+        assert [each.path for each in other.result(30)] == [str(jar)]
+    with jars.resolving(OPTIONS) as found, jars.resolving(OPTIONS) as again:
+        assert found == again != ()
+
+
+def resolved() -> Sequence[Jar]:
+    with jars.resolving(OPTIONS) as found:
+        return found
+
+
+def test_a_first_start_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "_OTHER_SECONDS", 0.2)
+    with jars.resolving(OPTIONS):
+        assert resolved() == ()
+
+
+def test_a_first_start_without_a_cache(own_cache: Path) -> None:
+    own_cache.parent.write_text("a file")
+    assert resolved() == ()
 
 
 def test_packages_with_python_modules_are_left_to_spark(jar: Path) -> None:
