@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 _READING = re.compile(r"spark\.(sql\.catalog|sql\.defaultCatalog|hadoop|remote|api)\b.*")
 """Settings of Spark that may make it read other tables or files."""
+_FILES = re.compile(r"io-impl|(s3|client|gcs|adls)\..+")
+"""Properties of catalogs whose files are read by a Java class that Iceberg's runtime may not have."""
+_STEERING = (
+    "HADOOP_CONF_DIR", "YARN_CONF_DIR", "HADOOP_HOME", "PYSPARK_SUBMIT_ARGS", "SPARK_DIST_CLASSPATH", "CLASSPATH",
+)  # fmt: skip
+"""Environment variables through which the JVM gets settings, or finds files with settings."""
+_JVM_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+"""Environment variables that may set Spark's settings as properties of the JVM."""
 _SIZE = r"([1-9]\d*g|[5-9]\d\dm|[1-9]\d{3,}m)"
 _HARMLESS: Mapping[str, str] = {
     "spark.app.name": r".*",
@@ -98,10 +106,13 @@ def without_spark(config: Config) -> Access:
 
 
 def check_settings(config: Config) -> None:
-    """:raises NeedsSparkError: only Spark knows whether it starts with these settings."""
+    """:raises NeedsSparkError: only Spark knows whether it starts with these settings and has the catalogs' classes."""
     for name, value in config.spark.items():
         if not re.fullmatch(_HARMLESS.get(name, r"(?!)"), value):
             raise NeedsSparkError(f"spark.{name}")
+    for name, properties in config.catalogs.items():
+        if properties.get("type", "").lower() == "jdbc" or any(map(_FILES.fullmatch, properties)):
+            raise NeedsSparkError(f"catalogs.{name}: its driver, or its client for files")
 
 
 def _check_environment(config: Config) -> None:
@@ -115,6 +126,9 @@ def _check_environment(config: Config) -> None:
     for file in (conf / "spark-defaults.conf", conf / "core-site.xml", conf / "hdfs-site.xml"):
         if file.exists():
             raise NeedsSparkError(str(file))
-    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HADOOP_HOME"):
+    for name in _STEERING:
         if os.environ.get(name):
+            raise NeedsSparkError(name)
+    for name in _JVM_OPTIONS:
+        if "-Dspark." in os.environ.get(name, ""):
             raise NeedsSparkError(name)

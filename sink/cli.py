@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 # The functions that use other modules import them. These imports take a second, and until this module's imports are
 # done, nobody handles signals.
 from sink import interrupts
-from sink.errors import ConfigError, DataError, NeedsSparkError, RowdeltaError
+from sink.errors import ConfigError, DataError, RowdeltaError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rowdelta: {error}", file=sys.stderr)
         return error.exit_code
     except interrupts.InterruptedBySignalError as interrupted:
-        print(f"rowdelta: {interrupted}; every table is as its last commit left it", file=sys.stderr)
+        print(f"rowdelta: {interrupted}", file=sys.stderr)
         return interrupted.exit_code
 
 
@@ -318,11 +318,11 @@ def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Con
     lines: list[str] = []
     try:
         lines.extend(look(None, config.load(args.config)))  # which keeps what came before an error
-    except NeedsSparkError:
-        return _inspect(args, look, short=True)
     except RowdeltaError:
         print(*lines, sep="\n", end="\n" if lines else "")
         raise
+    except Exception:  # noqa: BLE001 - mostly `NeedsSparkError`; whatever else it is, the look with Spark decides
+        return _inspect(args, look, short=True)
     print(*lines, sep="\n")
     return 0
 

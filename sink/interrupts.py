@@ -1,7 +1,9 @@
 """Ctrl-C and SIGTERM while no micro-batch needs to be finished. The process ends soon, and so does its JVM."""
 
+import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,32 +14,40 @@ from typing import Any
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _JVM_SECONDS = 5.0
 """Time for the JVM's shutdown hooks, which remove its temporary files. Nothing important depends on them."""
+_CLEANUP_SECONDS = 10.0
+"""Time for everything else. A thread that waits for a server, for example, can't be interrupted."""
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
     """A signal asked the process to end. The current work stops, unfinished, where it is."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        super().__init__(f"interrupted by {signal.Signals(number).name}; every table is as its last commit left it")
         self.exit_code = 128 + number
 
 
 @contextmanager
 def raised() -> Iterator[None]:
     """Let signals raise `InterruptedBySignalError` in the main thread. After the first signal, others are ignored until
-    everything is cleaned up.
+    everything is cleaned up. If that takes too long, the process ends without it.
 
     Python handles signals only in the main thread. In other threads this changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    timers = list[threading.Timer]()
 
     def handle(number: int, _: FrameType | None) -> None:
         for other in _SIGNALS:
             signal.signal(other, signal.SIG_IGN)
+        error = InterruptedBySignalError(number)
+        timer = threading.Timer(_CLEANUP_SECONDS, _end_at_once, [error])
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
         jvms.terminate()  # before the exception, so that no thread waits for the JVM meanwhile
-        raise InterruptedBySignalError(number)
+        raise error
 
     previous = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
@@ -46,8 +56,16 @@ def raised() -> Iterator[None]:
         jvms.end()
         raise
     finally:
+        for timer in timers:
+            timer.cancel()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _end_at_once(error: InterruptedBySignalError) -> None:
+    jvms.kill()
+    print(f"rowdelta: {error}", file=sys.stderr, flush=True)
+    os._exit(error.exit_code)
 
 
 class _Jvms:
@@ -85,6 +103,10 @@ class _Jvms:
         self.ending = True
         for process in self._processes:
             process.terminate()
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
 
     def end(self) -> None:
         """Make sure that the JVMs have ended."""

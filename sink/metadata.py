@@ -22,12 +22,12 @@ from sink.local_paths import local_path
 from sink.table_state import Snapshot, TableState, written_properties
 
 if TYPE_CHECKING:
-    from pyiceberg.catalog.rest import RestCatalog
     from pyspark.sql import types as T
 
     from changelog.spec import ColumnSpec
     from deltawriters import TableSpec
     from sink.expired_snapshots import ExpiredSnapshots
+    from sink.rest_client import RestClient
 
 Metadata = Mapping[str, Any]
 _Properties = Mapping[str, str]
@@ -133,7 +133,7 @@ class MetadataTables:
 
     def __init__(self, config: Config) -> None:
         self._catalogs = config.catalogs
-        self._clients: dict[str, RestCatalog] = {}
+        self._clients: dict[str, RestClient] = {}
         self._lock = Lock()
 
     def load(self, name: str) -> MetadataTable | None:
@@ -154,7 +154,7 @@ class MetadataTables:
         try:
             metadata = readers[kind](catalog, properties, namespace, table)
             found = None if metadata is None else MetadataTable(name, metadata)
-        except (OSError, ValueError, LookupError, sqlite3.Error) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, sqlite3.Error) as error:
             raise NeedsSparkError(f"{name}: {error}") from error
         if found is None and table in _METADATA_TABLES:
             raise NeedsSparkError(name)
@@ -171,7 +171,7 @@ class MetadataTables:
         try:
             client = self._client(catalog, properties)
             place = client._split_identifier_for_path((*namespace, table))
-            response = client._session.get(client.url(Endpoints.load_table, **place), timeout=_SECONDS)
+            response = client._session.get(client.url(Endpoints.load_table, **place))
         except Exception as error:  # of a client's own kinds, which a 404 or an unknown address raises too
             raise NeedsSparkError(f"catalog {catalog}: {error}") from error
         content: dict[str, Any] = response.json()
@@ -181,18 +181,17 @@ class MetadataTables:
             raise NeedsSparkError(f"catalog {catalog}: {content['error']['type']}")
         if response.status_code != 200:
             raise NeedsSparkError(f"catalog {catalog}: {response.status_code}")
-        metadata: Metadata = content["metadata"]
-        return metadata
+        return _metadata(content["metadata"])
 
-    def _client(self, catalog: str, properties: _Properties) -> "RestCatalog":
-        from pyiceberg.catalog.rest import RestCatalog
+    def _client(self, catalog: str, properties: _Properties) -> "RestClient":
+        from sink.rest_client import RestClient
 
         unknown = [name for name in properties if not _REST_PROPERTIES.fullmatch(name)]
         if unknown:
             raise NeedsSparkError(f"catalog {catalog}: {unknown[0]}")
         with self._lock:
             if catalog not in self._clients:
-                self._clients[catalog] = RestCatalog(catalog, **properties)
+                self._clients[catalog] = RestClient(catalog, _SECONDS, **properties)
             return self._clients[catalog]
 
 
@@ -249,8 +248,14 @@ def _check_client(catalog: str, properties: _Properties) -> None:
 
 def _read(file: Path) -> Metadata:
     content = file.read_bytes()
-    metadata: Metadata = json.loads(gzip.decompress(content) if content.startswith(_GZIP) else content)
-    return metadata
+    return _metadata(json.loads(gzip.decompress(content) if content.startswith(_GZIP) else content))
+
+
+def _metadata(content: Any) -> Metadata:
+    """:raises ValueError: it isn't a table's metadata."""
+    if not isinstance(content, dict):
+        raise ValueError(f"expected metadata, got {str(content)[:80]}")
+    return content
 
 
 def _check_partitioning(columns: "T.StructType", partition_by: Sequence[PartitionField]) -> None:

@@ -7,9 +7,14 @@ Other files compare the two on what they have anyway, by `harness.seen`: each ki
 import gzip
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +215,15 @@ ALSO_BY_CHECK: Mapping[str, Callable[[dict[str, Any]], object]] = {
     ),
     "packages": lambda values: values["spark"].update({"spark.jars.packages": "org.example:driver:1"}),
     "too little memory": lambda values: values["spark"].update({"spark.driver.memory": "100m"}),
+    "a driver that may not be there": lambda values: values["catalogs"].update(
+        other={"type": "jdbc", "uri": "jdbc:sqlite:/w/catalog.db", "warehouse": "/w"}
+    ),
+    "a client for files that may not be there": lambda values: values["catalogs"].update(
+        other={"type": "rest", "uri": "http://127.0.0.1:1", "io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
+    ),
+    "properties of such a client": lambda values: values["catalogs"].update(
+        other={"type": "rest", "uri": "http://127.0.0.1:1", "s3.endpoint": "http://127.0.0.1:1"}
+    ),
     "an expression": lambda values: values["tables"][0]["columns"].update(v={"type": "bigint", "expression": "id"}),
     "columns inferred from files": lambda values: values["tables"][0].pop("columns"),
     "a transform that its column doesn't have": lambda values: values["tables"][0].update(partition_by=["day(id)"]),
@@ -237,12 +251,35 @@ def test_what_only_spark_can_check(case: str, tmp_path: Path, monkeypatch: pytes
         list(inspection.check(None, loaded))
 
 
-@pytest.mark.parametrize("place", ["HADOOP_CONF_DIR", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT"])
+@pytest.mark.parametrize(
+    "place", ["HADOOP_CONF_DIR", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "SPARK_DIST_CLASSPATH", "CLASSPATH"]
+)
 def test_settings_beside_the_configuration(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spark-defaults.conf").touch()
     monkeypatch.setenv(place, str(tmp_path))
     with pytest.raises(NeedsSparkError):
         list(inspection.status(None, changed(tmp_path, lambda _: None)))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("PYSPARK_SUBMIT_ARGS", "--conf spark.hadoop.fs.defaultFS=hdfs://n pyspark-shell"),
+        ("SPARK_SUBMIT_OPTS", "-Xss4m -Dspark.hadoop.fs.defaultFS=hdfs://n"),
+        ("JAVA_TOOL_OPTIONS", "-Dspark.master=yarn"),
+        ("JDK_JAVA_OPTIONS", '"-Dspark.master=yarn"'),
+    ],
+)
+def test_settings_in_options_of_the_jvm(
+    place: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = changed(tmp_path, lambda _: None)
+    if place != "PYSPARK_SUBMIT_ARGS":
+        monkeypatch.setenv(place, "-Djava.io.tmpdir=/tmp")
+        assert list(inspection.status(None, loaded))
+    monkeypatch.setenv(place, value)
+    with pytest.raises(NeedsSparkError):
+        list(inspection.status(None, loaded))
 
 
 def test_then_the_commands_start_spark(tmp_path: Path) -> None:
@@ -254,6 +291,69 @@ def test_then_the_commands_start_spark(tmp_path: Path) -> None:
         code, lines, error = without_java(name, written(tmp_path, values))
         assert (code, lines) == (ConfigError.exit_code, [])
         assert error.startswith("rowdelta: no Java found.")
+
+
+@pytest.mark.parametrize("token", [{}, {"credential": "a:b"}], ids=["no user", "a user"])
+def test_a_catalog_that_accepts_and_says_nothing(tmp_path: Path, token: Mapping[str, str]) -> None:
+    """Waiting ends, and then the commands start Spark."""
+    with silent_server() as server:
+        path = written(tmp_path, changed(tmp_path, rest(server, token)))
+        patience = "import sys; from sink import cli, metadata; metadata._SECONDS = 0.5; sys.exit(cli.main())"
+        code, _, error = without_java("status", path, "-c", patience)
+    assert code == ConfigError.exit_code
+    assert error.startswith("rowdelta: no Java found.")
+
+
+TABLE: Mapping[str, Any] = {
+    "format-version": 2, "location": "/w/orders", "current-schema-id": 0, "properties": {}, "snapshots": [],
+    "schemas": [{"schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": True}]}],
+    "partition-specs": [{"spec-id": 0, "fields": []}], "default-spec-id": 0,
+}  # fmt: skip
+NO_TABLES: Mapping[str, tuple[int, Any]] = {
+    "of a gateway": (404, {"status": 404, "error": "Not Found"}),
+    "a list": (404, []),
+    "no error": (404, {"error": None}),
+    "no metadata": (200, {"metadata": None}),
+    "text": (200, "maintenance"),
+}
+
+
+@pytest.mark.parametrize("case", NO_TABLES)
+def test_answers_that_say_nothing_of_a_table(tmp_path: Path, case: str) -> None:
+    with catalog_server(*NO_TABLES[case]) as server, pytest.raises(NeedsSparkError):
+        list(inspection.status(None, changed(tmp_path, rest(server, {}))))
+
+
+def test_what_goes_wrong_without_spark_is_left_to_spark(tmp_path: Path) -> None:
+    with catalog_server(200, {"metadata": {**TABLE, "properties": None}}) as server:
+        code, lines, error = without_java("status", written(tmp_path, changed(tmp_path, rest(server, {}))))
+    assert (code, lines) == (ConfigError.exit_code, [])
+    assert error.startswith("rowdelta: no Java found.")
+
+
+def test_a_proxy_that_java_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    with catalog_server(200, {"metadata": TABLE}) as server:
+        lines = list(inspection.status(None, changed(tmp_path, rest(server, {}))))
+    assert lines[0] == "lake.shop.orders: empty, no snapshot"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_whose_threads_wait(tmp_path: Path, number: signal.Signals) -> None:
+    with silent_server() as server:
+        path = written(tmp_path, changed(tmp_path, rest(server, {})))
+        patience = "metadata._SECONDS, interrupts._CLEANUP_SECONDS = 600, 0.5"
+        code = f"import sys; from sink import cli, interrupts, metadata; {patience}; sys.exit(cli.main())"
+        child = subprocess.Popen([sys.executable, "-c", code, "status", path], stderr=subprocess.PIPE, text=True)
+        try:
+            server.settimeout(60)
+            with server.accept()[0]:
+                child.send_signal(number)
+                _, error = child.communicate(timeout=30)
+        finally:
+            child.kill()
+    assert child.returncode == 128 + number
+    assert error == f"rowdelta: interrupted by {number.name}; every table is as its last commit left it\n"
 
 
 def test_a_hadoop_catalog_is_read_as_iceberg_does(tmp_path: Path) -> None:
@@ -316,6 +416,50 @@ def kafka(values: dict[str, Any], options: Mapping[str, str]) -> None:
     values["source"]["options"] = {"kafka.bootstrap.servers": "127.0.0.1:1", **options}
 
 
+def rest(server: socket.socket, properties: Mapping[str, str]) -> Callable[[dict[str, Any]], None]:
+    """Makes a REST catalog of the configuration's one."""
+    uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+    def change(values: dict[str, Any]) -> None:
+        values["catalogs"]["lake"] = {"type": "rest", "uri": uri, **properties}
+
+    return change
+
+
+@contextmanager
+def silent_server() -> Iterator[socket.socket]:
+    """The system accepts connections to it, and nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+@contextmanager
+def catalog_server(status: int, answer: Any) -> Iterator[socket.socket]:
+    """A REST catalog that answers each question for a table with the same JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, content = (200, {"defaults": {}, "overrides": {}}) if "/config" in self.path else (status, answer)
+            body = json.dumps(content).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        try:
+            yield server.socket
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> Config:
     (folder / "changes").mkdir()
     values = configuration(folder)
@@ -331,14 +475,18 @@ def written(folder: Path, values: Config | Mapping[str, Any]) -> Path:
     return path
 
 
-def without_java(name: str, path: Path) -> tuple[int, list[str], str]:
-    """Exit code, lines and stderr of a command where there is no Java."""
+def without_java(name: str, path: Path, *run: str) -> tuple[int, list[str], str]:
+    """Exit code, lines and stderr of a command where there is no Java.
+
+    :param run: Python's arguments that run commands.
+    """
     environment = {n: value for n, value in os.environ.items() if n != "JAVA_HOME" and not n.startswith("PYSPARK")}
     done = subprocess.run(
-        [sys.executable, "-m", "sink", name, path],
+        [sys.executable, *(run or ("-m", "sink")), name, path],
         env=environment | {"PATH": "/nowhere"},
         capture_output=True,
         text=True,
+        timeout=30,
         check=False,
     )
     return done.returncode, done.stdout.splitlines(), done.stderr.rstrip("\n")
