@@ -37,7 +37,7 @@ from sink.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.sources.source import Position
 from sink.spark_versions import to_arrow
 from sink.table_properties import check_properties
-from sink.table_state import StoredPosition
+from sink.table_state import StoredPosition, TableState
 
 log = logging.getLogger("rowdelta")
 
@@ -282,9 +282,14 @@ def _open_table(spark: SparkSession, config: Config) -> IcebergTable:
     # When targets commit at the same time, Iceberg tells their files apart by the bounds of column `table`. By default
     # these have only the first 16 characters of a name.
     table = existing or catalogs.create(name, COLUMNS, [], {"write.metadata.metrics.column.table": "full"})
-    check_properties(name, table.spec.properties_by_name)
-    _check_columns(table)
+    check_table(table)
     return table
+
+
+def check_table(table: TableState) -> None:
+    """:raises TableError: the table can't be the dead-letter table."""
+    check_properties(table.name, table.spec.properties_by_name)
+    _check_columns(table)
 
 
 def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame:
@@ -369,7 +374,7 @@ def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
     )
 
 
-def _check_columns(table: IcebergTable) -> None:
+def _check_columns(table: TableState) -> None:
     missing = [name for name in COLUMNS.fieldNames() if name not in table.spec.arrow_schema.names]
     if missing:
         raise TableError(

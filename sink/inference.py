@@ -97,7 +97,7 @@ class SparkSample:
         try:
             return to_arrow(_sample(self._spark, self._config, self._table))
         except (*JAVA_ERRORS, PySparkException):
-            found = self._source.check([self._table])[0]
+            found = self._source.check([(self._table, None)], [self._table.source])[0]
             if isinstance(found, RowdeltaError):  # there is no such topic
                 raise found from None
             raise

@@ -46,16 +46,33 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
     check_folders(spark, config)
     tables = find_tables(config, source)
-    found = source.check([table.section for table in tables])
+    prefix = property_prefix(config)
 
-    def plan_of(pair: tuple[ResolvedTable, str | RowdeltaError]) -> "tuple[TablePlan, TableKey] | RowdeltaError":
-        table, reached = pair
+    def load(table: ResolvedTable) -> "tuple[TableState, Position | None] | RowdeltaError | None":
+        try:
+            return _load(access.tables, table, prefix)
+        except (ConfigError, TableError) as error:
+            return error
+
+    loaded = _in_parallel(access, load, tables)
+    positions = [state[1] if isinstance(state, tuple) else None for state in loaded]
+    known = any(positions)  # then a run takes a pattern's tables without a position for new ones
+    from_start = {table.section.source for table in tables if known and table.from_pattern}
+    sections = [table.section for table in tables]
+    found = source.check(list(zip(sections, positions, strict=True)), from_start)
+
+    def plan_of(
+        part: "tuple[ResolvedTable, tuple[TableState, Position | None] | RowdeltaError | None, str | RowdeltaError]",
+    ) -> "tuple[TablePlan, TableKey] | RowdeltaError":
+        table, state, reached = part
+        if isinstance(state, RowdeltaError):
+            return state
         if isinstance(reached, RowdeltaError) and (table.section.columns is None or not table.section.key):
             return reached  # columns or key can't be inferred without the source
-        return _plan(access, config, table)
+        return _plan(access, config, table, state[0] if state else None)
 
-    planned = _in_parallel(access, plan_of, list(zip(tables, found, strict=True)))
-    errors: list[RowdeltaError] = list(source.check_patterns())
+    planned = _in_parallel(access, plan_of, list(zip(tables, loaded, found, strict=True)))
+    errors = [*_check_dead_letters(access, config), *source.check_patterns()]
     for table, made, reached in zip(tables, planned, found, strict=True):
         section = table.section
         if isinstance(made, NoMessagesError):
@@ -141,15 +158,14 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         yield f"  lag: {next(lags)}"
 
 
-def _plan(access: Access, config: Config, resolved: ResolvedTable) -> "tuple[TablePlan, TableKey] | RowdeltaError":
+def _plan(
+    access: Access, config: Config, resolved: ResolvedTable, table: TableState | None
+) -> "tuple[TablePlan, TableKey] | RowdeltaError":
     from sink.keys import table_key, with_key
     from sink.tables import inferred_columns, plan_table
 
-    if resolved.error is not None:
-        return resolved.error
     section = resolved.section
     try:
-        table = access.tables.load(section.target)
         sample = access.sample(section)
         key = table_key(config, resolved, table, sample)
         types = inferred_columns(config, section, table, sample)
@@ -159,6 +175,21 @@ def _plan(access: Access, config: Config, resolved: ResolvedTable) -> "tuple[Tab
         return plan, key
     except (ConfigError, TableError, NoMessagesError) as error:
         return error
+
+
+def _check_dead_letters(access: Access, config: Config) -> Sequence[RowdeltaError]:
+    """Reasons why the dead-letter table can't be used. If it doesn't exist, a run creates it."""
+    from sink.dead_letters import check_table
+
+    if config.sink.on_bad_record != "dead-letter":
+        return ()
+    try:
+        table = access.tables.load(config.dead_letter_table)
+        if table is not None:
+            check_table(table)
+    except (ConfigError, TableError) as error:
+        return [error]
+    return ()
 
 
 def _load(

@@ -86,14 +86,16 @@ class Directories:
 
         return [behind(table, position) for table, position in tables]
 
-    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
+    def check(
+        self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
+    ) -> Sequence[str | RowdeltaError]:
         def found(table: TableSection) -> str | RowdeltaError:
             try:
                 return f"directory {table.source}: {len(self.look(table)):,} files"
             except ConfigError as error:
                 return error
 
-        return [found(table) for table in tables]
+        return [found(table) for table, _ in tables]
 
     def check_patterns(self) -> Sequence[RowdeltaError]:
         missing = [parent for parent in self._parents() if not self._file_system.exists(parent)]

@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import Position, Range, SharedRead, Stream, TableBatch
-from sink.sources.topics import Admin, Offsets, Topics
+from sink.sources.topics import EARLIEST, Admin, Offsets, Topics
 
 _TIMEOUT_MS = 15_000
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
@@ -29,7 +29,6 @@ _READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10"}
 """After each poll Spark asks for the partition's ends. The broker answers only after the next fetch has ended. At the
 end of a topic, where a stream nearly always is, Kafka's default lets this fetch wait for half a second. That happens
 for each partition that has messages."""
-_EARLIEST = -2
 
 
 class KafkaSource(Topics):
@@ -38,9 +37,9 @@ class KafkaSource(Topics):
     one_stream = True
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
+        super().__init__(config.source.options)
         self._spark = spark
         self._config = config
-        self._options = config.source.options
         self._folder = CheckpointFolder(spark, f"{config.sink.checkpoint.rstrip('/')}/kafka")
         self._generation = ""
         self._starts: dict[str, Offsets] = {}
@@ -54,19 +53,10 @@ class KafkaSource(Topics):
             topics = [table.source for table, _ in tables]
             earliest, latest = admin.offsets(topics, admin.earliest()), admin.offsets(topics, admin.latest())
             for table, position in tables:
-                topic = table.source
                 try:
-                    if topic not in latest or topic not in earliest:
-                        raise admin.no_topic(topic)
-                    if position is not None:
-                        start = self._continued(table, position, earliest[topic], latest[topic])
-                    elif topic in from_start:
-                        start = earliest[topic]
-                    else:
-                        start = self._configured(admin, topic, earliest[topic], latest[topic])
-                    self._starts[topic] = start
+                    self._starts[table.source] = self._start(admin, table, position, from_start, earliest, latest)
                 except RowdeltaError as error:
-                    failures[topic] = error
+                    failures[table.source] = error
         return failures
 
     def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
@@ -112,7 +102,7 @@ class KafkaSource(Topics):
         if not todo:
             return None
         from_first = {p for p in todo if p not in begin and p not in had}
-        own = Range(topic, {p: _EARLIEST if p in from_first else starts[p] for p in todo}, {p: end[p] for p in todo})
+        own = Range(topic, {p: EARLIEST if p in from_first else starts[p] for p in todo}, {p: end[p] for p in todo})
         read = functools.partial(self._frame, frame.sparkSession)
         records = functools.partial(read, [own])
         if all(other == topic or begins.get(other) == ends[other] for other in ends):
@@ -190,58 +180,6 @@ class KafkaSource(Topics):
             self._read = batch_id, before, self._folder.offsets(self._generation, batch_id)
         return self._read[1:]
 
-    def _continued(self, table: TableSection, position: Position, earliest: Offsets, latest: Offsets) -> Offsets:
-        topic = table.source
-        # partitions that were added later begin at their first message
-        start = earliest | {p: int(offset) for p, offset in position.items()}
-        by_name = {name.lower(): value for name, value in self._options.items()}
-        may_lose = by_name.get("failondataloss", "true").lower() == "false"
-        for partition, first in earliest.items():
-            if start[partition] < first and not may_lose:
-                raise DataError(
-                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but Kafka has "
-                    "removed "
-                    f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: "
-                    "upsert), "
-                    "with source.options.failOnDataLoss: false to go on from what is there."
-                )
-        for partition, end in latest.items():
-            if start[partition] > end:
-                raise TableError(
-                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic "
-                    f"ends at {end}. Was it deleted and created again? To read it from the start, remove the stored "
-                    "position (see docs/operations.md, Reset)."
-                )
-        return {partition: start[partition] for partition in latest}
-
-    def _configured(self, admin: "_Admin", topic: str, earliest: Offsets, latest: Offsets) -> Offsets:
-        by_name = {name.lower(): value for name, value in self._options.items()}
-        if "startingtimestamp" in by_name:
-            found = admin.offsets([topic], admin.at(_milliseconds(by_name["startingtimestamp"])))[topic]
-            return {p: found[p] if found[p] >= 0 else latest[p] for p in latest}
-        text = by_name.get("startingoffsets", "earliest")
-        if text in ("earliest", "latest"):
-            return earliest if text == "earliest" else latest
-        try:
-            given = {str(p): int(offset) for p, offset in json.loads(text)[topic].items()}
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise ConfigError(
-                f"source.options.startingOffsets: got {text!r}, expected earliest, latest, or JSON such as "
-                f'{{"{topic}": {{"0": 42}}}}'
-            ) from None
-        special = {_EARLIEST: earliest, -1: latest}
-        chosen = earliest | given
-        start = {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
-        for partition, offset in start.items():
-            # check it now: the table stores this offset before anything is read, and then ignores a corrected option
-            if not earliest[partition] <= offset <= latest[partition]:
-                raise ConfigError(
-                    f"source.options.startingOffsets: {topic}-{partition} has offsets {earliest[partition]} to "
-                    f"{latest[partition]}, "
-                    f"got {offset}. Use one of these, -2 (earliest) or -1 (latest)."
-                )
-        return start
-
     def last_records(self, table: TableSection, count: int) -> DataFrame | None:
         with self._admin() as admin:
             topic = [table.source]
@@ -274,15 +212,6 @@ def _beyond(frame: DataFrame, overlap: Offsets) -> DataFrame:
     """
     applied = [(F.col("partition") == int(p)) & (F.col("offset") < offset) for p, offset in overlap.items()]
     return frame.where(~any_of(applied)) if applied else frame
-
-
-def _milliseconds(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(
-            f"source.options.startingTimestamp: got {text!r}, expected milliseconds since 1970 such as 1767225600000"
-        ) from None
 
 
 class _Admin(Admin):
@@ -326,7 +255,6 @@ class _Admin(Admin):
         return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
 
     def at(self, timestamp: int) -> JavaObject:
-        """The first message at or after `timestamp` (milliseconds), or -1 if there is none."""
         return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(timestamp)
 
     def topics(self) -> list[str]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
 from sink.config import TableSection
 from sink.errors import NeedsSparkError, RowdeltaError
 from sink.local_paths import local_path
@@ -36,7 +38,7 @@ _OPTIONS: Mapping[str, str] = {
     "minoffsetspertrigger": r"\d+",
     "minpartitions": r"\d+",
 }
-"""Options of Spark's source that have no influence here, in lower case, and values that Spark accepts."""
+"""Options of Spark's source that mean nothing to a client, in lower case, and values that Spark accepts."""
 
 
 class LocalFolders:
@@ -90,6 +92,7 @@ class PlainTopics(Topics):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
         self.broker = Broker(options)
 
     def ranges(self, table: TableSection) -> dict[int, Range]:
@@ -139,6 +142,9 @@ class _PlainAdmin(Admin):
 
     def earliest(self) -> Any:
         return EARLIEST
+
+    def at(self, timestamp: int) -> Any:
+        return OffsetSpec.for_timestamp(timestamp)
 
     def topics(self) -> list[str]:
         return [name for name in self._broker.topics() if name not in _INTERNAL]

@@ -84,10 +84,14 @@ class SourceView(Protocol):
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         """Text for people: how far each position is behind the source."""
 
-    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
+    def check(
+        self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
+    ) -> Sequence[str | RowdeltaError]:
         """Ask the source about the tables.
 
-        :return: for each table, a text about what was found, or an error if there is no such topic or directory.
+        :param tables: the tables with their positions.
+        :param from_start: see `Source.locate`.
+        :return: for each table, a text about what was found, or the error with which `locate` would refuse it.
         :raises TemporaryError: the source did not answer.
         """
 

@@ -1,16 +1,20 @@
 """Kafka's topics as an admin client sees them: which topics exist, and how far a position is in them."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from sink.config import TableSection
-from sink.errors import ConfigError, RowdeltaError
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError
 from sink.sources.source import Position
 
 Offsets = dict[str, int]
 """Partition -> next offset."""
+EARLIEST = -2
+"""Stands for a partition's first offset in Spark's options."""
+_LATEST = -1
 
 
 class Admin(ABC):
@@ -31,6 +35,10 @@ class Admin(ABC):
         """The first message of a partition, for `offsets`."""
 
     @abstractmethod
+    def at(self, timestamp: int) -> Any:
+        """The first message at or after `timestamp` (milliseconds), for `offsets`; offset -1 if there is none."""
+
+    @abstractmethod
     def topics(self) -> list[str]:
         """Names of all topics, without Kafka's internal ones."""
 
@@ -43,7 +51,13 @@ class Admin(ABC):
 
 
 class Topics(ABC):
-    """The tables' topics."""
+    """The tables' topics.
+
+    :param options: of Spark's source.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
 
     @abstractmethod
     def _admin(self) -> AbstractContextManager[Admin]:
@@ -61,23 +75,123 @@ class Topics(ABC):
         def behind(topic: str, position: Position) -> str:
             if topic not in latest or topic not in earliest:
                 return f"unknown; there is no topic {topic}"
-            count = sum(max(0, end - int(position.get(p, earliest[topic][p]))) for p, end in latest[topic].items())
-            return f"{count:,} messages behind"
+            ends, firsts = latest[topic], earliest[topic]
+            reached = {p: int(position.get(p, firsts[p])) for p in ends}
+            for partition, end in ends.items():
+                if reached[partition] > end:
+                    return (
+                        f"unknown; offset {reached[partition]} is past the end of {topic}-{partition}, which is {end}. "
+                        "Was it deleted and created again?"
+                    )
+            count = sum(ends[p] - offset for p, offset in reached.items())
+            removed = sum(max(0, firsts[p] - offset) for p, offset in reached.items())
+            return f"{count:,} messages behind" + (f", of which Kafka has removed {removed:,}" if removed else "")
 
         return [behind(table.source, position or {}) for table, position in tables]
 
-    def check(self, tables: Sequence[TableSection]) -> Sequence[str | RowdeltaError]:
+    def check(
+        self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
+    ) -> Sequence[str | RowdeltaError]:
         with self._admin() as admin:
-            topics = [table.source for table in tables]
+            topics = [table.source for table, _ in tables]
             latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
 
-            def found(topic: str) -> str | RowdeltaError:
-                if topic not in latest or topic not in earliest:
-                    return admin.no_topic(topic)
+            def found(table: TableSection, position: Position | None) -> str | RowdeltaError:
+                topic = table.source
+                try:
+                    self._start(admin, table, position, from_start, earliest, latest)
+                except (ConfigError, DataError, TableError) as error:
+                    return error
                 messages = sum(end - earliest[topic][p] for p, end in latest[topic].items())
                 return f"topic {topic}: {len(latest[topic])} partitions, {messages:,} messages"
 
-            return [found(topic) for topic in topics]
+            return [found(table, position) for table, position in tables]
+
+    def _start(
+        self,
+        admin: Admin,
+        table: TableSection,
+        position: Position | None,
+        from_start: Collection[str],
+        earliest: Mapping[str, Offsets],
+        latest: Mapping[str, Offsets],
+    ) -> Offsets:
+        """The offsets from which a table is read.
+
+        :param from_start: topics that are read from their first message if there is no position.
+        :raises ConfigError: there is no such topic, or the options name offsets that it doesn't have.
+        :raises DataError: messages after the position were removed.
+        :raises TableError: the topic ends before the position.
+        """
+        topic = table.source
+        if topic not in latest or topic not in earliest:
+            raise admin.no_topic(topic)
+        if position is not None:
+            return self._continued(table, position, earliest[topic], latest[topic])
+        if topic in from_start:
+            return earliest[topic]
+        return self._configured(admin, topic, earliest[topic], latest[topic])
+
+    def _continued(self, table: TableSection, position: Position, earliest: Offsets, latest: Offsets) -> Offsets:
+        topic = table.source
+        # partitions that were added later begin at their first message
+        start = earliest | {p: int(offset) for p, offset in position.items()}
+        by_name = {name.lower(): value for name, value in self._options.items()}
+        may_lose = by_name.get("failondataloss", "true").lower() == "false"
+        for partition, first in earliest.items():
+            if start[partition] < first and not may_lose:
+                raise DataError(
+                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but Kafka has "
+                    "removed "
+                    f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: "
+                    "upsert), "
+                    "with source.options.failOnDataLoss: false to go on from what is there."
+                )
+        for partition, end in latest.items():
+            if start[partition] > end:
+                raise TableError(
+                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic "
+                    f"ends at {end}. Was it deleted and created again? To read it from the start, remove the stored "
+                    "position (see docs/operations.md, Reset)."
+                )
+        return {partition: start[partition] for partition in latest}
+
+    def _configured(self, admin: Admin, topic: str, earliest: Offsets, latest: Offsets) -> Offsets:
+        by_name = {name.lower(): value for name, value in self._options.items()}
+        if "startingtimestamp" in by_name:
+            found = admin.offsets([topic], admin.at(_milliseconds(by_name["startingtimestamp"])))[topic]
+            return {p: found[p] if found[p] >= 0 else latest[p] for p in latest}
+        text = by_name.get("startingoffsets", "earliest")
+        if text in ("earliest", "latest"):
+            return earliest if text == "earliest" else latest
+        try:
+            given = {str(p): int(offset) for p, offset in json.loads(text)[topic].items()}
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise ConfigError(
+                f"source.options.startingOffsets: got {text!r}, expected earliest, latest, or JSON such as "
+                f'{{"{topic}": {{"0": 42}}}}'
+            ) from None
+        special = {EARLIEST: earliest, _LATEST: latest}
+        chosen = earliest | given
+        start = {p: special[offset][p] if offset in special else offset for p, offset in chosen.items() if p in latest}
+        for partition, offset in start.items():
+            # check it now: the table stores this offset before anything is read, and then ignores a corrected option
+            if not earliest[partition] <= offset <= latest[partition]:
+                raise ConfigError(
+                    f"source.options.startingOffsets: {topic}-{partition} has offsets {earliest[partition]} to "
+                    f"{latest[partition]}, "
+                    f"got {offset}. Use one of these, -2 (earliest) or -1 (latest)."
+                )
+        return start
 
     def check_patterns(self) -> Sequence[RowdeltaError]:
         return ()
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"source.options.startingTimestamp: got {text!r}, expected milliseconds since 1970 such as 1767225600000"
+        ) from None

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import DataFrame, SparkSession
 
-from sink import cli, dead_letters, session
+from sink import cli, dead_letters, inspection, session
 from sink.config import Config
 from sink.dead_letter_topic import DeadLetterTopic
 from sink.dead_letters import Selection
@@ -119,7 +119,11 @@ def test_bytes_that_are_no_utf_8_are_kept_as_they_are(job: KafkaJob) -> None:
 def test_another_table_of_that_name_is_refused(files: Job) -> None:
     files.write([("+I", {"id": 1})])
     files.spark.sql(f"CREATE TABLE {files.dead_letters} (id bigint) USING iceberg")
-    with pytest.raises(TableError, match="has no column 'table', so it can't be the dead-letter table"):
+    message = "has no column 'table', so it can't be the dead-letter table"
+    for look in (None, files.spark):
+        with pytest.raises(TableError, match=message):
+            list(inspection.check(look, files.config()))
+    with pytest.raises(TableError, match=message):
         files.run()
 
 

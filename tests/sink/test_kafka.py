@@ -273,6 +273,15 @@ def test_row_kind_messages(spark: SparkSession, tmp_path: Path, kafka: Kafka) ->
     assert job.rows() == [order(1, "c", "12.50"), order(3, "a", "12.50")]
 
 
+def assert_refused(job: KafkaJob, error: type[RowdeltaError], message: str) -> None:
+    """By `rowdelta check`, with Spark and without, for the same reason as by `rowdelta run`."""
+    for look in (None, job.spark):
+        with pytest.raises(error, match=message):
+            list(inspection.check(look, job.config()))
+    with pytest.raises(error, match=message):
+        job.run()
+
+
 def test_latest_means_the_first_start(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
     """What arrives between a first start that found nothing and the second is not skipped: the first remembers where it
     began.
@@ -300,8 +309,7 @@ def test_starting_offsets_by_partition(spark: SparkSession, tmp_path: Path, kafk
     job.options = {"startingOffsets": "soon"}
     job.name += "x"
     kafka.create_topic(job.topic())
-    with pytest.raises(ConfigError, match=r"startingOffsets: got 'soon', expected earliest, latest, or JSON"):
-        job.run()
+    assert_refused(job, ConfigError, r"startingOffsets: got 'soon', expected earliest, latest, or JSON")
 
 
 @pytest.mark.parametrize(("offset", "retained"), [(999, "0 to 2"), (0, "1 to 2"), (-3, "0 to 2")])
@@ -316,10 +324,7 @@ def test_starting_offsets_that_the_topic_does_not_have_are_not_stored(
         admin.delete_records([TopicPartition(job.topic(), 0, 1)])[TopicPartition(job.topic(), 0, 1)].result(30)
     job.options = {"startingOffsets": json.dumps({job.topic(): {"0": offset}})}
     for _ in range(2):
-        with pytest.raises(
-            ConfigError, match=rf"startingOffsets: {job.topic()}-0 has offsets {retained}, got {offset}\."
-        ):
-            job.run()
+        assert_refused(job, ConfigError, rf"startingOffsets: {job.topic()}-0 has offsets {retained}, got {offset}\.")
     job.options = {"startingOffsets": json.dumps({job.topic(): {"0": 1}})}
     job.run()
     assert job.rows() == [order(2, "b")]
@@ -330,6 +335,8 @@ def test_a_starting_timestamp_that_is_none(spark: SparkSession, tmp_path: Path, 
     kafka.create_topic(job.topic())
     with pytest.raises(ConfigError, match=r"startingTimestamp: got 'yesterday', expected milliseconds"):
         job.run()
+    job.options = {"startingTimestamp": "1767225600000"}
+    assert seen(inspection.check, spark, job.config())[-1] == "ok"
 
 
 def test_new_partitions_are_read_from_their_start(
@@ -356,8 +363,8 @@ def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, ka
         job.run()
     kafka.create_topic(job.topic())
     job.produce([insert(order(7, "b"))])
-    with pytest.raises(TableError, match=r"is offset 3, but the topic ends at 1\. Was it deleted and created again\?"):
-        job.run()
+    assert_refused(job, TableError, r"is offset 3, but the topic ends at 1\. Was it deleted and created again\?")
+    assert "offset 3 is past the end" in seen(inspection.status, spark, job.config())[-1]
     assert [row["id"] for row in job.rows()] == [0, 1, 2]
 
 
@@ -371,8 +378,9 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     job.run()
     job.produce([insert(order(n, "b")) for n in range(2, 6)])
     admin.delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
-    with pytest.raises(DataError, match=r"is offset 1, but Kafka has removed what follows before offset 3\."):
-        job.run()
+    assert_refused(job, DataError, r"is offset 1, but Kafka has removed what follows before offset 3\.")
+    lag = "  lag: 4 messages behind, of which Kafka has removed 2"
+    assert seen(inspection.status, spark, job.config())[-1] == lag
     assert job.rows() == [order(1, "a")]
     job.options = {"failOnDataLoss": "false"}
     job.run()
@@ -480,10 +488,7 @@ def test_options_that_the_client_refuses(spark: SparkSession, tmp_path: Path) ->
 
 def test_unknown_topic(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
-    with pytest.raises(ConfigError, match=rf"has no topic '{job.topic()}'"):
-        job.run()
-    with pytest.raises(ConfigError, match=rf"has no topic '{job.topic()}'"):
-        list(inspection.check(spark, job.config()))
+    assert_refused(job, ConfigError, rf"has no topic '{job.topic()}'")
 
 
 class Running:

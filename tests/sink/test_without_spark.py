@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from sink import inspection, type_names
 from sink.config import Config
-from sink.errors import ConfigError, NeedsSparkError
+from sink.errors import ConfigError, NeedsSparkError, TableError
 from sink.iceberg import Catalogs
 from sink.metadata import MetadataTable, MetadataTables
 from sink.spark_versions import parse_ddl
@@ -329,6 +329,35 @@ def test_what_goes_wrong_without_spark_is_left_to_spark(tmp_path: Path) -> None:
         code, lines, error = without_java("status", written(tmp_path, changed(tmp_path, rest(server, {}))))
     assert (code, lines) == (ConfigError.exit_code, [])
     assert error.startswith("rowdelta: no Java found.")
+
+
+def test_check_refuses_a_table_that_was_rolled_back_before_the_first_commit(tmp_path: Path) -> None:
+    position = {"position": {}, "operation": "b", "snapshot-id": 2, "sequence-number": 2}
+    others = {"snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 0, "summary": {"operation": "append"}}
+    table = {
+        **TABLE,
+        "properties": {"rowdelta.shop.position": json.dumps(position)},
+        "snapshots": [others],
+        "current-snapshot-id": 1,
+    }
+    with catalog_server(200, {"metadata": table}) as server:
+        loaded = changed(
+            tmp_path, lambda values: (rest(server, {})(values), values["sink"].update(on_bad_record="fail"))
+        )
+        assert "was rolled back" in next(iter(inspection.status(None, loaded)))
+        with pytest.raises(TableError, match="was rolled back"):
+            list(inspection.check(None, loaded))
+
+
+def test_check_refuses_another_table_as_the_dead_letter_table(tmp_path: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["tables"][0]["columns"] = {"id": "bigint"}
+        rest(server, {})(values)
+
+    with catalog_server(200, {"metadata": TABLE}) as server:
+        loaded = changed(tmp_path, change)
+        with pytest.raises(TableError, match="has no column 'table', so it can't be the dead-letter table"):
+            list(inspection.check(None, loaded))
 
 
 def test_a_proxy_that_java_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

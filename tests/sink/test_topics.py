@@ -1,0 +1,93 @@
+"""How far positions are in topics, and whether they can be read from there: without a broker.
+
+`test_kafka` compares the same with real ones.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from sink.config import TableSection
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError
+from sink.sources.topics import Admin, Offsets, Topics
+
+TABLE = TableSection.model_validate(
+    {"source": "t", "target": "lake.shop.t", "key": ["id"], "columns": {"id": "bigint"}}
+)
+
+
+class Cluster(Admin, Topics):
+    """One topic `t`, whose partition 0 has offsets from `first` to `end`."""
+
+    def __init__(self, first: int, end: int, **options: str) -> None:
+        Admin.__init__(self, "broker:9092")
+        Topics.__init__(self, options)
+        self._first, self._end = first, end
+
+    @contextmanager
+    def _admin(self) -> Iterator[Admin]:
+        yield self
+
+    def latest(self) -> int:
+        return self._end
+
+    def earliest(self) -> int:
+        return self._first
+
+    def at(self, timestamp: int) -> int:
+        return timestamp if timestamp < self._end else -1
+
+    def topics(self) -> list[str]:
+        return ["t"]
+
+    def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
+        return {topic: {"0": spec} for topic in topics if topic == "t"}
+
+
+@pytest.mark.parametrize(
+    ("position", "lag"),
+    [
+        (None, "80 messages behind"),
+        ({"0": 100}, "0 messages behind"),
+        ({"0": 90}, "10 messages behind"),
+        ({"0": 10, "7": 5}, "90 messages behind, of which Kafka has removed 10"),
+        ({"0": 5000}, "unknown; offset 5000 is past the end of t-0, which is 100. Was it deleted and created again?"),
+    ],
+)
+def test_lag(position: Mapping[str, int] | None, lag: str) -> None:
+    assert Cluster(20, 100).lag([(TABLE, position)]) == [lag]
+
+
+@pytest.mark.parametrize(
+    ("position", "options", "error"),
+    [
+        ({"0": 5000}, {}, TableError),
+        ({"0": 10}, {}, DataError),
+        ({"0": 10}, {"failOnDataLoss": "false"}, None),
+        ({"0": 20}, {"startingOffsets": "soon"}, None),
+        (None, {}, None),
+        (None, {"startingOffsets": "soon"}, ConfigError),
+        (None, {"startingOffsets": '{"other": {"0": 1}}'}, ConfigError),
+        (None, {"startingOffsets": '{"t": {"0": 19}}'}, ConfigError),
+        (None, {"startingOffsets": '{"t": {"0": 20}}'}, None),
+        (None, {"startingTimestamp": "yesterday"}, ConfigError),
+        (None, {"startingTimestamp": "4000"}, None),
+    ],
+)
+def test_check(
+    position: Mapping[str, int] | None, options: Mapping[str, str], error: type[RowdeltaError] | None
+) -> None:
+    (found,) = Cluster(20, 100, **options).check([(TABLE, position)], ())
+    if error is None:
+        assert found == "topic t: 1 partitions, 80 messages"
+    else:
+        assert isinstance(found, error)
+
+
+def test_check_of_a_new_topic_of_a_pattern() -> None:
+    """It is read from its start, whatever the options say."""
+    assert Cluster(20, 100, startingOffsets="soon").check([(TABLE, None)], ["t"]) == [
+        "topic t: 1 partitions, 80 messages"
+    ]
