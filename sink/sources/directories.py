@@ -12,6 +12,9 @@ from sink.sources.source import Position
 
 _JSON = re.compile(r"\.(json|jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)
 
+_CHOOSING_FILES = ("pathglobfilter", "recursivefilelookup")
+"""Options by which Spark finds fewer or more files than are in the directory itself."""
+
 
 @dataclass(frozen=True)
 class ChangeFile:
@@ -76,13 +79,17 @@ class Directories:
         return [f"{parent.rstrip('/')}/{name}" for name in names if not name.startswith(("_", "."))]
 
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
+        choosing = [name for name in self._config.source.options if name.lower() in _CHOOSING_FILES]
+        regardless = f", regardless of {' and '.join(choosing)}" if choosing else ""
+
         def behind(table: TableSection, position: Position | None) -> str:
             try:
                 files = [self.change_file(table, path, modified) for path, modified in self.listed(table)]
             except ConfigError:
                 return f"unknown; there is no directory {table.source}"
             waiting = [file for file in files if position is None or is_beyond(file, position)]
-            return f"{len(waiting):,} files behind"
+            late = ", not counting late ones" if position is not None else ""
+            return f"{len(waiting):,} files behind{late}{regardless}"
 
         return [behind(table, position) for table, position in tables]
 

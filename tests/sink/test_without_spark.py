@@ -26,6 +26,8 @@ from sink.config import Config
 from sink.errors import ConfigError, NeedsSparkError, TableError
 from sink.iceberg import Catalogs
 from sink.metadata import MetadataTable, MetadataTables
+from sink.sources.directories import Directories
+from sink.sources.plain import LocalFolders
 from sink.spark_versions import parse_ddl
 from sink.table_state import TableState
 from tests.sink.harness import Job, seen
@@ -383,6 +385,20 @@ def test_a_signal_ends_a_command_whose_threads_wait(tmp_path: Path, number: sign
             child.kill()
     assert child.returncode == 128 + number
     assert error == f"rowdelta: interrupted by {number.name}; every table is as its last commit left it\n"
+
+
+def test_what_the_lag_of_files_leaves_out(tmp_path: Path) -> None:
+    """It says so: only Spark's log knows of a file with an older time than the position's whether it is applied."""
+    loaded = changed(tmp_path, lambda values: values["source"]["options"].update(pathGlobFilter="*.json"))
+    for name, seconds in {"late.json": 1, "last.json": 2, "new.json": 3}.items():
+        (tmp_path / "changes" / name).touch()
+        os.utime(tmp_path / "changes" / name, (seconds, seconds))
+    position = {"modified": 2000, "files": ["last.json"], "relative": True}
+    (table,) = loaded.tables
+    assert Directories(loaded, LocalFolders()).lag([(table, None), (table, position)]) == [
+        "3 files behind, regardless of pathGlobFilter",
+        "1 files behind, not counting late ones, regardless of pathGlobFilter",
+    ]
 
 
 def test_a_hadoop_catalog_is_read_as_iceberg_does(tmp_path: Path) -> None:
