@@ -170,6 +170,7 @@ class Shop:
 
 @pytest.fixture
 def shop(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> Shop:
+    spark.conf.set("spark.sql.shuffle.partitions", "2")  # other tests set it in the same session
     return Shop(spark, tmp_path, kafka)
 
 
