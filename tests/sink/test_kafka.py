@@ -108,7 +108,7 @@ class KafkaJob:
 
     def produce(self, messages: Sequence[tuple[Any, Any]], partition: int = 0, table: str = "orders") -> None:
         """Keys and values: None, bytes as they are, anything else as JSON."""
-        producer = Producer({"bootstrap.servers": self.servers})
+        producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True})
         for key, value in messages:
             producer.produce(self.topic(table), value=_bytes(value), key=_bytes(key), partition=partition)
         assert producer.flush(60) == 0
