@@ -280,8 +280,8 @@ def decode_speed(name: str, values: list[bytes], table: ChangelogSpec) -> float:
 def end_to_end(folder: Path, values: list[bytes], batches: int, schema_changes: str) -> float:
     """Messages a second from files into an Iceberg table: the median micro-batch, after `WARM_UP`."""
     from benchmarks.streams import CATALOG, TimedPipeline, build_session
-    from sink import session
     from sink.config import Config
+    from sink.spark import session
 
     source = folder / f"messages-{schema_changes}"
     source.mkdir(parents=True)

@@ -1,8 +1,8 @@
 """The key index alone, without Spark: what a key costs on disk, to build, to open and to probe, and that memory doesn't
 grow with keys.
 
-Runs are written as the bootstrap writes them (`sink.task.build_index`): 4M additive entries each, all of one sequence,
-each over the whole range of hashes. So every probe visits every run, as it would in a table just indexed by one task.
+Runs are written as the bootstrap writes them (`sink.spark.task.build_index`): 4M additive entries each, all of one
+sequence, each over the whole range of hashes. So every probe visits every run, as in a table just indexed by one task.
 Key number i is an int64: its low hash is itself, and a mixer stands for xxhash64, so no key needs to be kept to be
 found again.
 
@@ -32,7 +32,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, open_run, write_run
 from deltawriters.keyindex.hashing import Hashes
-from sink.task import RUN_ENTRIES
+from sink.spark.task import RUN_ENTRIES
 
 PROBED = 10_000
 """Keys looked up at a time; half of them are in the index."""

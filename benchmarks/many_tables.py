@@ -30,10 +30,10 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
 from benchmarks.streams import TimedPipeline
-from sink import session
 from sink.config import Config
-from sink.microbatch import TableSink
-from sink.pipeline import Pipeline
+from sink.run.microbatch import TableSink
+from sink.run.pipeline import Pipeline
+from sink.spark import session
 from tests.services.kafka import Kafka, running_kafka
 
 KEYS = 1000

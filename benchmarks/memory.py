@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.bench import table_columns
 from benchmarks.workload import Workload, checksum, write_dataset
-from sink import session
 from sink.config import Config
-from sink.pipeline import Pipeline
+from sink.run.pipeline import Pipeline
+from sink.spark import session
 
 
 def main() -> None:

@@ -29,7 +29,8 @@ from pathlib import Path
 
 import yaml
 
-from sink import config, jars, session
+from sink import config
+from sink.spark import jars, session
 
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
 _BARE = """

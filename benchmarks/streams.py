@@ -14,9 +14,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.workload import SPARK_CHANGE_SCHEMA
-from sink import session, spark_versions
 from sink.config import Config
-from sink.pipeline import Pipeline, Run
+from sink.run.pipeline import Pipeline, Run
+from sink.spark import session
+from sink.spark import versions as spark_versions
 
 CATALOG = "bench"
 

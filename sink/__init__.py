@@ -2,15 +2,15 @@
 
 The path of a change, module by module:
 
-    sink.cli          rowdelta run sink.yaml
-    sink.config       the YAML file, as a typed model
-    sink.session      the Spark session with its catalogs and packages
-    sink.patterns     which topic or directory feeds which table
-    sink.pipeline     starts the streaming queries, looks for new tables, waits
-    sink.supervisor   opens the job's tables and applies changes in parallel; sets failed tables aside
-    sink.sources      Kafka or files: the raw rows of a micro-batch, and the position they reach
-    changelog.*       raw rows decoded into changelog rows, on Arrow in Spark tasks
-    sink.microbatch   one table, one micro-batch: decode, shuffle by key, write, commit
-    sink.task         runs a delta writer inside a Spark task
-    sink.commit       one row delta per micro-batch, with the source position, atomically
+    sink.cli             rowdelta run sink.yaml
+    sink.config          the YAML file, as a typed model
+    sink.spark.session   the Spark session with its catalogs and packages
+    sink.run.patterns    which topic or directory feeds which table
+    sink.run.pipeline    starts the streaming queries, looks for new tables, waits
+    sink.run.supervisor  opens the job's tables and applies changes in parallel; sets failed tables aside
+    sink.sources         Kafka or files: the raw rows of a micro-batch, and the position they reach
+    changelog.*          raw rows decoded into changelog rows, on Arrow in Spark tasks
+    sink.run.microbatch  one table, one micro-batch: decode, shuffle by key, write, commit
+    sink.spark.task      runs a delta writer inside a Spark task
+    sink.targets         what a table is to the rest, and how each table format commits
 """

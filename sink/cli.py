@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sink.errors import ConfigError, DataError, RowdeltaError
+
 # The functions that use other modules import them. These imports take a second, and until this module's imports are
 # done, nobody handles signals.
-from sink import interrupts
-from sink.errors import ConfigError, DataError, RowdeltaError
+from sink.spark import interrupts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sink.config import Config
-    from sink.dead_letters import Selection
+    from sink.deadletters.table import Selection
 
 _DEAD_LETTERS = """\
 A record that can't be applied is a dead letter: it is in the table sink.dead_letter_table with its place in the
@@ -207,7 +208,7 @@ class _Version(argparse.Action):
     """Shows versions. It finds them only when asked, because it has to read files."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from sink import spark_versions
+        from sink.spark import versions as spark_versions
 
         print(f"rowdelta {_version()}")
         try:
@@ -275,12 +276,12 @@ def _run(args: argparse.Namespace) -> int:
     from concurrent.futures import ThreadPoolExecutor
     from importlib import import_module
 
-    from sink import session
+    from sink.spark import session
 
     with ThreadPoolExecutor(1, "rowdelta-import") as pool:
-        pool.submit(import_module, "sink.pipeline")  # takes a second, which the JVM needs to start
+        pool.submit(import_module, "sink.run.pipeline")  # takes a second, which the JVM needs to start
         spark = session.start(config)
-    from sink.pipeline import Pipeline, stops_on_signals
+    from sink.run.pipeline import Pipeline, stops_on_signals
 
     with session.stopping(spark):
         pipeline = Pipeline(spark, config)
@@ -292,7 +293,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _warm(args: argparse.Namespace) -> int:
     config = _load(args)
-    from sink import training
+    from sink.commands import training
 
     for line in training.warm(Path(args.config), config, in_background=args.in_background):
         print(line, flush=True)
@@ -300,13 +301,13 @@ def _warm(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from sink import inspection
+    from sink.commands import inspection
 
     return _look_at(args, inspection.check)
 
 
 def _status(args: argparse.Namespace) -> int:
-    from sink import inspection
+    from sink.commands import inspection
 
     return _look_at(args, inspection.status)
 
@@ -328,7 +329,7 @@ def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Con
 
 
 def _init(args: argparse.Namespace) -> int:
-    from sink import initialize, proposal
+    from sink.commands import initialize, proposal
 
     output = Path(args.output)
     if args.files is not None:
@@ -345,7 +346,7 @@ def _init(args: argparse.Namespace) -> int:
 
 def _history(args: argparse.Namespace) -> int:
     def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
-        from sink import time_travel
+        from sink.commands import time_travel
 
         found = time_travel.history(spark, config, time_travel.target(config, args.table))
         return time_travel.lines(found, args.limit, as_json=args.json)
@@ -355,7 +356,7 @@ def _history(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
-        from sink import time_travel
+        from sink.commands import time_travel
 
         when = time_travel.When(args.as_of, args.version, args.at_position)
         found = time_travel.show(spark, config, time_travel.target(config, args.table), when, args.key, args.limit)
@@ -371,7 +372,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _time(text: str) -> int:
-    from sink.time_travel import parse_time
+    from sink.commands.time_travel import parse_time
 
     try:
         return parse_time(text)
@@ -393,7 +394,7 @@ def _position(text: str) -> object:
 
 def _list_dead_letters(args: argparse.Namespace) -> int:
     def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
-        from sink import dead_letters
+        from sink.deadletters import table as dead_letters
 
         letters = dead_letters.newest(dead_letters.find(spark, config, _selection(args)), args.limit)
         if args.json:
@@ -411,7 +412,7 @@ def _list_dead_letters(args: argparse.Namespace) -> int:
 
 def _count_dead_letters(args: argparse.Namespace) -> int:
     def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
-        from sink import dead_letters
+        from sink.deadletters import table as dead_letters
 
         counts = list(dead_letters.counts(dead_letters.find(spark, config, _selection(args))))
         if args.json:
@@ -431,8 +432,8 @@ def _replay_dead_letters(args: argparse.Namespace) -> int:
     left = 0
 
     def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
-        from sink import dead_letters
-        from sink.replay import replay
+        from sink.deadletters import table as dead_letters
+        from sink.deadletters.replay import replay
 
         nonlocal left
         found = False
@@ -447,7 +448,7 @@ def _replay_dead_letters(args: argparse.Namespace) -> int:
 
 
 def _selection(args: argparse.Namespace) -> "Selection":
-    from sink.dead_letters import Selection
+    from sink.deadletters.table import Selection
 
     return Selection(args.table, args.error_class, args.reason)
 
@@ -470,7 +471,7 @@ def _inspect(
     args: argparse.Namespace, look: "Callable[[SparkSession, Config], Iterator[str]]", *, short: bool = False
 ) -> int:
     config = _load(args)
-    from sink import session
+    from sink.spark import session
 
     spark = session.start(config, short=short)
     with session.stopping(spark):
@@ -489,7 +490,8 @@ def _load(args: argparse.Namespace) -> "Config":
 
 
 def _packages(args: argparse.Namespace) -> int:
-    from sink import config, session
+    from sink import config
+    from sink.spark import session
 
     print(",".join(session.packages(config.load(args.config))))
     return 0
@@ -497,7 +499,7 @@ def _packages(args: argparse.Namespace) -> int:
 
 def _demo(args: argparse.Namespace) -> int:
     _require_java()
-    from sink import demo
+    from sink.commands import demo
 
     return demo.run(Path(args.folder))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import session
 from sink.config import Config
+from sink.spark import session
 from tests import memory_folder
 from tests.memory_folder import MemoryFolder
 from tests.services.jars import ivy_to_itself

@@ -52,9 +52,9 @@ def test_writers_load_without_spark(module: str) -> None:
     ("module", "others"),
     [
         # what the start of the JVM would wait for
-        ("sink.session", {"pyiceberg", "pandas", "deltawriters", "confluent_kafka"}),
+        ("sink.spark.session", {"pyiceberg", "pandas", "deltawriters", "confluent_kafka"}),
         # what each Python worker would import, whatever the format
-        ("sink.task", {"confluent_kafka"}),
+        ("sink.spark.task", {"confluent_kafka"}),
     ],
 )
 def test_a_start_imports_no_more_than_it_needs(module: str, others: set[str]) -> None:
@@ -83,7 +83,7 @@ def version_dependent(file: Path) -> set[str]:
 
 
 def test_what_differs_between_versions_of_spark_is_in_one_module() -> None:
-    the_one = ROOT / "sink" / "spark_versions.py"
+    the_one = ROOT / "sink" / "spark" / "versions.py"
     files = {file for folder in (*PACKAGES, "benchmarks") for file in (ROOT / folder).rglob("*.py")}
     assert {"org.apache.spark.sql.execution.streaming", "self.minor", "self.full"} <= version_dependent(the_one)
     assert {str(file): found for file in files - {the_one} if (found := version_dependent(file))} == {}

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sink import demo
+from sink.commands import demo
 from sink.errors import ConfigError
 
 

@@ -13,7 +13,9 @@ import yaml
 from pydantic import BaseModel
 
 from changelog import formats
-from sink import cli, config, demo, errors
+from sink import cli, errors
+from sink.commands import demo
+from sink.config import model as config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from changelog.changes import Changes, Wire
 from changelog.rows import RowKind
 from changelog.spec import ChangelogSpec
 from sink.config import Config
-from sink.tables import deletes_carry_row
+from sink.run.plan import deletes_carry_row
 from tests.changelog import avro_messages, fuzz
 from tests.changelog.messages import decode, messages, raw_records, spec
 

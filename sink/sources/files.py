@@ -33,11 +33,11 @@ from changelog.row_kind_parquet import MOST_BYTES
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import DataError, RowdeltaError, TemporaryError
-from sink.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.session import activate
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.directories import ChangeFile, Directories, is_beyond
 from sink.sources.source import Position, Stream, TableBatch
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.spark.session import activate
 
 Found = TypeVar("Found")
 

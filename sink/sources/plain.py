@@ -10,8 +10,8 @@ from urllib.parse import quote
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from sink.config import TableSection
+from sink.config.local_paths import local_path
 from sink.errors import NeedsSparkError, RowdeltaError
-from sink.local_paths import local_path
 from sink.sources.kafka_client import EARLIEST, JAAS, LATEST, PREFIX, Broker, Message, Range
 from sink.sources.topics import Admin, Offsets, Topics
 

@@ -16,7 +16,7 @@ from changelog.row_kind import RowKindJson
 from changelog.rows import BAD
 from changelog.spec import ChangelogSpec
 from sink.config import Config
-from sink.inference import infer_fields
+from sink.run.inference import infer_fields
 from tests.changelog.messages import Message, decode, messages, raw_records, spec
 
 COLUMNS = {"id": "bigint", "v": "string"}

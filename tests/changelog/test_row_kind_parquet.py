@@ -22,7 +22,7 @@ from changelog.row_kind_columns import SOURCE, columns_decoder, columns_to_read
 from changelog.row_kind_parquet import NotPlainError, PlainRows
 from changelog.rows import BAD, KIND, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
-from sink.spark_versions import to_arrow
+from sink.spark.versions import to_arrow
 from tests.changelog.messages import spec
 
 SEQ = (("seq", T.LongType()),)

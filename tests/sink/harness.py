@@ -41,12 +41,13 @@ from pyspark.sql import SparkSession
 
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
-from sink import microbatch, minor_compaction, task
-from sink.commit import IcebergCommitter, Retries, RewriteCommit, RowDeltaCommit
 from sink.config import Config, PartitionField
-from sink.keyindex import IndexVersion
-from sink.pipeline import Pipeline
-from sink.spark_versions import to_arrow
+from sink.run import microbatch, minor_compaction
+from sink.run.keyindex import IndexVersion
+from sink.run.pipeline import Pipeline
+from sink.spark import task
+from sink.spark.versions import to_arrow
+from sink.targets.iceberg.commit import IcebergCommitter, Retries, RewriteCommit, RowDeltaCommit
 
 Row = Mapping[str, Any]
 Change = tuple[str, Row]
@@ -602,12 +603,12 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
 
 
 def die_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
-    """`sink.task.run`, but the first task fails with some of its rows written."""
+    """`sink.spark.task.run`, but the first task fails with some of its rows written."""
     yield from task.run(plan, written, _first_then(CrashError("crash in a task"), batches))
 
 
 def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterator[pa.RecordBatch]]:
-    """`sink.task.decode` in place of which the format fails on every record that has `where` in it."""
+    """`sink.spark.task.decode` in place of which the format fails on every record that has `where` in it."""
 
     def decode(decoder: Any, then: Any, batches: Any) -> Iterator[pa.RecordBatch]:
         from changelog import formats
@@ -637,7 +638,7 @@ def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterato
 
 
 def fill_disk_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
-    """`sink.task.run`, but the first task finds the disk full."""
+    """`sink.spark.task.run`, but the first task finds the disk full."""
     yield from task.run(plan, written, _first_then(OSError(28, "No space left on device"), batches))
 
 

@@ -11,16 +11,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import exchange, microbatch, task
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
-from sink.iceberg import Catalogs
-from sink.patterns import resolve_tables
+from sink.run import microbatch
+from sink.run.patterns import resolve_tables
+from sink.run.plan import plan_table
+from sink.run.written import sum_up
 from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
-from sink.spark_versions import to_arrow
-from sink.tables import plan_table
-from sink.written import sum_up
+from sink.spark import exchange, task
+from sink.spark.versions import to_arrow
+from sink.targets.iceberg.table import Catalogs
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
 
 pytestmark = pytest.mark.spark

@@ -10,10 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from deltawriters import DeltaOptions
-from sink import inspection, microbatch
+from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, NeedsSparkError, TemporaryError
-from sink.pipeline import Pipeline
+from sink.run import microbatch
+from sink.run.pipeline import Pipeline
 from tests.services.process import free_ports
 from tests.services.rest_catalog import RestCatalog, running_rest_catalog
 from tests.sink.harness import seen

@@ -19,15 +19,23 @@ import pytest
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
-from sink import commit, supervisor
-from sink.commit import CommitUnknownError, IcebergCommitter, Retries, RewriteCommit, RowDeltaCommit, TableChangedError
-from sink.dead_letters import DeadLetters
+from sink.deadletters.table import DeadLetters
 from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError, TemporaryError
-from sink.iceberg import IcebergTable
-from sink.keyindex import IndexCommit
-from sink.patterns import ResolvedTable
-from sink.supervisor import Member
-from sink.table_state import Snapshot
+from sink.run import supervisor
+from sink.run.keyindex import IndexCommit
+from sink.run.patterns import ResolvedTable
+from sink.run.supervisor import Member
+from sink.targets.base import Snapshot
+from sink.targets.iceberg import commit
+from sink.targets.iceberg.commit import (
+    CommitUnknownError,
+    IcebergCommitter,
+    Retries,
+    RewriteCommit,
+    RowDeltaCommit,
+    TableChangedError,
+)
+from sink.targets.iceberg.table import IcebergTable
 from tests.sink.harness import java_error
 
 PREFIX = "rowdelta.shop"

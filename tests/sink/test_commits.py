@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.commit import CommitUnknownError, IcebergCommitter, Retries, RowDeltaCommit
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
-from sink.iceberg import Catalogs
-from sink.keyindex import KeyIndex
-from sink.microbatch import TableSink
-from sink.patterns import resolve_tables
-from sink.tables import plan_table
+from sink.run.keyindex import KeyIndex
+from sink.run.microbatch import TableSink
+from sink.run.patterns import resolve_tables
+from sink.run.plan import plan_table
+from sink.targets.iceberg.commit import CommitUnknownError, IcebergCommitter, Retries, RowDeltaCommit
+from sink.targets.iceberg.table import Catalogs
 from tests.sink.harness import Job, before_commit, crashing, java_error, jvm_calls
 
 pytestmark = pytest.mark.spark
@@ -380,7 +380,7 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
     job.write(insert(1))
     job.run()
     pauses: list[float] = []
-    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr("sink.targets.iceberg.commit.time", SimpleNamespace(sleep=pauses.append))
     numbers = itertools.count(100)
     job.write(insert(2))
     with (
@@ -403,7 +403,7 @@ def test_retries_are_bounded_whatever_makes_each_necessary(job: Job, monkeypatch
     job.write(insert(1))
     job.run()
     job.append([row(number) for number in range(200, 220)])
-    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr("sink.targets.iceberg.commit.time", SimpleNamespace(sleep=lambda _: None))
     numbers, attempts = itertools.count(100), list[int]()
 
     def change() -> None:
@@ -429,7 +429,7 @@ def test_retries_are_bounded_whatever_makes_each_necessary(job: Job, monkeypatch
 def test_after_an_unknown_commit_state_the_table_is_asked(
     job: Job, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr("sink.targets.iceberg.commit.time", SimpleNamespace(sleep=lambda _: None))
     original = IcebergCommitter._send
     failed: list[bool] = []
 
@@ -465,7 +465,7 @@ def test_a_commit_that_landed_and_was_reported_as_failed(
     """A request is sent twice, or a connection breaks after the commit. The table shows what happened, and its files
     stay.
     """
-    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr("sink.targets.iceberg.commit.time", SimpleNamespace(sleep=lambda _: None))
     original = IcebergCommitter._send
 
     def send(self: IcebergCommitter, staged: Any) -> None:
@@ -485,7 +485,7 @@ def test_a_commit_that_landed_and_was_reported_as_failed(
 def test_an_unknown_outcome_keeps_the_files_even_if_the_catalog_then_refuses(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sink.commit.time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr("sink.targets.iceberg.commit.time", SimpleNamespace(sleep=lambda _: None))
     original = IcebergCommitter._send
 
     def send(self: IcebergCommitter, staged: Any) -> None:

@@ -16,14 +16,17 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import DataFrame, SparkSession
 
-from sink import cli, dead_letters, inspection, session
+from sink import cli
+from sink.commands import inspection
 from sink.config import Config
-from sink.dead_letter_topic import DeadLetterTopic
-from sink.dead_letters import Selection
+from sink.deadletters import table as dead_letters
+from sink.deadletters.replay import Replayed, replay
+from sink.deadletters.table import Selection
+from sink.deadletters.topic import DeadLetterTopic
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
-from sink.pipeline import Pipeline
-from sink.replay import Replayed, replay
-from sink.spark_versions import to_arrow
+from sink.run.pipeline import Pipeline
+from sink.spark import session
+from sink.spark.versions import to_arrow
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
 from tests.sink.harness import CrashError, Job, crashing

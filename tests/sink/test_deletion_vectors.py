@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from sink import deletion_vectors
-from sink.deletion_vectors import DeletionVectors, Vector
-from sink.keyindex import IndexLostError, IndexVersion
+from sink.run import deletion_vectors
+from sink.run.deletion_vectors import DeletionVectors, Vector
+from sink.run.keyindex import IndexLostError, IndexVersion
 
 
 def vector(number: int) -> Vector:

@@ -13,11 +13,12 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import supervisor, tables
-from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.config import Config
 from sink.errors import ConfigError, TableError
-from sink.pipeline import Pipeline
+from sink.run import plan as tables
+from sink.run import supervisor
+from sink.run.pipeline import Pipeline
+from sink.targets.iceberg.commit import IcebergCommitter, RowDeltaCommit
 from tests.services.process import wait_until
 from tests.sink.harness import java_catalog
 

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from changelog.rows import BAD, HASH
 from deltawriters.keyindex import xxhash64
-from sink import exchange
-from sink.exchange import (
+from sink.spark import exchange
+from sink.spark.exchange import (
     PACKED_SCHEMA,
     Results,
     exchanged,
@@ -27,7 +27,7 @@ from sink.exchange import (
     owned,
     packed,
 )
-from sink.routing import RANGES, KeyHash, owner, range_of
+from sink.spark.routing import RANGES, KeyHash, owner, range_of
 
 ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8) | st.none()), max_size=40)
 

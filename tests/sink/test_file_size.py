@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from changelog.rows import BAD, BAD_FIELDS, KIND, RowKind, order_column
 from deltawriters import DeltaOptions, TableSpec, TaskId
 from deltawriters.partitioning import LASTING_BYTES
-from sink import task
 from sink.config import TableSection
-from sink.tables import files_last
+from sink.run.plan import files_last
+from sink.spark import task
 from tests.sink.harness import Job
 
 ROWS = 150_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sink.errors import ConfigError, TableError
-from sink.history import History
+from sink.targets.iceberg.history import History
 
 SECOND = 1_000
 NOON = 1_767_268_800_000  # 2026-01-01 12:00 UTC

@@ -15,13 +15,14 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 
 from changelog.recognition import Recognized
-from sink import config, inspection, proposal
+from sink import config
 from sink.cli import main
+from sink.commands import inspection, proposal
+from sink.commands.discovery import Found, guess, own_topic
+from sink.commands.initialize import _for_java, _write
 from sink.config import Config
-from sink.discovery import Found, guess, own_topic
 from sink.errors import ConfigError, NeedsSparkError
-from sink.initialize import _for_java, _write
-from sink.pipeline import Pipeline
+from sink.run.pipeline import Pipeline
 from sink.sources.kafka_client import client_settings
 from tests.changelog.messages import SAMPLES
 from tests.services.kafka import Kafka, running_kafka

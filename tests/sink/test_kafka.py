@@ -19,11 +19,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
-from sink import inspection
+from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
-from sink.pipeline import Pipeline
-from sink.spark_versions import to_arrow
+from sink.run.pipeline import Pipeline
+from sink.spark.versions import to_arrow
 from tests.changelog.messages import sample
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import free_ports, wait_until

@@ -25,8 +25,8 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.rows import HASH
 from deltawriters.keyindex import xxhash64
-from sink.routing import RANGES, Bucket, KeyHash
-from sink.spark_versions import to_arrow
+from sink.spark.routing import RANGES, Bucket, KeyHash
+from sink.spark.versions import to_arrow
 
 COUNT = 2000
 

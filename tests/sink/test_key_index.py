@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from deltawriters.keyindex import BASE
-from sink import deletion_vectors, keyindex
 from sink.errors import TableError, TemporaryError
-from sink.iceberg import IcebergTable
-from sink.keyindex import KeyIndex
-from sink.written import Written
+from sink.run import deletion_vectors, keyindex
+from sink.run.keyindex import KeyIndex
+from sink.run.written import Written
+from sink.targets.iceberg.table import IcebergTable
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, jvm_calls, tiny_thresholds
 from tests.sink.test_commit_faults import Table
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import inspection
+from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, RowdeltaError, TableError
 from tests.changelog.messages import sample

@@ -8,12 +8,14 @@ import yaml
 from pydantic import ValidationError
 
 from changelog.recognition import Recognized, Unrecognized, recognize
-from sink import config, proposal, session
+from sink import config
+from sink.commands import proposal
+from sink.commands.discovery import Found, LeftOut, directories
+from sink.commands.initialize import from_kafka
 from sink.config import SourceSection
-from sink.discovery import Found, LeftOut, directories
 from sink.errors import ConfigError
-from sink.initialize import from_kafka
 from sink.redaction import is_secret, masked
+from sink.spark import session
 from tests.sink.test_config import KAFKA, refusal
 
 SECRETS = {

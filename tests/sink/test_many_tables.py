@@ -23,16 +23,18 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from sink import inspection, joint, microbatch, supervisor, task
-from sink.commit import IcebergCommitter, Retries, RowDeltaCommit
+from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
-from sink.iceberg import IcebergTable
-from sink.joint import JointWriter
-from sink.microbatch import TableShare, TableSink
-from sink.pipeline import Pipeline
+from sink.run import joint, microbatch, supervisor
+from sink.run.joint import JointWriter
+from sink.run.microbatch import TableShare, TableSink
+from sink.run.pipeline import Pipeline
 from sink.sources.source import Range, SharedRead, TableBatch
-from sink.spark_versions import to_arrow
+from sink.spark import task
+from sink.spark.versions import to_arrow
+from sink.targets.iceberg.commit import IcebergCommitter, Retries, RowDeltaCommit
+from sink.targets.iceberg.table import IcebergTable
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
 from tests.sink.harness import merging_soon

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from deltawriters import rewrite
 from deltawriters.keyindex import IndexSlice, Located
-from sink import keyindex
-from sink.commit import IcebergCommitter, RowDeltaCommit
 from sink.errors import FencedError, TemporaryError
+from sink.run import keyindex
+from sink.targets.iceberg.commit import IcebergCommitter, RowDeltaCommit
 from tests.sink.harness import Changes, Job, before_commit, before_rewrite, crashing, merging_soon
 
 pytestmark = pytest.mark.spark

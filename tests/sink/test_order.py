@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.pipeline import Pipeline
-from sink.spark_versions import to_arrow
+from sink.run.pipeline import Pipeline
+from sink.spark.versions import to_arrow
 from tests.services.kafka import Kafka, running_kafka
 from tests.sink.harness import Job
 from tests.sink.test_kafka import KafkaJob

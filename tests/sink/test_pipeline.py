@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import inspection
+from sink.commands import inspection
 from sink.config import Config
+from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
-from sink.folders import check_folders
-from sink.microbatch import TableSink
-from sink.patterns import find_tables
-from sink.pipeline import Pipeline, open_source
+from sink.run.microbatch import TableSink
+from sink.run.patterns import find_tables
+from sink.run.pipeline import Pipeline, open_source
+from sink.run.supervisor import Supervisor
 from sink.sources.files import FilesSource
-from sink.supervisor import Supervisor
 from tests.services.process import wait_until
 from tests.sink.harness import Job, crashing
 
@@ -165,7 +165,7 @@ def test_hundreds_of_queries_are_looked_at_in_turn(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each for so short a time that Spark, which counts milliseconds, would refuse it."""
-    monkeypatch.setattr("sink.pipeline._POLL_SECONDS", 0.2 / 300)
+    monkeypatch.setattr("sink.run.pipeline._POLL_SECONDS", 0.2 / 300)
     Pipeline(spark, files_config(tmp_path, "pipeline_many", a=write_one(tmp_path / "a"))).run()
     assert spark.table("lake.pipeline_many.a").count() == 1
 
@@ -306,7 +306,7 @@ def test_workers_are_started_ahead_unless_there_may_be_nothing_to_do(
 ) -> None:
     started: list[str] = []
     trigger = "available-now"
-    monkeypatch.setattr("sink.pipeline.start_workers", lambda _: started.append(trigger))
+    monkeypatch.setattr("sink.run.pipeline.start_workers", lambda _: started.append(trigger))
     job = Job(spark, tmp_path, deletes="equality")
     job.write([("+I", {"id": 1, "region": "eu"})])
     job.run()

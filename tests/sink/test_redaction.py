@@ -7,11 +7,11 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from sink import session
 from sink.config import Config
 from sink.errors import RowdeltaError, summary
-from sink.iceberg import Catalogs
 from sink.redaction import masked, redacted, spark_pattern
+from sink.spark import session
+from sink.targets.iceberg.table import Catalogs
 from tests.services.process import free_ports
 from tests.sink.test_config import KAFKA, refusal
 

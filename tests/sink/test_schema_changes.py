@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import inspection, microbatch
+from sink.commands import inspection
 from sink.errors import ConfigError, DataError, TableError, TemporaryError
-from sink.microbatch import TableSink
-from sink.spark_versions import to_arrow
+from sink.run import microbatch
+from sink.run.microbatch import TableSink
+from sink.spark.versions import to_arrow
 from tests.sink.harness import CrashError, Job, before_commit, tiny_thresholds
 
 pytestmark = pytest.mark.spark

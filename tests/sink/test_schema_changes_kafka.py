@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 
-from sink import inspection
+from sink.commands import inspection
 from sink.errors import DataError
 from tests.changelog.avro_messages import message
 from tests.services.kafka import Kafka, running_kafka

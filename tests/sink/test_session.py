@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import java_names, session
+from sink.spark import java_names, session
 
 pytestmark = pytest.mark.spark
 
@@ -77,7 +77,7 @@ def test_all_workers_are_forked_from_one_process_that_has_imported_what_tasks_ne
     of_files = spark.sparkContext.parallelize(range(2), 2).map(_worker).collect()
     of_rows = spark.range(2).mapInArrow(_workers, "a bigint, b string, c boolean").collect()
     ((_, runs, has_arrow),) = {*of_files, *map(tuple, of_rows)}
-    assert "sink.daemon" in runs
+    assert "sink.spark.daemon" in runs
     assert has_arrow
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from sink import cli, spark_versions
+from sink import cli
 from sink.errors import ConfigError
+from sink.spark import versions as spark_versions
 
 pytestmark = pytest.mark.versions
 

@@ -11,10 +11,13 @@ from zipfile import ZipFile
 import pyspark
 import pytest
 
-from sink import archive, cache, cli, config, jars, session, spark_versions, training
+from sink import cli, config
+from sink.commands import training
 from sink.errors import RowdeltaError, TemporaryError
-from sink.jars import Jar
-from sink.spark_versions import SparkVersion
+from sink.spark import archive, cache, jars, session
+from sink.spark import versions as spark_versions
+from sink.spark.jars import Jar
+from sink.spark.versions import SparkVersion
 from tests.services.process import java_command, wait_until
 
 OPTIONS = {"spark.master": "local[2]", "spark.jars.packages": "org.example:first:1.0,org.example:second:2.1"}
@@ -196,7 +199,7 @@ def test_jars_in_sparks_own_files_are_left_to_spark(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("settings", "module"),
     [
-        ({"spark.master": "local[2]"}, "sink.daemon"),
+        ({"spark.master": "local[2]"}, "sink.spark.daemon"),
         ({"spark.master": "local[2]", "spark.python.daemon.module": "own.daemon"}, "own.daemon"),
         ({"spark.master": "spark://host:7077"}, None),
     ],

@@ -18,14 +18,14 @@ from urllib.parse import urlparse
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import iceberg
 from sink.config import Config
 from sink.errors import TableGoneError
-from sink.iceberg import Catalogs, IcebergTable
-from sink.microbatch import TableSink
-from sink.pipeline import Pipeline
-from sink.storage_access import StorageAccess
-from sink.task import TaskPlan
+from sink.run.microbatch import TableSink
+from sink.run.pipeline import Pipeline
+from sink.spark.task import TaskPlan
+from sink.targets.iceberg import table as iceberg
+from sink.targets.iceberg.storage_access import StorageAccess
+from sink.targets.iceberg.table import Catalogs, IcebergTable
 from tests.services.rest_catalog import RestCatalog, running_rest_catalog
 from tests.sink.test_catalogs import add_catalog, configuration, content, write
 

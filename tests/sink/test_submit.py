@@ -21,8 +21,9 @@ import yaml
 from pyspark.sql import SparkSession
 
 import sink
-from sink import cli, session
-from sink.archive import WARM
+from sink import cli
+from sink.spark import session
+from sink.spark.archive import WARM
 from tests.services.process import Process, free_ports, wait_until
 
 pytestmark = pytest.mark.spark

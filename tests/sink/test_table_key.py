@@ -8,7 +8,7 @@ import pytest
 from changelog.decoding import StatedKeys
 from sink.config import TableSection
 from sink.errors import TableError
-from sink.keys import TableKey, compared
+from sink.run.keys import TableKey, compared
 
 PROPERTY = "rowdelta.shop.key"
 

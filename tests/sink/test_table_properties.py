@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.access import without_spark
+from sink.commands.access import without_spark
+from sink.commands.inspection import check
 from sink.config import Config
 from sink.errors import ConfigError, TableError
-from sink.iceberg import Catalogs
-from sink.inspection import check
-from sink.keys import table_key
-from sink.patterns import ResolvedTable
-from sink.table_properties import FEATURES, RULES, ignored, refusal, rule
+from sink.run.keys import table_key
+from sink.run.patterns import ResolvedTable
+from sink.targets.iceberg.table import Catalogs
+from sink.targets.iceberg.table_properties import FEATURES, RULES, ignored, refusal, rule
 from tests.sink.harness import Job, before_commit, seen
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "table-properties.md").read_text(encoding="utf-8")

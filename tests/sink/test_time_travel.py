@@ -8,11 +8,13 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from sink import cli, session, time_travel
+from sink import cli
+from sink.commands import time_travel
+from sink.commands.time_travel import When
 from sink.config import Config
 from sink.errors import ConfigError, TableError
-from sink.iceberg import Catalogs
-from sink.time_travel import When
+from sink.spark import session
+from sink.targets.iceberg.table import Catalogs
 from tests.services.kafka import Kafka, running_kafka
 from tests.sink.test_kafka import KafkaJob, event, insert, order
 

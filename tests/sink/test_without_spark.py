@@ -21,15 +21,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sink import inspection, type_names
+from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, NeedsSparkError, TableError
-from sink.iceberg import Catalogs
-from sink.metadata import MetadataTable, MetadataTables
 from sink.sources.directories import Directories
 from sink.sources.plain import LocalFolders
-from sink.spark_versions import parse_ddl
-from sink.table_state import TableState
+from sink.spark import type_names
+from sink.spark.versions import parse_ddl
+from sink.targets.base import TableState
+from sink.targets.iceberg.metadata import MetadataTable, MetadataTables
+from sink.targets.iceberg.table import Catalogs
 from tests.sink.harness import Job, seen
 
 TYPES = (
@@ -300,7 +301,7 @@ def test_a_catalog_that_accepts_and_says_nothing(tmp_path: Path, token: Mapping[
     """Waiting ends, and then the commands start Spark."""
     with silent_server() as server:
         path = written(tmp_path, changed(tmp_path, rest(server, token)))
-        patience = "import sys; from sink import cli, metadata; metadata._SECONDS = 0.5; sys.exit(cli.main())"
+        patience = "import sys; from sink import cli; from sink.targets.iceberg import metadata; metadata._SECONDS = 0.5; sys.exit(cli.main())"
         code, _, error = without_java("status", path, "-c", patience)
     assert code == ConfigError.exit_code
     assert error.startswith("rowdelta: no Java found.")
@@ -374,7 +375,8 @@ def test_a_signal_ends_a_command_whose_threads_wait(tmp_path: Path, number: sign
     with silent_server() as server:
         path = written(tmp_path, changed(tmp_path, rest(server, {})))
         patience = "metadata._SECONDS, interrupts._CLEANUP_SECONDS = 600, 0.5"
-        code = f"import sys; from sink import cli, interrupts, metadata; {patience}; sys.exit(cli.main())"
+        imports = "from sink import cli; from sink.spark import interrupts; from sink.targets.iceberg import metadata"
+            code = f"import sys; {imports}; {patience}; sys.exit(cli.main())"
         child = subprocess.Popen([sys.executable, "-c", code, "status", path], stderr=subprocess.PIPE, text=True)
         try:
             server.settimeout(60)
@@ -431,7 +433,8 @@ def test_status_imports_little(tmp_path: Path) -> None:
     (tmp_path / "changes").mkdir()
     code = (
         "import sys; from sink import cli; cli.main(['status', sys.argv[1]]); "
-        "print([name for name in ('pandas', 'pyiceberg', 'deltawriters', 'sink.iceberg') if name in sys.modules])"
+        "unwanted = 'pandas', 'pyiceberg', 'deltawriters', 'sink.targets.iceberg.table'; "
+        "print([name for name in unwanted if name in sys.modules])"
     )
     path = written(tmp_path, configuration(tmp_path))
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)

@@ -1,0 +1,198 @@
+"""`rowdelta init`: looks at a source, and writes a first configuration for it. It starts no JVM."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from changelog.schema_registry import OPTIONS as REGISTRY_OPTIONS
+from changelog.schema_registry import PREFIX as REGISTRY_PREFIX
+from sink import config
+from sink.commands import discovery, proposal
+from sink.commands.discovery import Found, LeftOut
+from sink.errors import ConfigError
+from sink.sources import kafka_client
+from sink.sources.kafka_client import JAAS, Broker
+
+_USER = tuple(f"{kafka_client.PREFIX}sasl.{name}" for name in ("username", "password"))
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
+
+
+def from_kafka(
+    servers: str,
+    output: Path,
+    registry: str | None = None,
+    topics: str = ".*",
+    options: Sequence[str] = (),
+    key: Sequence[str] = (),
+) -> list[Found | LeftOut]:
+    """Write a configuration for the topics of a broker.
+
+    :param servers: addresses of the broker.
+    :param output: the file to write.
+    :param registry: URL of the schema registry.
+    :param topics: regular expression. Only topics whose whole name it matches become tables.
+    :param options: texts `NAME=VALUE` for Kafka's client, or for the registry's client if the name begins with
+        `schema.registry.`. The file gets a secret as `${VARIABLE}`; the option may be given in this form too.
+    :param key: key columns, for tables whose messages don't state a key.
+    :return: what was found, and what was left out.
+    :raises ConfigError: the file exists, an option is wrong, or nothing was found that can be a table.
+    :raises TemporaryError: the broker or the registry doesn't answer.
+    """
+    _refuse_present(output)
+    try:
+        re.compile(topics)
+    except re.error as error:
+        raise ConfigError(f"--topics: {topics!r} is not a regular expression: {error}.") from None
+    given = _pairs(options)
+    if registry is not None:
+        given[f"{REGISTRY_PREFIX}url"] = registry
+    clear = {name: _resolved(name, value) for name, value in given.items()}
+    written = {name: proposal.hidden(name, value, _variable(name)) for name, value in given.items()}
+    secrets = {_variable(name): clear[name] for name in given if written[name] != given[name]}
+    client, in_file = _for_java(clear), _for_java(written)
+    remark = ""
+    if re.search(r'["\\]', "".join(clear.get(name, "") for name in _USER)):
+        # escapes are needed, and `${VARIABLE}` inside of the login line gets none
+        line = f"{kafka_client.PREFIX}{JAAS}"
+        template = _for_java(written | {_USER[1]: "…"})[line]
+        remark = f'{_variable(line)}: {template} The password is in place of …, with \\ before each " and \\.'
+        in_file[line] = f"${{{_variable(line)}}}"
+        secrets = {n: v for n, v in secrets.items() if n != _variable(_USER[1])} | {_variable(line): client[line]}
+    address = f"{kafka_client.PREFIX}bootstrap.servers"
+    progress = _Progress("topics")
+    broker = Broker({address: servers, **client}, progress.told)
+    results = discovery.topics(broker, _of_registry(clear), topics, key, progress)
+    place = proposal.Place(
+        type="kafka",
+        options={address: servers, "startingOffsets": "earliest", **in_file},
+        folder=output.resolve().parent,
+        format_options=_of_registry(written),
+        secrets=sorted(secrets),
+        remark=remark,
+        what=f"Kafka at {servers}",
+    )
+    _write(output, proposal.write(place, results), secrets)
+    return results
+
+
+def from_files(
+    folder: Path, output: Path, key: Sequence[str] = (), order_by: Sequence[str] = ()
+) -> list[Found | LeftOut]:
+    """Write a configuration for a folder of change files.
+
+    :param folder: the folder.
+    :param output: the file to write.
+    :param key: key columns.
+    :param order_by: columns that order the changes.
+    :return: what was found, and what was left out.
+    :raises ConfigError: the file exists, or nothing was found that can be a table.
+    """
+    _refuse_present(output)
+    progress = _Progress("folders")
+    results = discovery.directories(folder.resolve(), key, order_by, progress)
+    place = proposal.Place("files", {}, output.resolve().parent, what=str(folder))
+    _write(output, proposal.write(place, results), {})
+    return results
+
+
+class _Progress:
+    """Prints a line on stderr every two seconds. The first one comes after two seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._told = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        if time.monotonic() - self._told > 2.0:
+            self.told(f"{done:,} of {of:,} {self._what} looked at")
+
+    def told(self, text: str) -> None:
+        self._told = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+def _refuse_present(output: Path) -> None:
+    """:raises ConfigError: the file already exists. Somebody may have corrected it by hand."""
+    if output.exists():
+        raise ConfigError(f"{output} exists, and is left as it is. Name another file with --output.")
+    if not output.parent.is_dir():
+        raise ConfigError(f"{output}: there is no folder {output.parent}. Create it, or correct --output.")
+
+
+def _write(output: Path, text: str, secrets: Mapping[str, str]) -> None:
+    """Write the file, and then read it like every other command, to check it. A file with a mistake doesn't stay: it
+    would be in the way of the next `init`.
+
+    :param secrets: values of the environment variables that the file refers to. They may not be set yet.
+    """
+    with output.open("x", encoding="utf-8") as file:
+        file.write(text)
+    absent = {name: value for name, value in secrets.items() if name not in os.environ}
+    os.environ.update(absent)
+    try:
+        config.load(output)
+    except ConfigError:
+        output.unlink()
+        raise
+    finally:
+        for name in absent:
+            del os.environ[name]
+
+
+def _pairs(options: Sequence[str]) -> dict[str, str]:
+    """Options by name. The names are those of Spark's source, or, for the registry, of `format_options`."""
+    found = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError("--option needs NAME=VALUE, such as security.protocol=SASL_SSL.")
+        name = name.strip()
+        if name.startswith(REGISTRY_PREFIX) and name not in REGISTRY_OPTIONS:
+            raise ConfigError(f"--option {name}: the registry's client has no such option.")
+        own = name.startswith((kafka_client.PREFIX, REGISTRY_PREFIX))
+        found[name if own else f"{kafka_client.PREFIX}{name}"] = value
+    return found
+
+
+def _of_registry(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name.startswith(REGISTRY_PREFIX)}
+
+
+def _resolved(name: str, value: str) -> str:
+    """Replace `${NAME}` in an option's value, as in a configuration file.
+
+    :raises ConfigError: there is no such variable.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise ConfigError(f"--option {name} uses ${{{match[1]}}}, and the environment has no {match[1]}. Set it.")
+        return found
+
+    return _REFERENCE.sub(replaced, value)
+
+
+def _variable(name: str) -> str:
+    """Name of the environment variable for a secret. For `kafka.sasl.password`, it is KAFKA_SASL_PASSWORD."""
+    return re.sub(r"\W", "_", name).upper()
+
+
+def _for_java(options: Mapping[str, str]) -> dict[str, str]:
+    """Translate options of librdkafka into those of Kafka's Java client. They differ for users and certificates."""
+    prefix = kafka_client.PREFIX
+    found = {name: value for name, value in options.items() if name.startswith(prefix)}
+    username, password = (found.pop(name, None) for name in _USER)
+    if (username is None) != (password is None):
+        raise ConfigError("--option sasl.username and sasl.password belong together. Give both.")
+    if username is not None and password is not None:
+        mechanism = found.setdefault(f"{prefix}sasl.mechanism", found.pop(f"{prefix}sasl.mechanisms", "PLAIN"))
+        found[f"{prefix}{JAAS}"] = kafka_client.jaas(mechanism, username, password)
+    certificates = found.pop(f"{prefix}ssl.ca.location", None)
+    if certificates is not None:
+        found[f"{prefix}ssl.truststore.type"] = "PEM"
+        found[f"{prefix}ssl.truststore.location"] = certificates
+    return found

@@ -1,0 +1,213 @@
+"""`rowdelta check` and `rowdelta status`. Both only read, and change nothing."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from sink.commands.access import Access, by_spark, check_settings, without_spark
+from sink.config import Config
+from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
+from sink.redaction import redacted
+from sink.run.patterns import ResolvedTable, find_tables
+from sink.sources.source import Position
+from sink.targets.base import Tables, TableState, property_prefix
+
+if TYPE_CHECKING:
+    # `check` imports these when it needs them: `status` never does, and they take a second
+    from pyspark.sql import SparkSession
+
+    from sink.run.keys import TableKey
+    from sink.run.plan import TablePlan
+
+T = TypeVar("T")
+R = TypeVar("R")
+_THREADS = 8
+
+
+def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
+    """Check everything that a run needs, without writing anything. Yields lines that say what was found.
+
+    :param spark: the session. None means that Spark isn't used.
+    :raises RowdeltaError: the first error on which a run would fail.
+    :raises NeedsSparkError: some checks need Spark.
+    """
+    from sink.config.folders import check_folders
+    from sink.run.keys import shown
+
+    if spark is None:
+        check_settings(config)
+    access = by_spark(spark, config) if spark is not None else without_spark(config)
+    source = access.source
+    yield f"sink {config.sink.id}: {config.source.type} ({config.source.format}), trigger {config.sink.trigger}"
+    for name, properties in config.catalogs.items():
+        yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
+    check_folders(spark, config)
+    tables = find_tables(config, source)
+    prefix = property_prefix(config)
+
+    def load(table: ResolvedTable) -> "tuple[TableState, Position | None] | RowdeltaError | None":
+        try:
+            return _load(access.tables, table, prefix)
+        except (ConfigError, TableError) as error:
+            return error
+
+    loaded = _in_parallel(access, load, tables)
+    positions = [state[1] if isinstance(state, tuple) else None for state in loaded]
+    known = any(positions)  # then a run takes a pattern's tables without a position for new ones
+    from_start = {table.section.source for table in tables if known and table.from_pattern}
+    sections = [table.section for table in tables]
+    found = source.check(list(zip(sections, positions, strict=True)), from_start)
+
+    def plan_of(
+        part: "tuple[ResolvedTable, tuple[TableState, Position | None] | RowdeltaError | None, str | RowdeltaError]",
+    ) -> "tuple[TablePlan, TableKey] | RowdeltaError":
+        table, state, reached = part
+        if isinstance(state, RowdeltaError):
+            return state
+        if isinstance(reached, RowdeltaError) and (table.section.columns is None or not table.section.key):
+            return reached  # columns or key can't be inferred without the source
+        return _plan(access, config, table, state[0] if state else None)
+
+    planned = _in_parallel(access, plan_of, list(zip(tables, loaded, found, strict=True)))
+    errors = [*_check_dead_letters(access, config), *source.check_patterns()]
+    for table, made, reached in zip(tables, planned, found, strict=True):
+        section = table.section
+        if isinstance(made, NoMessagesError):
+            yield f"{section.source} -> {made}"
+            continue
+        wrong = [problem for problem in (made, reached) if isinstance(problem, RowdeltaError)]
+        if isinstance(made, RowdeltaError) or wrong:
+            errors += wrong
+            yield f"{section.source} -> {section.target}: {wrong[0]}"
+            continue
+        plan, key = made
+        yield f"{section.source} -> {section.target}: {'exists' if plan.exists else 'will be created'}"
+        yield f"  source: {reached}"
+        columns = ", ".join(
+            f"{c.name} {c.type.simpleString()}{' (key)' if c.name in key.columns else ''}" for c in plan.columns
+        )
+        inferred = not plan.exists and section.columns is None
+        yield f"  columns{' (inferred from messages; write them down to pin them)' if inferred else ''}: {columns}"
+        if key.columns and not key.configured:
+            yield f"  key: {shown(key.columns)}, as the messages say"
+        warning = key.warning(plan.section)
+        if warning is not None:
+            yield f"  WARNING: {warning}"
+        order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"
+        group = f", group {section.group}" if section.group is not None else ""
+        how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
+        yield f"  mode {section.mode}{how}{group}"
+        for warning in plan.warnings:
+            yield f"  WARNING: {warning}"
+    for entry in config.tables:
+        if entry.is_pattern:
+            yield f"pattern {entry.source} -> {entry.target}: looks for more every {config.source.discovery_interval}"
+    if errors:
+        raise errors[0]
+    if config.sink.on_bad_record == "dead-letter":
+        topic = f", and to topic {config.sink.dead_letter_topic}" if config.sink.dead_letter_topic else ""
+        limit = config.sink.max_bad_records
+        stop = f"; more than {limit:,} in a run and table stop the job" if limit is not None else ""
+        yield f"bad records go to {config.dead_letter_table}{topic}{stop}"
+    else:
+        yield "a bad record stops the job"
+    yield "ok"
+
+
+def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
+    """For each table, its last snapshot, the stored position and the lag.
+
+    :param spark: the session. None means that Spark isn't used.
+    :raises NeedsSparkError: only Spark can tell for certain.
+    """
+    access = by_spark(spark, config) if spark is not None else without_spark(config)
+    source = access.source
+    prefix = property_prefix(config)
+    tables = find_tables(config, source)
+    loaded = _in_parallel(access, lambda table: _load(access.tables, table, prefix), tables)
+    places = [
+        (table.section, found[1]) for table, found in zip(tables, loaded, strict=True) if isinstance(found, tuple)
+    ]
+    lags = iter(source.lag(places))
+    for resolved, found in zip(tables, loaded, strict=True):
+        section = resolved.section
+        if found is None:
+            yield f"{section.target}: does not exist yet; rowdelta run creates it"
+            continue
+        if isinstance(found, RowdeltaError):
+            yield f"{section.source} -> {section.target}: {found}"
+            continue
+        table, position = found
+        if section.group is not None:
+            yield f"group {section.group}:"
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            yield f"{section.target}: empty, no snapshot"
+        else:
+            at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+            summary = snapshot.summary
+            yield (
+                f"{section.target}: snapshot {snapshot.snapshot_id} of {at:%Y-%m-%d %H:%M:%S} UTC, "
+                f"{summary.get('total-data-files')} data files, {summary.get('total-delete-files')} delete files, "
+                f"{int(summary.get('total-equality-deletes') or 0):,} equality deletes"
+            )
+        yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
+        yield f"  lag: {next(lags)}"
+
+
+def _plan(
+    access: Access, config: Config, resolved: ResolvedTable, table: TableState | None
+) -> "tuple[TablePlan, TableKey] | RowdeltaError":
+    from sink.run.keys import table_key, with_key
+    from sink.run.plan import inferred_columns, plan_table
+
+    section = resolved.section
+    try:
+        sample = access.sample(section)
+        key = table_key(config, resolved, table, sample)
+        types = inferred_columns(config, section, table, sample)
+        plan = plan_table(access.tables, config, with_key(resolved, key), table, types)
+        if config.source.type == "kafka" and key.configured and not key.messages:
+            key = replace(key, messages=tuple(fields for fields in sample.message_keys() if fields))
+        return plan, key
+    except (ConfigError, TableError, NoMessagesError) as error:
+        return error
+
+
+def _check_dead_letters(access: Access, config: Config) -> Sequence[RowdeltaError]:
+    """Reasons why the dead-letter table can't be used. If it doesn't exist, a run creates it."""
+    from sink.deadletters.table import check_table
+
+    if config.sink.on_bad_record != "dead-letter":
+        return ()
+    try:
+        table = access.tables.load(config.dead_letter_table)
+        if table is not None:
+            check_table(table)
+    except (ConfigError, TableError) as error:
+        return [error]
+    return ()
+
+
+def _load(
+    tables: Tables, resolved: ResolvedTable, prefix: str
+) -> tuple[TableState, Position | None] | RowdeltaError | None:
+    if resolved.error is not None:
+        return resolved.error
+    table = tables.load(resolved.section.target)
+    if table is None:
+        return None
+    try:
+        stored = table.position(prefix)
+    except TableError as error:
+        return error
+    return table, stored.position if stored else table.start_position(prefix)
+
+
+def _in_parallel(access: Access, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Do several items at the same time, since each waits for the catalog."""
+    with ThreadPoolExecutor(_THREADS, initializer=access.activate) as pool:
+        return list(pool.map(work, items))

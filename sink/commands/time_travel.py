@@ -1,0 +1,201 @@
+"""`rowdelta history` and `rowdelta show`: a table's commits, and its rows as they were at some time.
+
+Iceberg's Spark reader reads the rows. It applies all kinds of deletes.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.row_kind_columns import quoted
+from sink.config import Config
+from sink.errors import ConfigError, TableError
+from sink.sources.source import Position
+from sink.spark.versions import to_arrow
+from sink.targets.base import property_prefix
+from sink.targets.iceberg.history import History, shown_position, shown_time
+from sink.targets.iceberg.table import Catalogs, IcebergTable
+
+
+@dataclass(frozen=True)
+class When:
+    """Which state of a table. At most one of these is given. If all are None, it is the current state.
+
+    :param as_of: the time, in milliseconds since 1970.
+    :param version: id of the snapshot.
+    :param position: the sink's position.
+    """
+
+    as_of: int | None = None
+    version: int | None = None
+    position: Position | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Some rows of a state.
+
+    :param heading: says which state it is.
+    :param columns: names of the columns.
+    :param rows: a JSON object for each row, in no order.
+    :param cells: the same rows as text, with a cell for each column.
+    """
+
+    heading: str
+    columns: Sequence[str]
+    rows: Sequence[str]
+    cells: Sequence[Sequence[str]]
+
+
+def parse_time(text: str) -> int:
+    """An ISO 8601 time as milliseconds since 1970. A time without a zone is UTC.
+
+    :raises ValueError: `text` isn't such a time.
+    """
+    time = datetime.fromisoformat(text)
+    return int((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def target(config: Config, name: str) -> str:
+    """The full name of the table that the user means.
+
+    :param name: the full name; or, for a table that isn't from a pattern, the end of its name, or its source.
+    :raises ConfigError: no table fits, or several do.
+    """
+    if name.split(".")[0] in config.catalogs and name.count(".") >= 2:
+        return name
+    plain = [table for table in config.tables if not table.is_pattern]
+    found = sorted({table.target for table in plain if name == table.source or table.target.endswith(f".{name}")})
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(table.target for table in plain[:10]) or "none is named plainly"
+    what = f"may be {' or '.join(found)}" if found else "is no table of this configuration"
+    raise ConfigError(f"{name} {what}. Give catalog.namespace.table, such as the targets: {known}.")
+
+
+def history(spark: SparkSession, config: Config, name: str) -> History:
+    """The table's commits.
+
+    :raises TableError: there is no such table.
+    """
+    return _history(config, _load(spark, name))
+
+
+def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequence[str], limit: int) -> Shown:
+    """Rows of a state of the table.
+
+    :param name: catalog.namespace.table.
+    :param when: the state.
+    :param key: texts `column=value`. Only rows with these values are shown. If the table's key is one column, the value
+        alone is enough.
+    :param limit: at most so many rows.
+    :raises TableError: there is no such table, or the state isn't known any more.
+    :raises ConfigError: `key` doesn't fit the table, or `when` doesn't fit its source.
+    """
+    table = _load(spark, name)
+    found = _history(config, table)
+    later = ""
+    if when.position is not None:
+        commit, after = found.at_position(when.position)
+        version: int | None = commit.snapshot_id
+        if after is not None:
+            later = f"; snapshot {after.snapshot_id} after it has {shown_position(after.position or {})}"
+    elif when.as_of is not None:
+        version = found.at_time(when.as_of)
+    elif when.version is not None:
+        version = found.check_version(when.version)
+    else:
+        version = table.snapshot_id()
+    if version is None:
+        raise TableError(f"{name}: the table has no snapshot yet. Run rowdelta run first.")
+    positions = {commit.snapshot_id: commit.position for commit in found.commits}
+    position = positions.get(version)
+    if version not in positions:
+        where = "position unknown: the snapshot was rolled back"
+    else:
+        where = f"position {shown_position(position)}" if position is not None else "no position of this sink"
+    made = shown_time(int(table.java.snapshot(version).timestampMillis()))
+    heading = f"{name}: snapshot {version} of {made}, {where}{later}"
+    # not Iceberg's option snapshot-id, which Spark 4.1 refuses
+    frame = spark.sql(f"SELECT * FROM {_quoted_name(name)} VERSION AS OF {version}")
+    rows = _matching(frame, _key_values(key, table), table).limit(limit)
+    cells = [_text(field).alias(field.name) for field in frame.schema]
+    as_json = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
+    read = to_arrow(rows.select(as_json.alias("json"), F.array(*cells).alias("cells"))).to_pydict()
+    return Shown(heading, frame.columns, read["json"], read["cells"])
+
+
+def lines(found: History, limit: int, *, as_json: bool) -> Iterator[str]:
+    """The newest commits: text for people, or one JSON object a line."""
+    for commit in found.commits[:limit]:
+        if as_json:
+            yield json.dumps(commit.as_json())
+        else:
+            yield from commit.lines()
+    if not as_json and limit >= len(found.commits):
+        if found.has_expired:
+            yield "older snapshots have expired"
+        elif not found.commits:
+            yield "no commit yet"
+
+
+def _load(spark: SparkSession, name: str) -> IcebergTable:
+    table = Catalogs(spark).load(name)
+    if table is None:
+        raise TableError(f"{name} does not exist. rowdelta run creates it, and rowdelta status lists the tables.")
+    return table
+
+
+def _history(config: Config, table: IcebergTable) -> History:
+    prefix = property_prefix(config)
+    return History(table.name, table.metadata(), config.sink.id, lambda number: table.position_in(number, prefix))
+
+
+def _key_values(pairs: Sequence[str], table: IcebergTable) -> dict[str, str]:
+    """Parse arguments such as `id=7` into values by column.
+
+    :raises ConfigError: an argument names no column.
+    """
+    names = sorted(table.spec.iceberg_schema.identifier_field_names())
+    found = {}
+    for pair in pairs:
+        column, equals, value = pair.partition("=")
+        if not equals and len(names) == 1:
+            column, value = names[0], pair
+        elif not equals:
+            key = f"the table's key is {', '.join(names)}" if names else "the table has no identifier fields"
+            raise ConfigError(f"{table.name}: --key is {pair!r}, expected column=value; {key}.")
+        found[column] = value
+    return found
+
+
+def _matching(frame: DataFrame, key: Mapping[str, str], table: IcebergTable) -> DataFrame:
+    for column, value in key.items():
+        if column not in frame.columns:
+            raise ConfigError(
+                f"{table.name}: --key names {column!r}, which isn't a column in this state. The columns are: "
+                f"{', '.join(frame.columns)}."
+            )
+        dtype = frame.schema[column].dataType.simpleString()
+        text = value.replace("\\", "\\\\").replace("'", "\\'")
+        wanted = F.expr(f"try_cast('{text}' AS {dtype})")
+        (fits,) = frame.sparkSession.range(1).select(wanted.isNotNull()).collect()[0]
+        if not fits:
+            raise ConfigError(f"{table.name}: --key {column}={value}: the value is not of type {dtype}.")
+        frame = frame.where(F.col(quoted(column)) == wanted)
+    return frame
+
+
+def _text(field: T.StructField) -> Column:
+    column = F.col(quoted(field.name))
+    shown = F.hex(column) if isinstance(field.dataType, T.BinaryType) else column.cast("string")
+    return F.coalesce(shown, F.lit("NULL"))
+
+
+def _quoted_name(name: str) -> str:
+    return ".".join(map(quoted, name.split(".")))

@@ -1,0 +1,142 @@
+"""Checks some options that the configuration passes on to Spark and Iceberg.
+
+Spark and Iceberg check most of them. This module checks the few whose mistakes they would report late, badly, or never.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+
+from sink.targets.iceberg.table_properties import refusal
+
+_FILE_OPTIONS = (
+    "allowDuplicatedFileNames",
+    "cleanSource",
+    "datetimeRebaseMode",
+    "encoding",
+    "fileNameOnly",
+    "ignoreCorruptFiles",
+    "ignoreMissingFiles",
+    "int96RebaseMode",
+    "latestFirst",
+    "lineSep",
+    "maxBytesPerTrigger",
+    "maxCachedFiles",
+    "maxFileAge",
+    "maxFilesPerTrigger",
+    "mergeSchema",
+    "path_format",
+    "pathGlobFilter",
+    "recursiveFileLookup",
+    "sourceArchiveDir",
+    "wholetext",
+)
+"""Options of Spark's file source, which ignores names that it doesn't know."""
+
+_NUMBER_OPTIONS = (
+    "maxbytespertrigger",
+    "maxfilespertrigger",
+    "maxoffsetspertrigger",
+    "maxrecordsperpartition",
+    "minoffsetspertrigger",
+    "minpartitions",
+)
+
+_NUMBER_PROPERTIES = (
+    "commit.retry.max-wait-ms",
+    "commit.retry.min-wait-ms",
+    "commit.retry.num-retries",
+    "commit.retry.total-timeout-ms",
+    "write.metadata.metrics.max-inferred-column-defaults",
+    "write.parquet.compression-level",
+    "write.parquet.row-group-size-bytes",
+    "write.target-file-size-bytes",
+)
+_FORMAT_PROPERTIES = ("write.format.default", "write.delete.format.default")
+_CODEC = "write.parquet.compression-codec"
+_CODECS = ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed")
+
+_CATALOG_TYPES = ("hadoop", "hive", "rest", "jdbc", "glue", "nessie", "bigquery")
+
+_MASTER = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[[\d, ]+\]|yarn|\w[\w+.-]*://.+")
+_JVM_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
+
+
+class MisplacedError(ValueError):
+    """A mistake inside the checked value. `path` says where."""
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def check_source(options: Mapping[str, str], *, files: bool) -> None:
+    """Check `source.options`.
+
+    :param files: whether the source is Spark's file source.
+    :raises MisplacedError: a value isn't a number where it must be, or a name looks like a misspelled option.
+    """
+    for name, value in options.items():
+        if name.lower() in _NUMBER_OPTIONS and not re.fullmatch(r"0*[1-9]\d*", value):
+            raise MisplacedError(f"got {value!r}, expected a whole number above 0, such as 100", name)
+        known = [option.lower() for option in _FILE_OPTIONS]
+        if files and name.lower() not in known:
+            close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.85)
+            if close:
+                meant = _FILE_OPTIONS[known.index(close[0])]
+                raise MisplacedError(f"Spark has no such option (did you mean {meant!r}?), and would ignore it", name)
+
+
+def check_table(properties: Mapping[str, str]) -> None:
+    """Check `tables[].properties`.
+
+    :raises MisplacedError: with this value the sink couldn't write, or would write something else than the value says.
+    """
+    refused = refusal(properties)
+    if refused is not None:
+        name, why = refused
+        raise MisplacedError(f"rowdelta does not follow this property: {why}", name)
+    for name, value in properties.items():
+        if name == "format-version" and value not in ("2", "3"):
+            raise MisplacedError(f"got {value!r}, expected 2 or 3, the versions that have row-level deletes", name)
+        if name in _NUMBER_PROPERTIES and not re.fullmatch(r"-?\d+", value):
+            raise MisplacedError(f"got {value!r}, expected a whole number", name)
+        if name in _FORMAT_PROPERTIES and value.lower() != "parquet":
+            raise MisplacedError(f"got {value!r}, but rowdelta writes Parquet only; leave it out", name)
+        # the writer knows "uncompressed" in lower case only
+        if name == _CODEC and value not in _CODECS and value.lower() not in _CODECS[:-1]:
+            raise MisplacedError(f"got {value!r}, expected one of {', '.join(_CODECS)}", name)
+
+
+def check_catalog(properties: Mapping[str, str]) -> None:
+    """Check one entry of `catalogs`. If the entry is empty, Spark's own configuration decides everything.
+
+    :raises MisplacedError: the type is unknown, or missing. If it is missing, Iceberg would use a Hive catalog.
+    """
+    kind = properties.get("type")
+    if kind is None:
+        if properties and "catalog-impl" not in properties:
+            raise MisplacedError(f"a catalog needs a type ({', '.join(_CATALOG_TYPES)}), or the class catalog-impl")
+    elif kind.lower() not in _CATALOG_TYPES:
+        raise MisplacedError(
+            f"got {kind!r}{did_you_mean(kind, _CATALOG_TYPES)}, expected one of {', '.join(_CATALOG_TYPES)}", "type"
+        )
+
+
+def check_spark(settings: Mapping[str, str]) -> None:
+    """Check `spark`: the settings that the JVM needs before Spark runs and could report a mistake.
+
+    :raises MisplacedError: a setting can't have this value.
+    """
+    master, memory = settings.get("spark.master"), settings.get("spark.driver.memory")
+    if master is not None and not _MASTER.fullmatch(master):
+        raise MisplacedError(
+            f"got {master!r}, expected local[*], local[4], yarn, spark://host:7077 or k8s://…", "spark.master"
+        )
+    if memory is not None and not _JVM_MEMORY.fullmatch(memory):
+        raise MisplacedError(f"got {memory!r}, expected a number and a unit, such as 512m or 4g", "spark.driver.memory")
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,1 @@
+"""What `run` does: opens tables, follows topics, and applies micro-batches."""

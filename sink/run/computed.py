@@ -1,0 +1,104 @@
+"""Computed columns. They are Spark SQL expressions over a row's other columns, its fields that aren't stored, and
+metadata columns.
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.decoding import spark_schema
+from changelog.row_kind_columns import quoted
+from changelog.rows import PREFIX
+from sink.errors import ConfigError, NeedsSparkError
+
+if TYPE_CHECKING:
+    from sink.run.plan import TablePlan
+
+_INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+"""Decimal digits that are enough for every value."""
+
+
+def compute(rows: DataFrame, plan: "TablePlan") -> DataFrame:
+    """Add computed columns to changelog rows, and remove fields that only those need.
+
+    :raises ConfigError: Spark can't compute an expression.
+    """
+    if plan.is_decoded_whole:
+        return rows
+    inner = [name for name in rows.columns if name.startswith(PREFIX)]
+    values = {name: F.expr(expression) for name, expression in plan.computed}
+    columns = [
+        values[c.name].cast(c.type).alias(c.name) if c.name in values else F.col(quoted(c.name)) for c in plan.columns
+    ]
+    try:
+        return rows.select(*inner, *columns)
+    except PySparkException as error:
+        raise ConfigError(f"{plan.section.target}: a computed column can't be computed. {_sentence(error)}") from None
+
+
+def check_computed(spark: SparkSession | None, plan: "TablePlan", path: str) -> None:
+    """Check expressions before anything runs.
+
+    :param path: the table's place in the configuration, `tables[0]`.
+    :raises ConfigError: an expression doesn't parse, names an unknown column, has another type than its column, returns
+        several rows, or isn't deterministic.
+    :raises NeedsSparkError: there are expressions, and no session.
+    """
+    if not plan.computed:
+        return
+    if spark is None:
+        raise NeedsSparkError("only Spark understands the expressions of computed columns")
+    rows = spark.createDataFrame(
+        [], T.StructType([f for f in spark_schema(plan.changelog) if not f.name.startswith(PREFIX)])
+    )
+    known = ", ".join(rows.columns)
+    types = {column.name: column.type for column in plan.columns}
+    for name, expression in plan.computed:
+        where = f"{path}.columns.{name}.expression"
+        try:
+            result = rows.select(F.expr(expression).alias(name))
+        except PySparkException as error:
+            raise ConfigError(f"{where}: {expression!r}: {_sentence(error)} It may use: {known}.") from None
+        analyzed = result._jdf.queryExecution().analyzed()
+        if re.search(r"^\W*(Generate|Aggregate|Window)\b", str(analyzed.toString()), re.MULTILINE):
+            raise ConfigError(f"{where}: {expression!r} does not give one value a row. Write a scalar expression.")
+        if not analyzed.deterministic():
+            raise ConfigError(
+                f"{where}: {expression!r} is not the same each time, and a micro-batch may be written again. Leave "
+                "such functions out."
+            )
+        found = result.schema[name].dataType
+        if not _holds(types[name], found):
+            shown = types[name].simpleString()
+            raise ConfigError(
+                f"{where}: {expression!r} is {found.simpleString()}, and the column {shown}. Write cast({expression} "
+                f"as {shown}), "
+                "or correct the type."
+            )
+
+
+def _holds(dtype: T.DataType, other: T.DataType) -> bool:
+    """Whether `dtype` has all values of `other`."""
+    to, of = dtype.simpleString(), other.simpleString()
+    if to == of or isinstance(other, T.NullType):
+        return True
+    if to in _INTEGERS and of in _INTEGERS:
+        return _INTEGERS[to] >= _INTEGERS[of]
+    if isinstance(dtype, T.DecimalType):
+        if of in _INTEGERS:
+            other = T.DecimalType(_INTEGERS[of], 0)
+        if isinstance(other, T.DecimalType):
+            whole = dtype.precision - dtype.scale
+            return bool(dtype.scale >= other.scale and whole >= other.precision - other.scale)
+    return (to, of) == ("double", "float")
+
+
+def _sentence(error: PySparkException) -> str:
+    """The first sentence of Spark's message. The rest is advice on Spark's settings, or the query plan."""
+    text = str(error).strip().splitlines()[0]
+    text = re.sub(r"^\[[A-Z_.]+\] ", "", text).split(" SQLSTATE: ")[0]
+    return text if text.endswith(".") else text + "."

@@ -1,0 +1,253 @@
+"""Infers a table's columns and key from its source's messages, if the configuration doesn't have them."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from changelog import formats
+from changelog.changes import RAW_SCHEMA, Changes, MessageKey, Rejected
+from changelog.decoding import merged_types
+from changelog.row_kind import Kinds
+from changelog.schema_registry import RegistryError
+from changelog.spec import ChangelogSpec
+from changelog.values import spark_type
+from sink.config import Config, TableSection
+from sink.errors import ConfigError, NeedsSparkError, RowdeltaError, TemporaryError
+from sink.sources.source import Source
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.spark.versions import to_arrow
+
+if TYPE_CHECKING:
+    from sink.sources.kafka_client import Message, Range
+    from sink.sources.plain import PlainTopics
+
+SAMPLE = 1000
+"""The sample has this many messages from the beginning of the source."""
+LAST = 20
+"""The sample has this many messages from the end of each partition."""
+
+T = TypeVar("T")
+
+
+class Sample(Protocol):
+    """Messages of one table's source. They are read when they are needed first."""
+
+    def columns(self) -> dict[str, str] | None:
+        """Name -> Spark SQL type of each field. None if the source has no messages yet.
+
+        If the messages have a schema, the types are exact. For plain JSON they are a guess, so the user should look at
+        them (`rowdelta check`).
+
+        :raises TemporaryError: the schema registry doesn't answer.
+        """
+
+    def message_keys(self) -> frozenset[tuple[str, ...]]:
+        """Keys that messages state (`MessageKey.fields`): the first messages, and the last ones of each partition.
+
+        :raises TemporaryError: the schema registry doesn't answer.
+        """
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the source has no messages."""
+
+
+class SparkSample:
+    """Messages that Spark reads.
+
+    :param source: reads the last messages of each partition.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config, table: TableSection, source: Source) -> None:
+        self._spark = spark
+        self._config = config
+        self._table = table
+        self._source = source
+
+    def columns(self) -> dict[str, str] | None:
+        config, table = self._config, self._table
+        if config.source.type == "files" and config.source.file_format == "parquet":
+            schema = _parquet_schema(self._spark, table)
+            known = {Kinds.of(config.source.format_options).column, *table.exclude}
+            return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
+        types = self._asking_registry(lambda: infer_fields(config, self._first))
+        return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
+
+    def message_keys(self) -> frozenset[tuple[str, ...]]:
+        found = self._asking_registry(lambda: message_keys(self._config, self._first))
+        if self._first.num_rows >= SAMPLE:
+            last = self._source.last_records(self._table, LAST)
+            if last is not None:
+                records = to_arrow(last)
+                found |= self._asking_registry(lambda: message_keys(self._config, records))
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self._first)
+
+    @cached_property
+    def _first(self) -> pa.Table:
+        try:
+            return to_arrow(_sample(self._spark, self._config, self._table))
+        except (*JAVA_ERRORS, PySparkException):
+            found = self._source.check([(self._table, None)], [self._table.source])[0]
+            if isinstance(found, RowdeltaError):  # there is no such topic
+                raise found from None
+            raise
+
+    def _asking_registry(self, question: Callable[[], T]) -> T:
+        return _asking_registry(self._table, question)
+
+
+class PlainSample:
+    """Messages of a topic that a plain client reads.
+
+    Spark reads the first messages of all partitions in its own order. So this sample answers only if the messages of
+    each partition give the same answer.
+
+    :param topics: the topics. None if the source is files.
+    """
+
+    def __init__(self, config: Config, table: TableSection, topics: "PlainTopics | None") -> None:
+        self._config = config
+        self._table = table
+        self._topics = topics
+
+    def columns(self) -> dict[str, str] | None:
+        found = [self._asked(records, infer_fields) for records in self._first.values()]
+        if any(list(one.items()) != list(found[0].items()) for one in found):
+            raise NeedsSparkError(f"{self._table.source}: other columns in each partition")
+        exclude = self._table.exclude
+        return {name: dtype for name, dtype in found[0].items() if name not in exclude} or None if found else None
+
+    def message_keys(self) -> frozenset[tuple[str, ...]]:
+        parts = list(self._first.values())
+        if sum(part.num_rows for part in parts) >= SAMPLE:
+            parts += self._read(lambda first, end: (max(first, end - LAST), end)).values()
+        found = [self._asked(records, message_keys) for records in parts]
+        if any(one != found[0] for one in found):
+            raise NeedsSparkError(f"{self._table.source}: other keys in each partition")
+        return found[0] if found else frozenset()
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(part.num_rows for part in self._first.values())
+
+    def _asked(self, records: pa.Table, question: Callable[[Config, pa.Table], T]) -> T:
+        return _asking_registry(self._table, lambda: question(self._config, records))
+
+    @cached_property
+    def _first(self) -> dict[int, pa.Table]:
+        return self._read(lambda first, end: (first, end))
+
+    def _read(self, part: "Callable[[int, int], Range]") -> dict[int, pa.Table]:
+        """:param part: selects the offsets to read from a partition's offsets."""
+        if self._topics is None:
+            raise NeedsSparkError("only Spark knows which lines of files it looks at")
+        ranges = self._topics.ranges(self._table)
+        wanted = {number: part(*range_) for number, range_ in ranges.items()}
+        found = self._topics.messages(self._table, wanted, SAMPLE)
+        return {number: raw_records(self._table.source, messages) for number, messages in found.items()}
+
+
+def _asking_registry(table: TableSection, question: Callable[[], T]) -> T:
+    try:
+        return question()
+    except RegistryError as error:
+        raise TemporaryError(f"{table.target}: {error}. Nothing was applied; run again.") from error
+
+
+def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
+    try:
+        return spark.read.parquet(table.source).schema
+    except JAVA_ERRORS as error:
+        text = java_message(error)
+        if java_class(error) != "AnalysisException" and "not a Parquet file" not in text:
+            raise
+        raise ConfigError(
+            f"{table.target}: no columns can be inferred from {table.source}: {text.strip().splitlines()[0]} Correct "
+            "tables[].source or "
+            "source.options.path_format, or add columns."
+        ) from None
+
+
+def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:
+    """Name -> Spark SQL type of each field of raw records (`RAW_SCHEMA`)."""
+    found: Mapping[str, str] = {}
+    for changes in _decoded(config, records):
+        if isinstance(changes, Changes):
+            seen = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items()}
+            found = merged_types(found, seen)
+    return dict(found)
+
+
+def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]]:
+    """Keys that raw records (`RAW_SCHEMA`) state for their table (`MessageKey.fields`)."""
+    return frozenset(found.fields for found in _decoded(config, records) if isinstance(found, MessageKey))
+
+
+def stated_keys(config: Config, topics: Collection[str]) -> dict[str, frozenset[tuple[str, ...]]]:
+    """Keys that the first and the last messages of topics state (`MessageKey.fields`).
+
+    A plain client reads all of them at once: 50 topics take 25 ms of a core's time. Spark needs a job for each.
+
+    :raises ConfigError: the plain client can't be used with these options.
+    :raises TemporaryError: no broker answers.
+    :raises RegistryError: the schema registry doesn't answer.
+    """
+    from sink.sources.kafka_client import Broker  # its client is not loaded where nobody asks
+
+    broker = Broker(config.source.options)
+    existing = set(broker.topics())
+    sampled = broker.sample([topic for topic in topics if topic in existing], LAST)
+    return {topic: message_keys(config, raw_records(topic, messages)) for topic, messages in sampled}
+
+
+def raw_records(topic: str, messages: Sequence["Message"]) -> pa.Table:
+    """Messages of a topic as raw records (`RAW_SCHEMA`), without their timestamps."""
+    columns = {name: [getattr(each, name) for each in messages] for name in ("partition", "offset", "key", "value")}
+    columns |= {"source": [topic] * len(messages), "timestamp": [None] * len(messages)}
+    return pa.table(columns, schema=RAW_SCHEMA)
+
+
+def _decoded(config: Config, records: pa.Table) -> Iterator[Changes | Rejected | MessageKey]:
+    decoder = formats.find(config.source.format)(
+        ChangelogSpec((), (), options=config.source.format_options, schema_changes="evolve")
+    )
+    for batch in records.cast(RAW_SCHEMA).to_batches():
+        yield from decoder.changes(batch)
+
+
+def _sample(spark: SparkSession, config: Config, table: TableSection) -> DataFrame:
+    options = {name: v for name, v in config.source.options.items() if name.lower() not in _OWN}
+    if config.source.type == "files":
+        absent = {name: F.lit(None).cast(_SQL[name]).alias(name) for name in RAW_SCHEMA.names}
+        absent["value"] = F.col("value").cast("binary").alias("value")
+        return spark.read.text(table.source).limit(SAMPLE).select(*absent.values())
+    frame = spark.read.format("kafka").options(**options).option("subscribe", table.source).load()
+    return frame.select(F.col("topic").alias("source"), *RAW_SCHEMA.names[1:]).limit(SAMPLE)
+
+
+_OWN = {
+    "subscribe",
+    "startingoffsets",
+    "startingtimestamp",
+    "startingoffsetsbytimestamp",
+    "maxoffsetspertrigger",
+    "path_format",
+}
+_SQL = {
+    "source": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "key": "binary",
+    "value": "binary",
+}

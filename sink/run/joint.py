@@ -1,0 +1,121 @@
+"""Joint Spark jobs for all tables that have few records in a micro-batch. Planning a job for each table would take
+longer than running it.
+"""
+
+import functools
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from sink.run.microbatch import SMALL_BATCH, TableShare, TableSink
+from sink.spark import task
+
+log = logging.getLogger("rowdelta")
+
+MOST_BYTES = 500_000
+"""What the tasks must know of their tables, packed (`task.PackedShares`): a job of more than 1 MB leaves a file in the
+driver's temporary folder (`spark.broadcast.UDFCompressionThreshold`)."""
+MOST_PARTITIONS = 400
+"""Topic-partitions that a job may read. Its few tasks hold a Kafka consumer for each until they end, whatever
+`spark.kafka.consumer.cache.capacity` says."""
+PAUSE = 60.0
+"""After a joint job failed, no other is tried for this many seconds."""
+
+
+class JointWriter:
+    """Writes several tables' shares of a micro-batch."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._paths = spark.sparkContext.accumulator(list[tuple[str, str]](), task.ListParam[tuple[str, str]]())
+        self._paused_until = 0.0
+
+    def write(
+        self, spark: SparkSession, sinks: Mapping[str, TableSink], shares: Mapping[str, TableShare]
+    ) -> dict[str, Mapping[str, Any]]:
+        """Write as many tables as possible. Each table's sink takes over its files.
+
+        :param spark: the stream's session.
+        :param sinks: the tables' sinks, by source.
+        :param shares: the tables' shares, by source.
+        :return: results of `task.run_shares`, by source. The caller must write each missing table in a job of its own.
+            If the table caused a failure, that job shows the reason.
+        """
+        # the same setting as for a table's own job
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        done: dict[str, Mapping[str, Any]] = {}
+        for part, packed in _jobs(shares, tasks * SMALL_BATCH):
+            if len(part) > 1 and time.monotonic() >= self._paused_until:
+                done |= self._write(spark, sinks, part, packed, min(len(part), tasks))
+        return done
+
+    def _write(
+        self,
+        spark: SparkSession,
+        sinks: Mapping[str, TableSink],
+        shares: Mapping[str, TableShare],
+        packed: task.PackedShares,
+        tasks: int,
+    ) -> dict[str, Mapping[str, Any]]:
+        function = functools.partial(task.run_shares, packed, self._paths)
+        self._paths.value = []
+        results: list[Mapping[str, Any]] = []
+        failure: Exception | None = None
+        try:
+            reads = [share.batch.share for share in shares.values() if share.batch.share is not None]
+            records = reads[0].read([read.range for read in reads], tasks)
+            if tasks > 1:
+                records = records.repartition(tasks, "source")
+            written = records.sortWithinPartitions("source").mapInArrow(
+                lambda batches: function(batches), task.RESULT_SCHEMA
+            )
+            results = [json.loads(row.result) for row in written.collect()]
+        except Exception as error:  # noqa: BLE001 - if one of the tables is the cause, its own job will show that
+            failure = error
+            self._paused_until = time.monotonic() + PAUSE
+        by_source: dict[str, list[str]] = {}
+        for source, path in self._paths.value:
+            by_source.setdefault(source, []).append(path)
+        for source, paths in by_source.items():
+            sinks[source].take_over(paths)
+            if failure is not None:
+                # if one task fails, the files of the other tasks are deleted too
+                sinks[source].discard()
+        if failure is not None:
+            log.warning(
+                "%d tables could not be written in one job; for a minute each gets its own: %s",
+                len(shares),
+                str(failure).strip().split("\n", 1)[0][:300],
+            )
+        for result in results:
+            if "failed" in result:
+                name = sinks[result["source"]].table.name
+                log.warning("%s: to be written by itself: %s", name, result["failed"])
+        return {result["source"]: result for result in results if "failed" not in result}
+
+
+def _jobs(
+    shares: Mapping[str, TableShare], most_records: int
+) -> Iterator[tuple[dict[str, TableShare], task.PackedShares]]:
+    """Groups of shares, each for one job. A job has not too many records, and not too many topic-partitions. Its tasks
+    get not too many bytes.
+    """
+    part: dict[str, TableShare] = {}
+    packed, records, partitions = task.PackedShares(), 0, 0
+    for source, share in shares.items():
+        more = share.batch.estimated_rows or 0
+        read = len(share.batch.share.range.begin) if share.batch.share is not None else 0
+        full = records + more > most_records or partitions + read > MOST_PARTITIONS or packed.size > MOST_BYTES
+        if part and full:
+            yield part, packed
+            part, packed, records, partitions = {}, task.PackedShares(), 0, 0
+        part[source] = share
+        packed.add(source, share.share)
+        records += more
+        partitions += read
+    if part:
+        yield part, packed

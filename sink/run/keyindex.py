@@ -1,0 +1,847 @@
+"""The driver's part of a table's key index: it knows which version belongs to which snapshot, and keeps both in step.
+
+A *version* is an immutable manifest. It has the runs (`deltawriters.keyindex`), the dead data files, and each data
+file's deletion vector. A commit names its version in the same transaction as the source position, so table and index
+change together. A crash before the commit leaves files that nothing names. The commit also names the snapshot from
+which the version was made (`base`):
+
+    version = the table at `base`, and then the commit that names it
+
+The driver finds everything else that happened since `base` (a compaction, a delete, another writer's append, also one
+just before our commit) by walking the snapshots, and reads only the data files that changed. If the walk doesn't reach
+`base` (rollback, expired snapshots), or if the version is lost or damaged, the index is built again from the key
+columns of the whole table.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import re
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.java_gateway import JavaObject
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from changelog.row_kind_columns import binary_uuid, quoted
+from deltawriters import TableSpec, TaskId
+from deltawriters.content import StoredPartition
+from deltawriters.keyindex import BASE, IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
+from deltawriters.positions import bitmap, positions_of, read_deletion_vectors, write_deletion_vectors
+from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
+from sink.errors import TableError
+from sink.run.deletion_vectors import DeletionVectors, Vector
+from sink.run.plan import TablePlan
+from sink.spark import task
+from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
+from sink.spark.routing import RANGES, Bucket, KeyHash, bucket_of_key
+from sink.targets.base import StoredPosition
+from sink.targets.iceberg.compaction import OWN
+from sink.targets.iceberg.table import IcebergTable
+
+log = logging.getLogger("rowdelta")
+
+_FORMAT = 2
+_FEWEST_BUCKETS = 8
+"""With fewer buckets in the table, too many tasks would be idle if each bucket went to one task."""
+_DEAD_UNTIL_LOOKED = 1000
+"""Dead data files in a version before it is looked whether runs still name them."""
+_READERS = 8
+"""Delete files of others that are read at a time."""
+
+
+class IndexLostError(Exception):
+    """A part of the index is missing or damaged."""
+
+
+@dataclass(frozen=True)
+class IndexVersion:
+    """The content of a version manifest.
+
+    :param encoding: how keys are hashed. With another encoding the runs are useless. It begins with `2 <base of the low
+        hash>: `, or in versions of earlier releases with `1: ` for the published base. Then follows the text of
+        `_encoding`.
+    :param sequence: sequence of the newest run.
+    :param runs: the runs.
+    :param dead: data file -> sequence. Entries of older runs that point into the file are void.
+    :param vectors: deletion vectors of the data files (v3).
+    :param parquet_deletes: data file -> Parquet position delete files that apply to it, in a table that was v2 before.
+        As soon as the file gets a vector, readers ignore them.
+    """
+
+    encoding: str
+    sequence: int = 0
+    runs: tuple[RunInfo, ...] = ()
+    dead: Mapping[str, int] = field(default_factory=dict)
+    vectors: DeletionVectors = field(default_factory=DeletionVectors)
+    parquet_deletes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def base(self) -> int:
+        """Base of the low hashes."""
+        base = self.encoding.partition(": ")[0].removeprefix("2 ")
+        return BASE if base == "1" else int(base, 16)
+
+    def is_encoded(self, encoding: str) -> bool:
+        """Whether its keys are hashed in the way that `_encoding` describes."""
+        return self.encoding.partition(": ")[2] == encoding
+
+    def to_json(self) -> bytes:
+        """The manifest: a line with the format and the checksum of the rest, and then the rest."""
+        parts = {"runs": [run.to_json() for run in self.runs], "vectors": self.vectors.to_json()}
+        body = json.dumps(self.__dict__ | parts).encode()
+        return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body)}).encode() + b"\n" + body
+
+    @classmethod
+    def from_json(cls, text: bytes, read: Callable[[str], bytes]) -> "IndexVersion":
+        """The reverse of `to_json`.
+
+        :param read: returns the content of a file of deletion vectors.
+        :raises IndexLostError: the manifest is damaged, or has another format.
+        """
+        try:
+            line, _, body = text.partition(b"\n")
+            head = json.loads(line)
+            if head["format"] == 1:  # an earlier release stored everything in one JSON object
+                body = head["body"].encode()
+            if head["format"] not in (1, _FORMAT) or head["crc32"] != zlib.crc32(body):
+                raise IndexLostError("the version's manifest is damaged")
+            values = json.loads(body)
+            values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
+            if head["format"] == 1:
+                values["vectors"] = DeletionVectors().changed(values["vectors"])
+            else:
+                values["vectors"] = DeletionVectors.from_json(values["vectors"], read)
+            return cls(**values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise IndexLostError(f"the version's manifest can't be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class IndexCommit:
+    """The facts that a commit needs from the index.
+
+    :param base: the snapshot in which the rows were looked up.
+    :param stored: is stored together with the position.
+    :param files: further delete files, as `ContentFileParser` JSON.
+    :param removed: deletion vectors that `files` replace, or whose data files are gone.
+    :param referenced: data files whose rows are deleted.
+    :param new_paths: paths of all files that were written for this commit. If it fails, they are deleted.
+    """
+
+    base: int | None
+    stored: Mapping[str, Any]
+    files: Sequence[str]
+    removed: Sequence[str]
+    referenced: Sequence[str]
+    new_paths: Sequence[str]
+
+
+class KeyIndex:
+    """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
+    results, and after the commit `committed`.
+    """
+
+    def __init__(self, table: IcebergTable, plan: TablePlan, location: str, properties: Mapping[str, str]) -> None:
+        """:param properties: properties with which tasks and the driver reach the index's files. The table's own
+        properties are for its folder, and credentials among them may expire.
+        """
+        self._table = table
+        self._io_properties = tuple(properties.items())
+        self._io = PyArrowFileIO(dict(properties))
+        self._plan = plan
+        self._location = location.rstrip("/")
+        if f"{_same_scheme(self._location)}/".startswith(f"{_same_scheme(table.spec.location).rstrip('/')}/"):
+            raise TableError(
+                f"{table.name}: the key index would be at {location}, inside the table's own folder, where Iceberg's "
+                "remove_orphan_files deletes it. Set index.location to a folder elsewhere."
+            )
+        self._version: IndexVersion | None = None
+        self._base: int | None = None
+        self._included: set[int] = set()
+        self._prepared: IndexVersion | None = None
+        self._prepared_name: str | None = None
+        self._prepared_base: int | None = None
+        self._appended: _Appended | None = None
+        self._obsolete: list[str] = []
+        self._current_name: str | None = None
+        self._damaged = False
+        self._dead_until_looked = _DEAD_UNTIL_LOOKED
+        jvm = table.jvm
+        self._hadoop_path = jvm.org.apache.hadoop.fs.Path
+        self._fs = self._hadoop_path(self._location).getFileSystem(table.spark._jsc.hadoopConfiguration())
+
+    @property
+    def base(self) -> int | None:
+        """The snapshot that the index belongs to."""
+        return self._base
+
+    def key_hash(self, spec: TableSpec) -> KeyHash:
+        """How keys are hashed. If the table has a suitable number of buckets of a key column, a hash begins with it."""
+        key = tuple(self._plan.section.key)
+        bucket = bucket_of_key(key, spec)
+        is_fit = bucket is not None and _FEWEST_BUCKETS <= bucket.count <= RANGES
+        return KeyHash(key, bucket if is_fit else None)
+
+    def forget(self) -> None:
+        """The index is damaged. Let the next micro-batch build it again."""
+        self._version = None
+        self._damaged = True
+
+    def synchronize(self, stored: StoredPosition | None) -> None:
+        """Bring the index up to the table's current snapshot.
+
+        :param stored: the table's position, which names the version.
+        :raises TemporaryError: the table can't be read.
+        """
+        encoding = _encoding(self._plan, self._table.spec, self.key_hash(self._table.spec).bucket)
+        if self._version is not None and not self._version.is_encoded(encoding):
+            self._version = None
+        elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
+            self._load(stored, encoding)
+        if self._version is None or not self._catch_up():
+            self._build(encoding)
+
+    def slice(self) -> IndexSlice:
+        """The part of the index that the tasks of a micro-batch need."""
+        version = self._synchronized()
+        merge = plan_merge(version.runs)
+        oldest = min((run.sequence for run in version.runs), default=0)
+        return IndexSlice(
+            location=f"{self._location}/runs",
+            io_properties=self._io_properties,
+            runs=version.runs,
+            dead=dict(version.dead),
+            merge=merge,
+            drop_tombstones=any(run.name in merge and run.sequence == oldest for run in version.runs),
+            base=version.base,
+        )
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence of the runs that the tasks write next."""
+        return self._synchronized().sequence + 1
+
+    def amend(
+        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
+    ) -> IndexCommit | None:
+        """Like `prepare`, after a commit was refused because of other writers. If they only appended, the keys are
+        looked up in the appended files, and nothing is written again. So a busy writer can't block large micro-batches
+        for ever.
+
+        :return: None if others did more than append. Then all keys must be looked up again.
+        """
+        earlier = self._appended or _Appended(self._base, (), ())
+        foreign = self._foreign_snapshots(earlier.base, set())
+        if not foreign or not _only_append(foreign):
+            return None
+        files = list(self._appended_files(earlier.base))
+        runs = self._read(files, self.next_sequence, self._synchronized().base)
+        own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
+        rows = rows_appended_meanwhile(
+            IndexSlice(slice_.location, slice_.io_properties, own, {}),
+            IndexSlice(slice_.location, slice_.io_properties, tuple(runs), {}),
+        )
+        log.info("%s: others appended %d files meanwhile; their keys were looked up too", self._table.name, len(files))
+        self._appended = _Appended(self._table.snapshot_id(), (*earlier.runs, *runs), (*earlier.rows, *rows))
+        return self._prepare(operation, slice_, tasks, results)
+
+    def prepare(
+        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
+    ) -> IndexCommit:
+        """Write the version that the commit will name, and deletes of earlier rows that the tasks haven't written.
+
+        :param operation: name of the commit.
+        :param slice_: the part of the index that the tasks had.
+        :param tasks: number of tasks that share the hash space.
+        :param results: `index` of each task's result (`sink.spark.task`).
+        """
+        self._appended = None
+        return self._prepare(operation, slice_, tasks, results)
+
+    def _prepare(
+        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
+    ) -> IndexCommit:
+        new_paths: list[str] = []
+        try:
+            return self._prepared_commit(operation, slice_, tasks, results, new_paths)
+        except BaseException:
+            for path in new_paths:
+                with contextlib.suppress(OSError):
+                    self.io_of(path, self._table.spec).delete(path)
+            raise
+
+    def io_of(self, path: str, table: TableSpec) -> FileIO:
+        """What reaches a file: of the index, or else of the table."""
+        return self._io if path.startswith(f"{self._location}/") else table.io
+
+    def _prepared_commit(
+        self,
+        operation: str,
+        slice_: IndexSlice,
+        tasks: int,
+        results: Sequence[Mapping[str, Any]],
+        new_paths: list[str],
+    ) -> IndexCommit:
+        """:param new_paths: the path of each written file is added to this list."""
+        version, appended = self._synchronized(), self._appended
+        table = self._table.spec
+        vectors: dict[str, Vector] = {}
+        parquet_deletes = dict(version.parquet_deletes)
+        files: list[str] = []
+        removed: list[str] = []
+        for result in results:
+            for file in result["new_vectors"]:
+                vectors[file["referenced-data-file"]] = file
+        united = _unite(results)
+        base = self._base if appended is None else appended.base
+        later_rows = () if appended is None else appended.rows
+        for rows in later_rows:
+            united[rows.file.path] = rows.file, bitmap(rows.positions)
+        if table.format_version < 3:
+            # positions that tasks have already deleted themselves are empty here
+            old = (OldRows(file, positions_of(deleted)) for file, deleted in united.values() if len(deleted))
+            for delete in delete_rows(table, TaskId(tasks, 0, f"{operation}-{base}"), old):
+                new_paths.append(delete.path)
+                files.append(json.dumps(delete.to_json(table.iceberg_schema)))
+        elif united:
+            replaced = {path: known for path in united if (known := version.vectors.get(path)) is not None}
+            earlier = _stored_vectors(table, list(replaced.values()))
+            for path, (_, positions) in united.items():
+                if path in earlier:
+                    positions |= earlier[path]
+                    removed.append(json.dumps(replaced[path]))
+                for deletes in parquet_deletes.pop(path, ()):
+                    positions |= _parquet_positions(table, deletes, path)
+            puffin = table.locations.new_data_location(f"{operation}-{base}-deletes.puffin", None)
+            new_paths.append(puffin)
+            for vector in write_deletion_vectors(
+                table, puffin, [(f.path, _partition(f), p) for f, p in united.values()]
+            ):
+                content = vector.to_json(table.iceberg_schema)
+                assert vector.referenced_data_file is not None
+                vectors[vector.referenced_data_file] = content
+                files.append(json.dumps(content))
+        runs = list(version.runs)
+        if len(results) == tasks:  # Spark may leave out tasks that have no rows
+            runs = [run for run in runs if run.name not in slice_.merge]
+            runs += [RunInfo.from_json(run) for result in results for run in result["merged"]]
+        else:
+            for run in (run for result in results for run in result["merged"]):
+                self._fs.delete(self._hadoop_path(f"{self._location}/runs/{run['name']}"), False)
+        sequence = self.next_sequence
+        if appended is not None:
+            runs += appended.runs
+            sequence += 1  # the files that others appended are older than this commit
+        own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
+        runs += [replace(run, sequence=sequence) for run in own]
+        oldest = min((run.sequence for run in runs), default=0)
+        prepared = replace(
+            version,
+            sequence=sequence,
+            runs=tuple(runs),
+            dead=self._still_dead({path: seq for path, seq in version.dead.items() if seq > oldest}, runs),
+            vectors=version.vectors.changed(vectors),
+            parquet_deletes=parquet_deletes,
+        )
+        self._prepared_name, self._prepared_base = operation, base
+        self._prepared = self._written(operation, prepared, new_paths)
+        stored = {"version": operation, "base": base}
+        return IndexCommit(base, stored, files, removed, sorted(united), new_paths)
+
+    def deleted_rows(self, path: str) -> int:
+        """How many rows of a data file its deletion vector deletes (v3). If the file is older than the table's format
+        version 3, position delete files may delete other rows.
+        """
+        vector = self._synchronized().vectors.get(path)
+        return 0 if vector is None else int(vector["record-count"])
+
+    def rewritten(
+        self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], new_paths: Sequence[str]
+    ) -> IndexCommit:
+        """Like `prepare`, for a commit that moves rows to new data files.
+
+        :param operation: name of the commit.
+        :param gone: the old data files.
+        :param runs: entries of the rows in their new files.
+        :param new_paths: paths of the files that were written.
+        """
+        version = self._synchronized()
+        removed, sequence = set(gone), self.next_sequence
+        self._appended = None
+        all_runs = (*version.runs, *runs)
+        prepared = replace(
+            version,
+            sequence=sequence,
+            runs=all_runs,
+            dead=self._still_dead(dict(version.dead) | dict.fromkeys(removed, sequence), all_runs),
+            vectors=version.vectors.changed(dict.fromkeys(removed)),
+            parquet_deletes={path: files for path, files in version.parquet_deletes.items() if path not in removed},
+        )
+        self._prepared_name, self._prepared_base = operation, self._base
+        paths = list(new_paths)
+        self._prepared = self._written(operation, prepared, paths)
+        stored = {"version": operation, "base": self._base}
+        vectors = [json.dumps(vector) for path in removed if (vector := version.vectors.get(path)) is not None]
+        return IndexCommit(self._base, stored, (), vectors, (), paths)
+
+    def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
+        """The list of dead data files. From time to time, files that no older run names are removed from it. Otherwise
+        the list would grow with each commit.
+
+        :raises CorruptIndexError: a run is missing.
+        """
+        if len(dead) <= self._dead_until_looked:
+            return dead
+        oldest: dict[str, int] = {}
+        for run in sorted(runs, key=lambda run: -run.sequence):
+            oldest |= dict.fromkeys(run_files(self._io, f"{self._location}/runs", run), run.sequence)
+        kept = {path: sequence for path, sequence in dead.items() if oldest.get(path, sequence) < sequence}
+        self._dead_until_looked = max(_DEAD_UNTIL_LOOKED, 2 * len(kept))
+        return kept
+
+    def committed(self, stored: StoredPosition | None) -> None:
+        """Call this after the commit that names the prepared version. Deletes files of the version before last that no
+        later version has.
+
+        :param stored: the table's position, which names the version.
+        """
+        ours = stored is not None and stored.index is not None and stored.index["version"] == self._prepared_name
+        if stored is None or not ours or stored.index_snapshot_id is None or self._prepared is None:
+            self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
+            return
+        assert self._version is not None
+        for path in self._obsolete:
+            self._fs.delete(self._hadoop_path(path), False)
+        kept = {run.name for run in self._prepared.runs}
+        self._obsolete = [f"{self._location}/runs/{run.name}" for run in self._version.runs if run.name not in kept]
+        gone = set(self._version.vectors.files) - set(self._prepared.vectors.files)
+        self._obsolete += [self._vectors_file(name) for name in gone]
+        if self._current_name is not None:
+            self._obsolete.append(self._manifest(self._current_name))
+        self._version, self._prepared = self._prepared, None
+        self._base, self._included = self._prepared_base, {stored.index_snapshot_id}
+        self._current_name = self._prepared_name
+
+    def _synchronized(self) -> IndexVersion:
+        assert self._version is not None
+        return self._version
+
+    def _load(self, stored: StoredPosition, encoding: str) -> None:
+        assert stored.index is not None
+        name = str(stored.index["version"])
+        try:
+            with self._io.new_input(self._manifest(name)).open() as stream:
+                version = IndexVersion.from_json(stream.read(), self._read_vectors)
+            if not version.is_encoded(encoding):
+                raise IndexLostError("the key's columns, types or buckets, or the format version changed")
+        except (OSError, IndexLostError) as error:
+            log.warning("%s: the key index can't be used (%s)", self._table.name, error)
+            return
+        self._version = version
+        self._base = stored.index["base"]
+        self._included = {stored.index_snapshot_id} if stored.index_snapshot_id is not None else set()
+        self._current_name = name
+        self._clean_up(version)
+
+    def _catch_up(self) -> bool:
+        """Add other writers' commits since the base to the index. Returns False if they can't be found out."""
+        version = self._synchronized()
+        current = self._table.snapshot_id()
+        if current == self._base and not self._included:
+            return True
+        is_own = self._included == {current} and self._table.parent_snapshot_id() == self._base
+        foreign = [] if is_own else self._foreign_snapshots(self._base, self._included)
+        if foreign is None:
+            log.info(
+                "%s: its history no longer reaches the snapshot that the key index was made from", self._table.name
+            )
+            return False
+        if foreign:
+            io = self._table.java.io()
+            added = {str(file.location()) for s in foreign for file in self._table.elements(s.addedDataFiles(io))}
+            gone = {str(file.location()) for s in foreign for file in self._table.elements(s.removedDataFiles(io))}
+            deletes = [
+                file
+                for s in foreign
+                for files in (s.addedDeleteFiles(io), s.removedDeleteFiles(io))
+                for file in self._table.elements(files)
+            ]
+            own = sum(s.summary().get(OWN) is not None for s in foreign)
+            counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
+            log.info(
+                "%s: %s: %d files added, %d removed, %d delete files; catching up",
+                self._table.name,
+                ", ".join(f"{count} {what}" for what, count in counts.items() if count),
+                len(added),
+                len(gone),
+                len(deletes),
+            )
+            if _only_append(foreign) and not deletes:
+                changed = [file for file in self._appended_files(self._base) if file.path in added]
+            else:
+                changed = self._changed_files(added, deletes)
+            self._version = self._with_files(version, changed, gone)
+        self._base, self._included = current, set()
+        return True
+
+    def _build(self, encoding: str) -> None:
+        files = list(self._live_files())
+        started = time.monotonic()
+        self._version = self._with_files(IndexVersion(f"2 {random_base():016x}: {encoding}"), files, set())
+        self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
+        self._damaged = False
+        if files:
+            entries = sum(run.entries for run in self._version.runs)
+            seconds = time.monotonic() - started
+            log.info(
+                "%s: key index built: %s keys of %d files in %.1f s",
+                self._table.name,
+                f"{entries:,}",
+                len(files),
+                seconds,
+            )
+        self._clean_up(self._version)
+
+    def _foreign_snapshots(self, base: int | None, included: set[int]) -> list[JavaObject] | None:
+        """Snapshots after `base` that aren't `included`. None if the walk doesn't meet `base` and all included ones.
+
+        The base itself may have expired, since its child still names it.
+        """
+        found: list[JavaObject] = []
+        missing = set(included)
+        number = self._table.snapshot_id()
+        while number is not None and number != base:
+            snapshot = self._table.java.snapshot(number)
+            if snapshot is None:
+                return None
+            if number in missing:
+                missing.remove(number)
+            else:
+                found.append(snapshot)
+            parent = snapshot.parentId()
+            number = None if parent is None else int(parent)
+        return found if number == base and not missing else None
+
+    def _with_files(self, version: IndexVersion, changed: "Sequence[_LiveFile]", gone: set[str]) -> IndexVersion:
+        """`version`, after the files `changed` are read again and the files `gone` are removed."""
+        sequence = version.sequence + 1
+        dead = dict(version.dead) | dict.fromkeys(gone, sequence) | {file.path: sequence for file in changed}
+        vectors: dict[str, Vector | None] = dict.fromkeys(gone)
+        parquet_deletes = {path: deletes for path, deletes in version.parquet_deletes.items() if path not in gone}
+        for file in changed:
+            vectors[file.path] = file.vector
+            parquet_deletes.pop(file.path, None)
+            if file.parquet_deletes and self._table.spec.format_version >= 3:
+                parquet_deletes[file.path] = file.parquet_deletes
+        return replace(
+            version,
+            sequence=sequence,
+            runs=(*version.runs, *self._read(changed, sequence, version.base)),
+            dead=dead if version.runs else {},
+            vectors=version.vectors.changed(vectors),
+            parquet_deletes=parquet_deletes,
+        )
+
+    def _appended_files(self, base: int | None) -> "Iterator[_LiveFile]":
+        """The data files of `append` snapshots after `base`. Doesn't read the rest of the table."""
+        scan = self._table.java.newIncrementalAppendScan().toSnapshot(self._table.snapshot_id())
+        return self._planned(scan if base is None else scan.fromSnapshotExclusive(base))
+
+    def _live_files(self) -> "Iterator[_LiveFile]":
+        """The data files of the current snapshot, with the files that delete their rows."""
+        return self._planned(self._table.java.newScan()) if self._table.snapshot_id() is not None else iter(())
+
+    def _changed_files(self, added: set[str], deletes: Sequence[JavaObject]) -> "list[_LiveFile]":
+        """Data files of the current snapshot that were `added`, or of which `deletes` delete rows. Each costs calls to
+        the JVM, and the others of the table don't.
+        """
+        if not added and not deletes:
+            return []
+        touched, are_all = self._data_files_of(deletes)
+        wanted = added | touched
+        if not are_all:
+            paths = {str(file.location()) for file in deletes}
+            return [file for file in self._live_files() if file.path in wanted or not paths.isdisjoint(file.deletes)]
+        scans = self._table.as_list(self._table.java.newScan().planFiles())
+        chosen = [n for n, path in enumerate(self._table.scanned_paths(scans)) if path in wanted]
+        return [self._described_scan(scans.get(n)) for n in chosen]
+
+    def _data_files_of(self, deletes: Sequence[JavaObject]) -> tuple[set[str], bool]:
+        """The data files whose rows delete files delete, as far as these say, and whether they say all. If not, only a
+        scan of the table can tell the others.
+        """
+        found, unread, are_all = set[str](), list[str](), True
+        for delete in deletes:
+            content = self._table.described(delete)
+            if "referenced-data-file" in content:
+                found.add(content["referenced-data-file"])
+            elif content["content"].upper().startswith("POSITION") and content["file-format"].upper() == "PARQUET":
+                unread.append(content["file-path"])
+            else:
+                are_all = False
+        try:
+            with ThreadPoolExecutor(_READERS) as pool:
+                return found.union(*pool.map(functools.partial(_deleted_from, self._table.spec), unread)), are_all
+        except (OSError, KeyError, ValueError, pa.ArrowException):
+            # A file that was removed may be gone. Others may write what Iceberg reads and we don't.
+            return found, False
+
+    def _planned(self, plan: JavaObject) -> "Iterator[_LiveFile]":
+        return map(self._described_scan, self._table.elements(plan.planFiles()))
+
+    def _described_scan(self, scan: JavaObject) -> "_LiveFile":
+        data = self._table.described(scan.file())
+        vector, parquet, others = None, [], []
+        for delete in self._table.elements(scan.deletes()):
+            content = self._table.described(delete)
+            others.append(content["file-path"])
+            if content["file-format"].upper() == "PUFFIN":
+                vector = content
+            elif content["content"].upper().startswith("POSITION"):
+                parquet.append(content["file-path"])
+        fields = self._table.spec.specs_by_id[data["spec-id"]].fields
+        partition = data.get("partition", [None] * len(fields))
+        values = zip((str(field.field_id) for field in fields), partition, strict=True)
+        file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
+        return _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
+
+    def _read(self, files: "Sequence[_LiveFile]", sequence: int, base: int) -> list[RunInfo]:
+        """Read the live rows of `files` with one Spark job over the key columns, and write runs.
+
+        :param base: base of the low hashes.
+        """
+        if not files:
+            return []
+        spark, table = self._table.spark, self._table.spec
+        tasks_list = self._table.jvm.java.util.ArrayList()
+        for file in files:
+            tasks_list.add(file.scan)
+        manager = self._table.iceberg.spark.ScanTaskSetManager.get()
+        name = uuid4().hex
+        manager.stageTasks(self._table.java, name, tasks_list)
+        try:
+            salt, path_hashes = _told_apart([file.file.path for file in files])
+            frame = spark.read.option("scan-task-set-id", name).table(self._table.name)
+            uuids = {column.name for column in self._plan.changelog.columns if column.is_uuid}
+            key = self._plan.section.key
+            rows = frame.select(
+                *(binary_uuid(n).alias(n) if n in uuids else F.col(quoted(n)) for n in key),
+                F.xxhash64(F.col("_file"), F.lit(salt)).alias(task.INDEX_FILE),
+                F.col("_pos").alias(task.INDEX_POS),
+            ).dropna(subset=list(key))
+            tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+            hash_keys, indexed = self.key_hash(table), tuple(file.file for file in files)
+            entries = functools.partial(task.index_entries, table, path_hashes, hash_keys, base)
+            target = IndexSlice(f"{self._location}/runs", self._io_properties, (), {}, base=base)
+            build = functools.partial(task.build_index, target, indexed, sequence, name)
+            if tasks > 1:
+                route = functools.partial(task.route_entries, entries, tasks)
+                routed = in_arrow(rows, route, PACKED_SCHEMA)
+                built: Results = exchanged(routed, tasks, build)
+            else:
+                built = in_arrow(rows.coalesce(1), lambda batches: build(entries(batches)), task.RESULT_SCHEMA)
+            with _progress(spark, f"{self._table.name}: reading the keys of {len(files):,} files"):
+                results = built.collect()
+        finally:
+            manager.removeTasks(self._table.java, name)
+        return [RunInfo.from_json(run) for row in results for run in json.loads(row[0])]
+
+    def _manifest(self, name: str) -> str:
+        return f"{self._location}/versions/{name}.json"
+
+    def _vectors_file(self, name: str) -> str:
+        return f"{self._location}/vectors/{name}"
+
+    def _read_vectors(self, name: str) -> bytes:
+        with self._io.new_input(self._vectors_file(name)).open() as stream:
+            return bytes(stream.read())
+
+    def _written(self, name: str, version: IndexVersion, new_paths: list[str]) -> IndexVersion:
+        """Write a version's manifest and its new vectors. Returns the version with the names of the vectors' files.
+
+        :param new_paths: the path of each written file is added to this list.
+        """
+
+        def write(path: str, content: bytes) -> None:
+            new_paths.append(path)
+            with self._io.new_output(path).create(overwrite=True) as stream:
+                stream.write(content)
+
+        vectors = version.vectors.stored(name, lambda part, content: write(self._vectors_file(part), content))
+        stored = replace(version, vectors=vectors)
+        write(self._manifest(name), stored.to_json())
+        return stored
+
+    def _clean_up(self, version: IndexVersion) -> None:
+        """Delete files that no version names. They come from failed attempts, or from a process that died."""
+        kept = {run.name for run in version.runs}
+        folders = {"runs": kept, "versions": {f"{self._current_name}.json"}, "vectors": set(version.vectors.files)}
+        for folder, keep in folders.items():
+            path = self._hadoop_path(f"{self._location}/{folder}")
+            if not self._fs.exists(path):
+                continue
+            for status in self._fs.listStatus(path):
+                if status.getPath().getName().removeprefix(".").removesuffix(".crc") not in keep:
+                    self._fs.delete(status.getPath(), False)
+
+
+@dataclass(frozen=True)
+class _Appended:
+    """Files that others appended after the keys were looked up.
+
+    :param base: the last snapshot of these appends.
+    :param runs: runs of the appended rows.
+    :param rows: the appended rows that the commit deletes.
+    """
+
+    base: int | None
+    runs: tuple[RunInfo, ...]
+    rows: tuple[OldRows, ...]
+
+
+@dataclass(frozen=True)
+class _LiveFile:
+    """A data file of a snapshot: the scan task that reads it, and its deletes."""
+
+    scan: JavaObject
+    file: IndexedFile
+    vector: Mapping[str, Any] | None
+    parquet_deletes: tuple[str, ...]
+    deletes: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+
+def _same_scheme(location: str) -> str:
+    """The location with one form for all schemes that name the same storage."""
+    return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
+
+
+def _encoding(plan: TablePlan, spec: TableSpec, bucket: Bucket | None) -> str:
+    """A text with everything on which the hashes depend, except the base. It also has the format version, on which the
+    manifest's vectors depend.
+    """
+    keys = ", ".join(
+        f"{spec.iceberg_schema.find_field(name).field_id} {spec.iceberg_schema.find_type(name)}"
+        for name in plan.section.key
+    )
+    buckets = "" if bucket is None else f"; {bucket.count} buckets by {spec.current_spec}"
+    return f"{keys}{buckets}; v{spec.format_version}"
+
+
+def _only_append(snapshots: Sequence[JavaObject]) -> bool:
+    return all(str(snapshot.operation()) == "append" for snapshot in snapshots)
+
+
+def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile, BitMap64]]:
+    """Deleted positions by data file. Several tasks may delete from the same file."""
+    united: dict[str, tuple[IndexedFile, BitMap64]] = {}
+    for result in results:
+        for old in result["old_rows"]:
+            positions = task.decode_positions(old["positions"]) if old["positions"] else BitMap64()
+            file, earlier = united.get(
+                old["path"], (IndexedFile(old["path"], old["spec-id"], old["partition"]), BitMap64())
+            )
+            united[old["path"]] = file, earlier | positions
+    return united
+
+
+def _partition(file: IndexedFile) -> StoredPartition:
+    return StoredPartition(file.spec_id, json.dumps(file.partition))
+
+
+def _stored_vectors(table: TableSpec, vectors: Sequence[Mapping[str, Any]]) -> dict[str, BitMap64]:
+    """Data file -> deleted positions, read from vectors that are given as `ContentFileParser` JSON."""
+    by_path: dict[str, list[Mapping[str, Any]]] = {}
+    for vector in vectors:
+        by_path.setdefault(vector["file-path"], []).append(vector)
+    stored: dict[str, BitMap64] = {}
+    for path, members in by_path.items():
+        places = [(vector["content-offset"], vector["content-size-in-bytes"]) for vector in members]
+        bitmaps = read_deletion_vectors(table.io, path, places)
+        stored |= {vector["referenced-data-file"]: found for vector, found in zip(members, bitmaps, strict=True)}
+    return stored
+
+
+def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
+    """A salt with which all paths have different hashes in Spark (`xxhash64(path, salt)`), and these hashes.
+
+    Spark sends the hash of the path with each row to Python, since it may take only a tenth of the path's bytes.
+    """
+    texts = pa.array(paths, pa.string())
+    for salt in itertools.count():
+        hashes = xxhash64([texts, pa.repeat(pa.scalar(salt, pa.int32()), len(texts))])
+        if len(np.unique(hashes)) == len(set(paths)):
+            return salt, hashes
+    raise AssertionError("unreachable")
+
+
+def _deleted_from(table: TableSpec, deletes: str) -> set[str]:
+    """The data files whose rows a Parquet position delete file deletes.
+
+    :raises OSError: it can't be read.
+    :raises pa.ArrowException: it is not a Parquet file.
+    :raises KeyError: its columns have other names. Iceberg finds them by their ids.
+    :raises ValueError: there is no client for its location.
+    """
+    with table.io.new_input(deletes).open() as stream:
+        file = pq.ParquetFile(stream, read_dictionary=["file_path"])
+        return {
+            path
+            for batch in file.iter_batches(columns=["file_path"])
+            for path in batch.column("file_path").unique().to_pylist()
+        }
+
+
+def _parquet_positions(table: TableSpec, deletes: str, data_file: str) -> BitMap64:
+    with table.io.new_input(deletes).open() as stream:
+        rows = pq.read_table(stream, columns=["pos"], filters=[("file_path", "=", data_file)])
+    return bitmap(rows.column("pos").to_numpy().astype(np.int64))
+
+
+@contextmanager
+def _progress(spark: SparkSession, what: str) -> Iterator[None]:
+    """Show the progress of a Spark job: with a bar on a terminal, else with a log line from time to time."""
+    finished = threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+    on_terminal = sys.stderr.isatty()
+
+    def watch() -> None:
+        while not finished.wait(0.5 if on_terminal else 10):
+            stages = [info for s in tracker.getActiveStageIds() if (info := tracker.getStageInfo(s)) is not None]
+            done, total = sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages)
+            if total and on_terminal:
+                print(f"\r{what} [{'#' * (30 * done // total):30}] {done}/{total}", end="", file=sys.stderr, flush=True)
+            elif total:
+                log.info("%s: %d of %d tasks", what, done, total)
+        if on_terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()

@@ -1,0 +1,219 @@
+"""Decides which columns are a table's key: the configured ones, else those that its source's messages state.
+
+The table property `rowdelta.<sink id>.key` stores the table's key, and which keys its messages have stated:
+
+    {"columns": ["id"], "configured": false, "messages": [["id"]]}
+
+Each micro-batch is compared with it. If messages begin to state another key, the source has changed its primary key.
+From there on, rows that the table holds as one row may be several, or several may be one. So the sink applies nothing
+more until the user has decided.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from changelog.decoding import StatedKeys
+from sink.config import Config, TableSection
+from sink.config.options import MisplacedError, did_you_mean
+from sink.errors import ConfigError, NoMessagesError, TableError
+from sink.run.inference import Sample
+from sink.run.patterns import ResolvedTable
+from sink.targets.base import TableState, property_prefix
+from sink.targets.iceberg.table_properties import check_types
+
+Fields = tuple[str, ...]
+
+WAYS_OUT = (
+    "Name the columns that tell rows apart in tables[].key (or in keys, for one topic of a pattern), or set mode: "
+    "append for a table that only grows."
+)
+
+
+@dataclass(frozen=True)
+class TableKey:
+    """A table's key.
+
+    :param columns: key columns of the table. Empty in mode append.
+    :param configured: the configuration names the key, so messages may state another key, or none.
+    :param messages: keys that messages may state, as names of fields. Empty if no message has stated a key yet.
+    """
+
+    columns: tuple[str, ...]
+    configured: bool
+    messages: tuple[Fields, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> "TableKey":
+        stored = json.loads(text)
+        messages = tuple(tuple(fields) for fields in stored["messages"])
+        return cls(tuple(stored["columns"]), stored["configured"], messages)
+
+    def to_json(self) -> str:
+        return json.dumps({"columns": self.columns, "configured": self.configured, "messages": self.messages})
+
+    def warning(self, section: TableSection) -> str | None:
+        """A warning if messages state another key than the configured one. The user may want this."""
+        own = set(_fields(section, self.columns))
+        others = [fields for fields in self.messages if set(fields) != own]
+        if not self.configured or not others:
+            return None
+        return (
+            f"{section.target}: key is {shown(self.columns)}, but the key of the messages of {section.source} is "
+            f"{' or '.join(map(shown, others))}. The table keeps one of the rows with the same {shown(self.columns)}."
+        )
+
+
+def property_name(config: Config) -> str:
+    return f"{property_prefix(config)}.key"
+
+
+def table_key(config: Config, resolved: ResolvedTable, table: TableState | None, sample: Sample) -> TableKey:
+    """The key of a table.
+
+    :param table: the table, if it exists.
+    :param sample: sample of the source's messages. It is read only if the key isn't known otherwise.
+    :raises ConfigError: the messages don't state exactly one key, or the table can't have this key.
+    :raises TableError: the writers don't know the type of a column.
+    :raises NoMessagesError: there are no messages yet.
+    """
+    section, path = resolved.section, resolved.path
+    if section.mode == "append":
+        return TableKey((), configured=False)
+    text = None if table is None else table.property(property_name(config))
+    known = None if text is None else TableKey.from_json(text)
+    if section.key:
+        key = tuple(section.key)
+        if known is None:
+            return TableKey(key, configured=True)
+        if known.configured and known.columns == key:
+            return known
+        # the user has decided for this key, perhaps because the messages' key has changed
+        return TableKey(key, True, _united(known.messages, (fields for fields in sample.message_keys() if fields)))
+    if table is not None:
+        check_types(table)
+        columns = _identifiers(table)
+        if not columns and known is not None and not known.configured:
+            columns = known.columns
+        if columns:
+            return TableKey(columns, False, (_fields(section, columns),))
+    fields = _stated(section, path, sample)
+    known_columns = (
+        [field.name for field in table.spec.iceberg_schema.fields] if table else list(sample.columns() or ())
+    )
+    columns = _columns(section, path, fields, known_columns)
+    return TableKey(columns, False, (_fields(section, columns),))
+
+
+def with_key(resolved: ResolvedTable, key: TableKey) -> ResolvedTable:
+    """The table's configuration with the key filled in."""
+    return replace(resolved, section=resolved.section.model_copy(update={"key": list(key.columns)}))
+
+
+def compared(key: TableKey, stated: StatedKeys, section: TableSection, property_: str) -> TableKey:
+    """Compare the keys that a micro-batch's messages state with the table's key. Returns the key with what is new.
+
+    :param stated: keys that the messages state.
+    :param property_: name of the table property that stores the key.
+    :raises TableError: messages state another key than before. The micro-batch must not be applied.
+    """
+    if key.configured:
+        # if the user has configured the key, messages without a key are fine
+        stated = {fields: place for fields, place in stated.items() if fields}
+    known = {frozenset(fields) for fields in key.messages}
+    others = {fields: place for fields, place in stated.items() if frozenset(fields) not in known}
+    if not others:
+        return key
+    if key.configured and not known:
+        return replace(key, messages=_united((), sorted(others, key=lambda fields: others[fields])))
+    fields, (partition, offset) = min(others.items(), key=lambda item: item[1])
+    before = " or ".join(map(shown, key.messages))
+    now = f"it is {shown(fields)}" if fields else "they have none"
+    text = (
+        f"{section.target}: the key of the messages of {section.source} was {before}, and from partition {partition} "
+        f"offset {offset} on {now}. Did the source change its primary key? Nothing of this micro-batch was applied. "
+    )
+    own = shown(key.columns)
+    new = f"set key: [{shown(fields)}]" if fields else "set key, or mode: append,"
+    rebuild = f"drop the table and {new} so that it is built anew"
+    if not key.configured:
+        raise TableError(f"{text}If {own} still tells rows apart, set key: [{own}] and run again; else {rebuild}.")
+    accepted = replace(key, messages=_united(key.messages, [fields])).to_json()
+    quoted = accepted.replace("\\", "\\\\").replace("'", "\\'")
+    raise TableError(
+        f"{text}If key: [{own}] still tells rows apart, say so in SQL and run again: ALTER TABLE "
+        f"{section.target} SET TBLPROPERTIES ('{property_}' = '{quoted}'); else {rebuild}."
+    )
+
+
+def shown(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _stated(section: TableSection, path: str, sample: Sample) -> Fields:
+    """The only key that messages state."""
+    stated = sorted(sample.message_keys(), key=lambda fields: (len(fields), fields))
+    if not stated and sample.is_empty:
+        raise NoMessagesError(section.target, section.source)
+    if len({frozenset(fields) for fields in stated}) > 1:
+        keys = " and others ".join(f"the key {shown(fields)}" if fields else "no key" for fields in stated)
+        raise ConfigError(
+            f"{path}: {section.target} has no key: some messages of {section.source} have {keys}. Did the source "
+            f"change its primary key? {WAYS_OUT}"
+        )
+    if not stated or not stated[0]:
+        raise ConfigError(
+            f"{path}: {section.target} has no key: key is not configured, and the messages of {section.source} have "
+            f"none that names columns. {WAYS_OUT}"
+        )
+    return stated[0]
+
+
+def _columns(section: TableSection, path: str, fields: Fields, known: Sequence[str]) -> tuple[str, ...]:
+    """The columns that get the key's fields, in the table's order.
+
+    :param fields: the key's fields.
+    :param known: the table's columns, if the configuration doesn't name columns.
+    :raises ConfigError: a field has no column, or its column can't be part of a key.
+    """
+    if section.columns is None:
+        by_field = {name: name for name in known}
+    else:
+        by_field = {c.source or name: name for name, c in section.columns.items() if c.expression is None}
+    reason = f"the key of the messages of {section.source} is {shown(fields)}"
+    for name in fields:
+        if name in section.exclude:
+            raise ConfigError(f"{path}.exclude: it names {name!r}, and {reason}. Remove it from exclude, or write key.")
+        if name not in by_field:
+            what = "columns" if section.columns is not None else "the table, or in the messages' values"
+            same = next(
+                (f", where case counts: {other!r} is" for other in by_field if other.lower() == name.lower()), ""
+            )
+            raise ConfigError(
+                f"{path}: {reason}, and {name!r} is not in {what}{same or did_you_mean(name, by_field)}. Add it to "
+                "columns (with from, if the column is to have another name), or write key."
+            )
+    columns = tuple(by_field[name] for name in by_field if name in fields)
+    try:
+        section.check_key(columns)
+    except MisplacedError as error:
+        raise ConfigError(f"{path}: {reason}: {error}.") from None
+    return columns
+
+
+def _fields(section: TableSection, columns: Sequence[str]) -> Fields:
+    """The names that messages use for these columns."""
+    named = section.columns or {}
+    return tuple(named[name].source or name if name in named else name for name in columns)
+
+
+def _identifiers(table: TableState) -> tuple[str, ...]:
+    schema = table.spec.iceberg_schema
+    names = schema.identifier_field_names()
+    return tuple(name for name in (schema.find_column_name(field.field_id) for field in schema.fields) if name in names)
+
+
+def _united(first: Iterable[Fields], second: Iterable[Fields]) -> tuple[Fields, ...]:
+    """All keys, each once. Keys with the same fields in another order are equal."""
+    found = {frozenset(fields): fields for fields in reversed([*first, *second])}
+    return tuple(reversed(found.values()))

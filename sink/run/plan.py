@@ -1,0 +1,482 @@
+"""Opens target tables before any stream starts: creates them from the configuration, or checks them against it."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pyiceberg.transforms import IdentityTransform
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from changelog import formats
+from changelog.changes import BadOptionError
+from changelog.decoding import MISSING, Observed, is_wider, merged_types
+from changelog.row_kind_columns import columns_to_read
+from changelog.rows import PREFIX
+from changelog.spec import ChangelogSpec, ColumnSpec
+from deltawriters.partitioning import source_columns
+from sink.config import RESERVED, Config, TableSection
+from sink.errors import ConfigError, DataError, NoMessagesError, TableError
+from sink.run.computed import check_computed
+from sink.run.inference import Sample, SparkSample
+from sink.run.keys import TableKey, property_name, table_key, with_key
+from sink.run.patterns import ResolvedTable
+from sink.sources.source import Source
+from sink.spark.versions import parse_ddl
+from sink.targets.base import Tables, TableState
+from sink.targets.iceberg.table import Catalogs, IcebergTable, parse_type, wanted_columns
+from sink.targets.iceberg.table_properties import FEATURES, check_properties, check_types, ignored
+
+log = logging.getLogger("rowdelta")
+_NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A target that exists or would be created, and how changes are decoded for it.
+
+    :param section: the table's section of the configuration.
+    :param changelog: how changes are decoded. Its columns are the decoded ones: it lacks computed and metadata columns,
+        and has fields that only expressions need.
+    :param exists: whether the table exists.
+    :param columns: the table's columns.
+    :param computed: (name, Spark SQL expression) of computed columns.
+    :param derived_partition: the table is partitioned by a computed or metadata column, so a change doesn't say in
+        which partition the old row is.
+    :param warnings: sentences for people about properties and features of the table that the sink doesn't follow.
+    """
+
+    section: TableSection
+    changelog: ChangelogSpec
+    exists: bool
+    columns: tuple[ColumnSpec, ...] = ()
+    computed: tuple[tuple[str, str], ...] = ()
+    derived_partition: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_decoded_whole(self) -> bool:
+        """Whether decoded changes have exactly the table's columns: no column is computed, and no field is decoded only
+        for an expression.
+        """
+        columns = {column.name for column in self.columns}
+        return not self.computed and all(column.name in columns for column in self.changelog.columns)
+
+
+def plan_table(
+    catalogs: Tables,
+    config: Config,
+    resolved: ResolvedTable,
+    table: TableState | None,
+    types: Mapping[str, str] | None = None,
+) -> TablePlan:
+    """Check a table's configuration against the target, if it exists.
+
+    :param types: inferred Spark SQL types of the columns, if the table doesn't exist and the configuration doesn't
+        name columns.
+    :raises ConfigError: the configuration is wrong.
+    :raises TableError: configuration and table contradict each other.
+    """
+    section, path = resolved.section, resolved.path
+    wanted = wanted_columns(section, path, None if table else types)
+    if table is None:
+        _check_parent(catalogs, section, path)
+        if wanted is None:
+            raise ConfigError(
+                f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add "
+                "columns."
+            )
+        unfit = [name for name in wanted.names if not _can_be_column(name)]
+        if unfit:
+            raise ConfigError(
+                f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} "
+                "or be one of "
+                "Iceberg's own. Name it in exclude, or write columns."
+            )
+        columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
+        sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
+        whole = {field.column for field in section.partition_fields if field.transform == "identity"}
+        for column in columns:
+            if column.name in whole and isinstance(column.type, T.FloatType | T.DoubleType):
+                raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {_NO_FLOATS}")
+        if section.partition_by:
+            catalogs.partition_spec(wanted, section.partition_fields, path)
+    else:
+        check_properties(table.name, table.spec.properties_by_name)
+        check_types(table)
+        columns = table.columns()
+        _check_columns(section, wanted, columns)
+        _check_key(section, table)
+        _check_partitioning(section, table)
+        if table.spec.format_version < 2:
+            raise TableError(
+                f"{section.target} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3."
+            )
+        sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
+    plan = _plan(config, section, path, columns, sources, table is not None)
+    check_computed(catalogs.spark, plan, path)
+    return replace(plan, warnings=tuple(_not_followed(section, table)))
+
+
+def open_table(
+    spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source
+) -> tuple[IcebergTable, TablePlan, TableKey]:
+    """Open the target. Create it if it is missing.
+
+    :raises ConfigError: see `plan_table`.
+    :raises TableError: see `plan_table`.
+    :raises NoMessagesError: the source has no messages, and only messages would state the columns or the key.
+    """
+    catalogs = Catalogs(spark)
+    table = catalogs.load(resolved.section.target)
+    sample = SparkSample(spark, config, resolved.section, source)
+    key = table_key(config, resolved, table, sample)
+    resolved = with_key(resolved, key)
+    section = resolved.section
+    types = inferred_columns(config, section, table, sample)
+    plan = plan_table(catalogs, config, resolved, table, types)
+    warning = key.warning(section)
+    if warning is not None:
+        log.warning("%s", warning)
+    for sentence in plan.warnings:
+        log.warning("%s: %s", section.target, sentence)
+    if table is None:
+        wanted = wanted_columns(section, resolved.path, types)
+        assert wanted is not None
+        properties = dict(section.properties)
+        if key.messages:
+            properties[property_name(config)] = key.to_json()
+        spec = catalogs.partition_spec(wanted, section.partition_fields, resolved.path)
+        table = catalogs.create(section.target, wanted, section.key, properties, spec)
+    if deletes_by_value(section) and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
+        table.ensure_unpartitioned_spec()
+    return table, plan, key
+
+
+def deletes_by_value(section: TableSection) -> bool:
+    """Whether commits may have equality deletes."""
+    return section.mode != "append" and section.deletes == "equality"
+
+
+def files_last(section: TableSection) -> bool:
+    """Whether small data files live long too: the sink neither merges them nor compacts the table."""
+    merges = section.mode != "append" and section.deletes == "position" and section.merge_small_files
+    return not merges and section.compact_every is None
+
+
+def inferred_columns(
+    config: Config, section: TableSection, table: TableState | None, sample: Sample
+) -> dict[str, str] | None:
+    """Columns inferred from messages, if the table doesn't exist and the configuration doesn't name columns; else None.
+
+    :raises NoMessagesError: the source has no messages yet.
+    """
+    if table is not None or section.columns is not None:
+        return None
+    if config.source.type == "kafka" and sample.is_empty:
+        raise NoMessagesError(section.target, section.source)
+    return sample.columns()
+
+
+def needs_global_deletes(plan: TablePlan) -> bool:
+    """Whether a key's old partition may be unknown, because partition values come from columns outside the key."""
+    return plan.derived_partition or not set(plan.changelog.partition_sources) <= set(plan.section.key)
+
+
+def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType | None]:
+    """How the table must change for fields in messages: the types of new and widened columns. None means that the
+    column becomes optional.
+
+    :raises DataError: the setting is `schema_changes: fail`.
+    :raises TableError: a field can't become a column.
+    """
+    target = plan.section.target
+    names = {column.name for column in plan.columns}
+    # a field that isn't stored has the type that the configuration gives it
+    pinned = {column.name for column in plan.changelog.columns} - names
+    observed = {name: dtype for name, dtype in observed.items() if name not in pinned}
+    if observed and plan.section.schema_changes == "fail":
+        raise DataError(
+            f"{target}: the source's schema changed ({shown_changes(observed)}), and schema_changes is fail. Nothing "
+            "was applied. "
+            "Correct table and configuration, or set schema_changes: evolve, or ignore."
+        )
+    known = {name.lower(): name for name in names}
+    for name in sorted(observed):
+        advice = (
+            f"Name it in exclude, or give it a column of another name (columns: {{…: {{type: …, from: {name!r}}}}})."
+        )
+        if name in names:
+            continue
+        if name.lower() in known:
+            raise TableError(
+                f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't "
+                f"tell them apart. {advice}"
+            )
+        if not _can_be_column(name):
+            raise TableError(
+                f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or "
+                "be one of "
+                f"Iceberg's own. {advice}"
+            )
+        known[name.lower()] = name
+    types: dict[str, T.DataType | None] = {}
+    for name, dtype in observed.items():
+        try:
+            types[name] = parse_ddl(dtype) if dtype else None
+        except PySparkException:
+            # a name inside the type isn't an identifier, such as `$oid`
+            raise TableError(
+                f"{target}: messages have a field {name!r} of type {dtype}, which no column can have. Name it "
+                "in exclude, or give "
+                "it a column of type string."
+            ) from None
+    return types
+
+
+def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Observed:
+    """Compare columns of change files with the table. Returns what the table can't store yet.
+
+    :param files: path -> the file's columns.
+    :raises DataError: a file can't be read for this table.
+    """
+    target, changes = plan.section.target, plan.section.schema_changes
+    own = columns_to_read(plan.changelog)
+    # the kind, the key and the order can't be null
+    optional = {c.field: c.name for c in plan.changelog.columns if c.name not in plan.section.key}
+    optional = {field: name for field, name in optional.items() if field not in {n for n, _ in plan.changelog.order_by}}
+    stored = {column.name for column in plan.columns}
+    observed: Observed = {}
+    for path, columns in files.items():
+        found = {field.name: field.dataType for field in columns}
+        for field in own:
+            dtype = found.get(field.name)
+            if dtype is None and field.name not in optional:
+                raise DataError(
+                    f"{target}: {path} has no column {field.name!r}. Its columns must be: {', '.join(own.names)}. "
+                    "Write the file again with the column, or correct tables[].columns."
+                )
+            if dtype is None and changes == "fail":
+                observed = merged_types(observed, {optional[field.name]: MISSING})
+            if dtype is not None and changes != "ignore" and _has_more(dtype, field.dataType):
+                raise DataError(
+                    f"{target}: in {path} column {field.name} is {dtype.simpleString()}, with fields that the column "
+                    f"({field.dataType.simpleString()}) lacks. New fields inside a column aren't followed: add them "
+                    "to the table "
+                    "(ALTER TABLE … ADD COLUMN), or set schema_changes: ignore."
+                )
+            if dtype is None or not is_wider(dtype, field.dataType):
+                continue
+            name = optional.get(field.name)
+            if name not in stored or changes == "ignore":
+                raise DataError(
+                    f"{target}: in {path} column {field.name} is {dtype.simpleString()}, wider than "
+                    f"{field.dataType.simpleString()}. "
+                    + ("A key may not change." if name is None else "Correct its type, or set schema_changes: evolve.")
+                )
+            observed = merged_types(observed, {name: dtype.simpleString()})
+        if changes != "ignore":
+            known = {*own.names, *plan.changelog.excluded}
+            new = {name: dtype.simpleString() for name, dtype in found.items() if name not in known}
+            observed = merged_types(observed, new)
+    return observed
+
+
+def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
+    """Whether a struct somewhere in `dtype` has fields that the column doesn't have. Spark would drop these fields."""
+    if isinstance(dtype, T.StructType) and isinstance(column, T.StructType):
+        known = {field.name: field.dataType for field in column}
+        return any(field.name not in known or _has_more(field.dataType, known[field.name]) for field in dtype)
+    if isinstance(dtype, T.ArrayType) and isinstance(column, T.ArrayType):
+        return _has_more(dtype.elementType, column.elementType)
+    if isinstance(dtype, T.MapType) and isinstance(column, T.MapType):
+        return _has_more(dtype.valueType, column.valueType)
+    return False
+
+
+def _can_be_column(name: str) -> bool:
+    return not ("." in name or "'" in name or name.startswith(PREFIX) or name in RESERVED)
+
+
+def shown_changes(observed: Observed) -> str:
+    """Text for people: `note string, amount bigint, region may be null`."""
+    words = {"": "may be null", MISSING: "is missing"}
+    return ", ".join(f"{name} {words.get(dtype, dtype)}" for name, dtype in sorted(observed.items()))
+
+
+def _plan(
+    config: Config,
+    section: TableSection,
+    path: str,
+    columns: tuple[ColumnSpec, ...],
+    sources: tuple[str, ...],
+    exists: bool,
+) -> TablePlan:
+    named = section.columns or {}
+    decoded = []
+    computed = []
+    for column in columns:
+        origin = named.get(column.name)
+        if origin is not None and origin.expression is not None:
+            computed.append((column.name, origin.expression))
+        elif column.name not in section.metadata:
+            decoded.append(replace(column, source=origin.source if origin else None))
+    for name, origin in named.items():
+        if not origin.stored:
+            decoded.append(ColumnSpec(name, parse_type(origin.type, f"{path}.columns.{name}"), source=origin.source))
+    derived = {*section.metadata, *(name for name, _ in computed)}
+    kept = tuple(name for name in sources if name not in derived)
+    spec = _changelog(config, section, path, tuple(decoded), kept)
+    spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
+    try:
+        formats.find(config.source.format)(spec)
+    except BadOptionError as error:
+        raise ConfigError(f"source.{error}") from None
+    return TablePlan(section, spec, exists, columns, tuple(computed), len(kept) < len(sources))
+
+
+def _changelog(
+    config: Config, section: TableSection, path: str, columns: tuple[ColumnSpec, ...], sources: tuple[str, ...]
+) -> ChangelogSpec:
+    types = {column.name: column.type for column in columns}
+    order_by = []
+    for number, column in enumerate(section.order_columns):
+        if column.type is not None:
+            dtype = parse_type(column.type, f"{path}.order_by[{number}]")
+        else:
+            dtype = types.get(column.name, T.LongType())
+        if not isinstance(dtype, T.AtomicType) or dtype.typeName() == "variant":
+            raise ConfigError(
+                f"{path}.order_by[{number}]: got {column.name} of type {dtype.simpleString()}, which has no order; "
+                "expected a number, "
+                "a string, a date or a timestamp. Name another column."
+            )
+        order_by.append((column.name, dtype))
+    return ChangelogSpec(
+        columns=columns,
+        key=tuple(section.key),
+        partition_sources=sources,
+        order_by=tuple(order_by),
+        source_order=config.source.type == "kafka",
+        trust_before=section.mode == "changelog",
+        inserts_only=section.mode == "append",
+        options=dict(config.source.format_options),
+        schema_changes=section.schema_changes,
+        metadata=tuple(section.metadata),
+        excluded=frozenset(section.exclude),
+    )
+
+
+def deletes_carry_row(config: Config) -> bool:
+    """Whether the format's -D rows have other columns than the key too."""
+    return formats.find(config.source.format).DELETES_CARRY_ROW
+
+
+def _check_parent(catalogs: Tables, section: TableSection, path: str) -> None:
+    """Check that the target's namespace isn't a table. A name inside a table is one of its branches or tags.
+
+    :raises ConfigError: the target is inside a table.
+    """
+    parent = section.target.rpartition(".")[0]
+    if parent.count(".") >= 2 and catalogs.load(parent) is not None:
+        raise ConfigError(
+            f"{path}.target: {parent} is a table, and rowdelta does not write to its branches or tags: commits go to "
+            f"main. Write {parent}."
+        )
+
+
+def _not_followed(section: TableSection, table: TableState | None) -> Iterator[str]:
+    yield from ignored(section.properties if table is None else table.spec.properties_by_name)
+    if table is None:
+        return
+    if table.is_sorted():
+        yield f"the table's sort order is not followed: {FEATURES['sort order'].does}"
+    for column in table.spec.iceberg_schema.fields:
+        if column.write_default is not None:
+            does = FEATURES["write default of a column"].does
+            yield f"the write default of column {column.name} is not followed: {does}"
+
+
+def _check_columns(section: TableSection, wanted: T.StructType | None, columns: tuple[ColumnSpec, ...]) -> None:
+    if wanted is None:
+        missing = [name for name in section.key if name not in {c.name for c in columns}]
+        if missing:
+            raise TableError(
+                f"{section.target} has no column {missing[0]!r}, which key names. It has: {_names(columns)}."
+            )
+        return
+    actual = {column.name: column for column in columns}
+    for field in wanted.fields:
+        if field.name not in actual:
+            raise TableError(
+                f"{section.target} has no column {field.name!r}. Add it to the table (ALTER TABLE … ADD COLUMN) or "
+                "remove it "
+                f"from columns. The table has: {_names(columns)}."
+            )
+        have = actual[field.name].type
+        evolved = section.schema_changes == "evolve" and is_wider(have, field.dataType)
+        if have != field.dataType and not evolved:
+            raise TableError(
+                f"{section.target}: column {field.name} is {have.simpleString()}, but columns says "
+                f"{field.dataType.simpleString()}. Correct columns to fit the table, or leave columns out."
+            )
+    extra = [name for name in actual if name not in wanted.names]
+    if extra and section.schema_changes != "evolve":
+        raise TableError(
+            f"{section.target} has a column {extra[0]!r} that columns doesn't name. Add it, or leave columns out."
+        )
+
+
+def _check_key(section: TableSection, table: TableState) -> None:
+    schema = table.spec.iceberg_schema
+    identifiers = schema.identifier_field_names()
+    if section.mode == "append":
+        return
+    if identifiers and identifiers != set(section.key):
+        raise TableError(
+            f"{section.target} has the identifier fields {sorted(identifiers)}, but key is {section.key}. They must "
+            "be the same."
+        )
+    for name in section.key:
+        if str(schema.find_type(name)) in ("float", "double"):
+            raise TableError(
+                f"{section.target}: key column {name} is floating-point, which Iceberg doesn't allow in a key."
+            )
+        if str(schema.find_type(name)).startswith("fixed"):
+            # Iceberg's Java reader reuses the array of a fixed value, so only the last key of an equality delete file
+            # takes effect
+            raise TableError(
+                f"{section.target}: key column {name} is {schema.find_type(name)}. For this type Iceberg 1.11 applies "
+                "only one equality delete of each file. Use binary, string or uuid."
+            )
+
+
+def _check_partitioning(section: TableSection, table: TableState) -> None:
+    schema = table.spec.iceberg_schema
+    for field in table.spec.current_spec.fields:
+        if isinstance(field.transform, IdentityTransform) and str(schema.find_type(field.source_id)) in (
+            "float",
+            "double",
+        ):
+            raise TableError(
+                f"{section.target} is partitioned by {schema.find_column_name(field.source_id)}, which is "
+                f"floating-point. {_NO_FLOATS}"
+            )
+    if not section.partition_by:
+        return
+    actual = [(str(f.transform), schema.find_column_name(f.source_id)) for f in table.spec.current_spec.fields]
+    wanted = [
+        (f.transform if f.parameter is None else f"{f.transform}[{f.parameter}]", f.column)
+        for f in section.partition_fields
+    ]
+    if actual != wanted:
+        shown = ", ".join(f"{transform} of {column}" for transform, column in actual) or "not partitioned"
+        raise TableError(
+            f"{section.target} exists, and its partitioning ({shown}) differs from partition_by. The table can't be "
+            "changed this way: correct partition_by, or leave it out."
+        )
+
+
+def _names(columns: tuple[ColumnSpec, ...]) -> str:
+    return ", ".join(column.name for column in columns)

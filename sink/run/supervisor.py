@@ -1,0 +1,442 @@
+"""Looks after the tables of a running job: opens them in parallel, applies micro-batches to them in parallel, and sets
+a table aside when it fails.
+
+A table that failed keeps its position, so it loses nothing. The supervisor opens it again after a while, and the table
+goes on from its position.
+"""
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from threading import BoundedSemaphore, Lock, Thread
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from changelog.spec import ChangelogSpec
+from sink.config import Config
+from sink.deadletters.table import DeadLetters, open_dead_letters
+from sink.errors import NoMessagesError, RowdeltaError, TemporaryError, summary
+from sink.run.inference import stated_keys
+from sink.run.joint import JointWriter
+from sink.run.microbatch import Pending, TableShare, TableSink
+from sink.run.patterns import ResolvedTable
+from sink.run.plan import open_table
+from sink.sources.source import Source, Stream, TableBatch
+from sink.spark.session import activate
+from sink.targets.iceberg.commit import doubled
+
+log = logging.getLogger("rowdelta")
+
+FIRST_PAUSE = 10.0
+LONGEST_PAUSE = 600.0
+"""Seconds until a failed table is tried again. The pause doubles with each failure, up to the longest."""
+_PROGRESS_SECONDS = 2.0
+_MOST_THREADS = 16
+
+
+@dataclass
+class Member:
+    """A table of the job. It is open (`sink`), or it has failed (`error`), or both: it is open, but set aside. Or it
+    `awaits_messages`. `opened` takes the place of `sink` once no micro-batch uses `sink`.
+    """
+
+    resolved: ResolvedTable
+    sink: TableSink | None = None
+    opened: TableSink | None = None
+    error: Exception | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+    awaits_messages: bool = False
+    """Whether it can't be opened before its source has messages. This isn't a failure."""
+    from_start: bool = False
+    """Whether the source appeared while the job ran (or was down). Nobody has read its first messages, so the table
+    reads it from its beginning. This stays true, also after failures, until the table has stored its start position."""
+
+    @property
+    def source(self) -> str:
+        return self.resolved.section.source
+
+    @property
+    def target(self) -> str:
+        return self.resolved.section.target
+
+    @property
+    def works(self) -> bool:
+        return self.sink is not None and self.error is None
+
+    def fail(self, error: Exception) -> None:
+        self.error, self.retry_at = error, time.monotonic()
+        if not is_harmless(error):
+            self.retry_at += doubled(FIRST_PAUSE, self.failures, LONGEST_PAUSE)
+            self.failures += 1
+
+
+class Supervisor:
+    """All tables of a job, by source."""
+
+    def __init__(
+        self, spark: SparkSession, config: Config, source: Source, changelogs: dict[str, ChangelogSpec]
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self._spark = spark
+        self._config = config
+        self._source = source
+        self._changelogs = changelogs
+        self._dead_letters: DeadLetters | None = None
+        threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
+        self.closed = False
+        self._setting_aside = Lock()
+        self.turns = BoundedSemaphore(threads)
+        """Only this many queries may apply a micro-batch at the same time."""
+        self._joint = JointWriter(spark)
+        self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
+
+    def close(self) -> None:
+        """Begin no more work. Work that has begun ends when its query ends, because it runs the query's jobs."""
+        self.closed = True
+        self._pool.shutdown(wait=False)
+
+    def working(self) -> list[Member]:
+        return [member for member in self.members.values() if member.works]
+
+    def failed(self) -> list[Member]:
+        return [member for member in self.members.values() if member.error is not None]
+
+    def due(self) -> list[Member]:
+        """Tables that should be opened (again) now: those whose pause after a failure is over, and those whose first
+        messages have arrived.
+        """
+        now = time.monotonic()
+        late = [member for member in self.members.values() if member.retry_at <= now]
+        awaiting = [member for member in late if member.awaits_messages]
+        if awaiting:
+            try:
+                come = set(self._source.with_messages([member.source for member in awaiting]))
+            except TemporaryError as error:
+                log.warning("can't look for first messages: %s", error)
+                come = set()
+            for member in awaiting:
+                member.retry_at = now + self._config.source.discovery_seconds
+            awaiting = [member for member in awaiting if member.source in come]
+        return [member for member in late if member.error is not None] + awaiting
+
+    def broken(self) -> list[Member]:
+        """Tables that failed with an error that isn't harmless."""
+        return [member for member in self.failed() if not is_harmless(member.error)]
+
+    def enter(self, tables: Iterable[ResolvedTable], from_start: bool = False) -> list[Member]:
+        """Add the tables whose source isn't known yet. The caller then opens them."""
+        new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
+        # a new dictionary, because the streams' threads may be iterating over the old one
+        self.members = self.members | {member.source: member for member in new}
+        return new
+
+    def open(self, members: Sequence[Member]) -> list[Member]:
+        """Open tables (again), and create missing ones.
+
+        They begin to work with `take_up`, because a micro-batch in progress may still use a table's old sink.
+
+        :return: the tables that could be opened.
+        """
+        if not members:
+            return []
+        if self._dead_letters is None and self._config.sink.on_bad_record == "dead-letter":
+            self._dead_letters = open_dead_letters(self._spark, self._config)
+        self._each(members, self._open, "opened")
+        opened = {member.source: member.opened for member in members if member.opened is not None}
+        unseen = {source: sink for source, sink in opened.items() if sink.awaits_message_keys}
+        if self._config.source.type == "kafka" and unseen:
+            Thread(target=self._compare_keys, args=(unseen,), name="rowdelta-keys", daemon=True).start()
+        return [member for member in members if member.opened is not None]
+
+    def _compare_keys(self, sinks: Mapping[str, TableSink]) -> None:
+        """Read some messages before the first micro-batch, and warn if they have another key than the table.
+
+        A separate thread does this, so that nothing waits for a broker that the plain client can't reach. The first
+        micro-batch compares the keys too, before its commit.
+        """
+        try:
+            for source, stated in stated_keys(self._config, sinks).items():
+                sinks[source].note_message_keys(stated)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run itself meets it too, or needs no plain client
+            log.debug("can't look at the messages' keys: %s", error)
+
+    def take_up(self, members: Sequence[Member]) -> list[Member]:
+        """Let the tables work that `open` opened, except those whose group has another table that failed. Call this
+        while none of their queries applies a micro-batch.
+
+        :return: the tables that work now.
+        """
+        with self._setting_aside:
+            for member in members:
+                member.sink, member.opened, member.error = member.opened, None, None
+            self._have_groups_wait(members)
+        return [member for member in members if member.works]
+
+    def locate(self, members: Sequence[Member]) -> list[Member]:
+        """Decide from where open tables are read, and store this position in them.
+
+        :return: the tables that can be read.
+        :raises TemporaryError: the source did not answer.
+        """
+        sinks = {member.source: member.sink for member in members if member.sink is not None}
+        from_start = {member.source for member in members if member.from_start}
+        failures = self._source.locate([(sink.plan.section, sink.position) for sink in sinks.values()], from_start)
+        for name, error in failures.items():
+            self.set_aside(self.members[name], error)
+
+        # a table also waits if another one of its group failed
+        found = [member for member in members if member.works]
+
+        def remember(member: Member) -> None:
+            sink = sinks[member.source]
+            sink.remember_start(self._source.start_position(sink.plan.section))
+            member.from_start = False
+
+        return self._each(found, remember, "looked up")
+
+    def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
+        """Apply a micro-batch to the tables that it has records for. A table that fails is set aside.
+
+        One job writes all tables that have few records. Each other table has a job of its own. The threads inherit the
+        query's job group, so stopping the query stops their jobs.
+        """
+        touched = [self.members[name] for name in self._source.touched(stream, batch_id)]
+        members = [member for member in touched if member.works]
+        if len(members) == 1:
+            self._attempt(functools.partial(self._apply_alone, stream, batch_id, frame), members[0])
+            return
+        batches: dict[str, TableBatch] = {}
+        shares: dict[str, TableShare] = {}
+        pending: dict[str, Pending] = {}
+
+        def begin(member: Member) -> None:
+            sink = _sink(member)
+            batch = sink.batch(stream, batch_id, frame)
+            if batch is not None:
+                batches[member.source] = batch
+                share = sink.share(batch)
+                if share is not None:
+                    shares[member.source] = share
+
+        def prepare(member: Member) -> None:
+            sink, source = _sink(member), member.source
+            written = results.pop(source, None)
+            pending[source] = (
+                sink.prepare_batch(batch_id, batches[source])
+                if written is None
+                else sink.prepare_share(batch_id, shares[source], written)
+            )
+
+        def apply(member: Member) -> None:
+            prepare(member)
+            _sink(member).commit(pending[member.source])
+            member.failures = 0
+
+        submit = self._submitter()
+        results: dict[str, Mapping[str, Any]] = {}
+        _finish(submit(self._attempt, begin, member) for member in members)
+        members = [member for member in members if member.source in batches and member.works]
+        units = list(_together(members))
+        alone = {unit[0].source for unit in units if len(unit) == 1}
+
+        def work(some: Iterable[Member]) -> list[Future[None]]:
+            return [submit(self._attempt, apply if m.source in alone else prepare, m) for m in some]
+
+        sinks = {member.source: _sink(member) for member in members if member.source in shares}
+        try:
+            # the tables with jobs of their own don't wait for the joint job
+            futures = work(member for member in members if member.source not in sinks)
+            if len(sinks) > 1 and not self._is_ending():
+                results |= self._joint.write(frame.sparkSession, sinks, {source: shares[source] for source in sinks})
+            _finish(futures + work(member for member in members if member.source in sinks))
+            _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
+        finally:
+            for source in results:  # results are left over only if the job is ending
+                sinks[source].discard()
+        # compactions come last, so that no table waits for another table's compaction
+        _finish(submit(self._attempt, _compact, member) for member in members if member.works)
+
+    def _apply_alone(self, stream: Stream, batch_id: int, frame: DataFrame, member: Member) -> None:
+        sink = _sink(member)
+        batch = sink.batch(stream, batch_id, frame)
+        if batch is not None:
+            sink.apply_batch(batch_id, batch)
+            sink.compact()
+        member.failures = 0
+
+    def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
+        """Commit a group's tables one right after the other. If one of them failed, discard what isn't committed."""
+
+        def commit(member: Member) -> None:
+            _sink(member).commit(pending[member.source])
+            member.failures = 0
+
+        written = [member for member in unit if member.source in pending]
+        while written:
+            if any(member.error is not None for member in unit) or self._is_ending():
+                for member in written:
+                    _sink(member).discard()
+                return
+            self._attempt(commit, written.pop(0))
+
+    def _submitter(self) -> Callable[..., Future[None]]:
+        """A function that submits work to the pool, with this thread's thread-local properties of Spark.
+
+        Each task gets its own copy of them, since SQL executions write into the properties. PySpark's
+        `inheritable_thread_target` doesn't copy them.
+        """
+        context = self._spark.sparkContext._jsc.sc()
+        properties = context.getLocalProperties().clone()
+
+        def inheriting(work: Callable[..., None], *args: Any) -> None:
+            context.setLocalProperties(properties.clone())
+            work(*args)
+
+        def submit(work: Callable[..., None], *args: Any) -> Future[None]:
+            try:
+                return self._pool.submit(inheriting, work, *args)
+            except RuntimeError:
+                if not self.closed:
+                    raise
+                # the work must still run here: it discards what was begun
+                work(*args)
+                done = Future[None]()
+                done.set_result(None)
+                return done
+
+        return submit
+
+    def _is_ending(self) -> bool:
+        return self.closed or (self._config.sink.on_table_error == "stop" and bool(self.broken()))
+
+    def _attempt(self, work: Callable[[Member], None], member: Member) -> None:
+        """Do a table's work. If it fails, set the table aside with its group."""
+        if self._is_ending():
+            return
+        try:
+            work(member)
+        except Exception as error:  # noqa: BLE001 - any error here is this table's own
+            self.set_aside(member, error)
+
+    def set_aside(self, culprit: Member, error: Exception) -> None:
+        """Stop applying changes to a table for a while, and to the others of its group."""
+        with self._setting_aside:
+            culprit.fail(error)
+            self._have_group_wait(culprit)
+        group = culprit.resolved.section.group
+        others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
+        if is_harmless(error):
+            log.warning("%s It is opened again%s.", summary(error), others)
+        # a job of one table ends with the error, so the error is printed anyway
+        elif len(self.members) > 1:
+            known = (RowdeltaError, PySparkException, Py4JError)  # the last two have long tracebacks from Java
+            unexpected = None if isinstance(error, known) else error
+            log.error("%s set aside%s: %s", culprit.target, others, summary(error), exc_info=unexpected)
+
+    def _group_of(self, member: Member) -> list[Member]:
+        """All tables of the member's group, or the member alone if it has no group."""
+        group = member.resolved.section.group
+        if group is None:
+            return [member]
+        return [other for other in self.members.values() if other.resolved.section.group == group]
+
+    def _have_group_wait(self, culprit: Member) -> None:
+        """Set aside the other tables of a failed table's group too, so that none runs ahead. All of them are tried
+        again at the same time.
+        """
+        for member in self._group_of(culprit):
+            member.failures, member.retry_at = culprit.failures, culprit.retry_at
+            if member.error is None:
+                waiting = f"{member.target} waits for {culprit.target}, which is in the same group."
+                member.error = _WaitingError(waiting)
+                member.error.is_harmless = is_harmless(culprit.error)
+
+    def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
+        """Do work for tables in parallel. Tables that fail are set aside.
+
+        :param done: what was done, for the log: "opened".
+        :return: the tables that work.
+        """
+        started = shown = time.monotonic()
+        submit = self._submitter()
+        waiting = {submit(self._attempt, work, member) for member in members}
+        while waiting:
+            finished, waiting = wait(waiting, timeout=_PROGRESS_SECONDS)
+            for future in finished:
+                future.result()
+            now = time.monotonic()
+            if now - started > _PROGRESS_SECONDS and now - shown >= _PROGRESS_SECONDS:
+                log.info("%s %d of %d tables", done, len(members) - len(waiting), len(members))
+                shown = now
+        with self._setting_aside:
+            self._have_groups_wait(members)
+        return [member for member in members if member.works]
+
+    def _have_groups_wait(self, members: Sequence[Member]) -> None:
+        """Set aside each table whose group has another table that failed or waits for its next attempt."""
+        for member in members:
+            failed = [other for other in self._group_of(member) if other.error is not None]
+            if member.error is None and failed:
+                self._have_group_wait(min(failed, key=lambda other: isinstance(other.error, _WaitingError)))
+
+    def _open(self, member: Member) -> None:
+        if member.resolved.error is not None:
+            raise member.resolved.error
+        try:
+            table, plan, key = open_table(self._spark, self._config, member.resolved, self._source)
+        except NoMessagesError as error:
+            self._wait_for_messages(member, error)
+            return
+        self._changelogs[plan.section.target] = plan.changelog
+        member.opened = TableSink(self._config, member.resolved, table, plan, key, self._source, self._dead_letters)
+        member.awaits_messages = False
+
+    def _wait_for_messages(self, member: Member, error: NoMessagesError) -> None:
+        """Let a table wait for its first messages. This isn't an error. The table must not miss these messages, so it
+        will read its source from the start.
+        """
+        if not member.awaits_messages:
+            log.info("%s", error)
+        member.sink, member.error, member.awaits_messages, member.from_start = None, None, True, True
+        member.retry_at = time.monotonic() + self._config.source.discovery_seconds
+
+
+def is_harmless(error: Exception | None) -> bool:
+    """Whether opening the table again is enough after this error."""
+    return isinstance(error, RowdeltaError) and error.is_harmless
+
+
+class _WaitingError(TemporaryError):
+    """The table itself is fine, but another table of its group failed."""
+
+
+def _together(members: Iterable[Member]) -> Iterator[list[Member]]:
+    """Tables by their group. A table without a group is alone."""
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        group = member.resolved.section.group
+        groups.setdefault(f"group {group}" if group is not None else member.source, []).append(member)
+    return iter(groups.values())
+
+
+def _sink(member: Member) -> TableSink:
+    assert member.sink is not None
+    return member.sink
+
+
+def _compact(member: Member) -> None:
+    _sink(member).compact()
+
+
+def _finish(futures: Iterable[Future[None]]) -> None:
+    done, _ = wait(list(futures))
+    for future in done:
+        future.result()

@@ -1,0 +1,126 @@
+"""Sums up what the tasks of a micro-batch wrote, for the commit and for the log."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from changelog.decoding import StatedKeys
+from changelog.rows import BadRecord, RowKind
+
+
+@dataclass(frozen=True)
+class Written:
+    """Results of tasks (`sink.spark.task.run`).
+
+    :param files: data and delete files, as `ContentFileParser` JSON.
+    :param dead_letters: files of the dead-letter table, likewise.
+    :param rows: number of changes, by kind.
+    :param undecoded: number of bad records with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
+    :param records: number of rows in files, by the files' content.
+    :param index: each task's part of the key index.
+    :param tasks: number of tasks.
+    :param observed: what the messages have and the table can't store (`changelog.decoding.Observed`).
+    :param stated_keys: keys that the messages state.
+    """
+
+    files: list[str]
+    dead_letters: list[str]
+    rows: dict[str, int]
+    records: dict[str, int]
+    bytes: int
+    bad_by_class: dict[str, int]
+    undecoded: dict[str, int]
+    samples: list[str]
+    snapshot_partitions: set[int]
+    streamed_partitions: set[int]
+    peak_memory: int
+    index: list[dict[str, Any]]
+    tasks: int = 0
+    observed: Mapping[str, str] = field(default_factory=dict)
+    stated_keys: StatedKeys = field(default_factory=dict)
+
+    @property
+    def bad(self) -> int:
+        return sum(self.bad_by_class.values())
+
+    def undecoded_since(self, before: int) -> int:
+        """How many successive records the format has failed on (`BadRecord.DECODER_FAILED`).
+
+        :param before: the count before this micro-batch. The count starts again at 0 if the format could read a record.
+        """
+        failed = self.bad_by_class.get(BadRecord.DECODER_FAILED, 0)
+        return 0 if any(self.rows.values()) or self.bad > failed else before + failed
+
+    @property
+    def read(self) -> int:
+        """About how many records there were. Most records of updates have both the row before and the row after."""
+        return sum(self.rows.values()) - self.rows.get(RowKind.UPDATE_BEFORE.short, 0) + self.bad
+
+    def failing_alike(self, most: int) -> str | None:
+        """The exception that the format raised on so many records that it is at fault, rather than they: on more than
+        `most`, which are at least half of all. Of fewer, `undecoded_since` keeps count over micro-batches: a few wrong
+        records must not stop a table for good, and change files can't be cut into smaller micro-batches.
+        """
+        for exception, count in self.undecoded.items():
+            if count > most and 2 * count >= self.read:
+                return exception
+        return None
+
+    def shown(self, unites_deletes: bool) -> str:
+        """Text for the log: changes, files, deletes, facts from the key index, bad records."""
+        rows = " ".join(f"{kind} {count:,}" for kind, count in self.rows.items() if count) or "no changes"
+        united = sum(map(self._keys, ("updated", "deleted", "duplicates"))) if unites_deletes else 0
+        bad = f", {self.bad:,} dead letters" if self.bad else ""
+        return (
+            f"{rows} | {len(self.files)} files, {self.bytes / 1e6:.1f} MB: {self.records['DATA']:,} rows, "
+            f"{self.records['EQUALITY_DELETES']:,} equality deletes, {self.records['POSITION_DELETES'] + united:,} "
+            "position deletes"
+            f"{self._shown_keys()}{bad}"
+        )
+
+    def _shown_keys(self) -> str:
+        """What the key index says about the micro-batch's keys."""
+        if not self.index:
+            return ""
+        names = {
+            "inserted": "new",
+            "updated": "updated",
+            "deleted": "deleted",
+            "absent": "deleted but absent",
+            "duplicates": "duplicate rows removed",
+        }
+        found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self._keys(name)))
+        return f"; keys: {found}" if found else ""
+
+    def _keys(self, name: str) -> int:
+        return sum(result["keys"][name] for result in self.index)
+
+
+def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
+    """Add up the results of all tasks."""
+    rows: dict[str, int] = {}
+    bad, undecoded = Counter[str](), Counter[str]()
+    records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
+    for result in results:
+        for kind, count in result["rows"].items():
+            rows[kind] = rows.get(kind, 0) + count
+        for content, count in result["records"].items():
+            records[content] += count
+        bad.update(result["bad"])
+        undecoded.update(result["undecoded"])
+    return Written(
+        files=[json.dumps(file) for result in results for file in result["files"]],
+        dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
+        rows=rows,
+        records=records,
+        bytes=sum(result["bytes"] for result in results),
+        bad_by_class=dict(bad),
+        undecoded=dict(undecoded),
+        samples=[sample for result in results for sample in result["samples"]][:3],
+        snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
+        streamed_partitions={p for result in results for p in result["streamed_partitions"]},
+        index=[result["index"] for result in results if "index" in result],
+        peak_memory=max((result["peak_memory"] for result in results), default=0),
+    )

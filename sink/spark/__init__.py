@@ -1,0 +1,1 @@
+"""The Spark session and its jars, the tasks and what goes between them."""

@@ -1,0 +1,15 @@
+"""Spark's daemon of Python workers, with all that the sink's tasks import.
+
+Spark has the daemon fork a worker for each task that finds none idle. The workers have what the daemon has imported:
+otherwise each would import it again, which takes a second.
+"""
+
+import gc
+
+from pyspark.daemon import manager
+
+import sink.spark.task  # noqa: F401 - no more than imports: a thread would be missing in the forked workers
+
+if __name__ == "__main__":
+    gc.freeze()  # workers collect garbage after each task, and needn't look through all modules for it
+    manager()  # type: ignore[no-untyped-call]

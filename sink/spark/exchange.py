@@ -1,0 +1,211 @@
+"""How rows get from task to task.
+
+Rows from Spark go through its shuffle as they are. Spark would turn Arrow batches from Python into rows, and these rows
+into batches again. To avoid this, the sink packs a batch: for each receiving task, the shuffle gets one row with a part
+of the batch in Arrow's IPC format.
+"""
+
+import functools
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark import RDD, SparkContext
+from pyspark.serializers import NoOpSerializer
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.rows import HASH
+from sink.spark.routing import owner
+
+Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""One step of a task's work."""
+
+PACKED_SCHEMA = "task int, rows binary"
+
+Results: TypeAlias = RDD[tuple[Any, ...]] | DataFrame
+"""The rows that the last step of each task yields. The driver collects them."""
+
+PART_ROWS = 4096
+"""`packed` gathers about this many rows for each task, because smaller parts would be mostly overhead."""
+_BYTES = 16 * 1024 * 1024
+"""Most Arrow bytes of a part. The JVM holds several copies of it."""
+
+
+def packed(
+    changes: Iterable[pa.RecordBatch], tasks: int, keep_hash: bool, part_rows: int = PART_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Deal changes out to tasks.
+
+    :param changes: rows of one schema, with `_rowdelta_hash` (int64).
+    :param tasks: number of receiving tasks.
+    :param keep_hash: whether the receivers get `_rowdelta_hash` too.
+    :param part_rows: about so many rows are gathered for each task before they are packed.
+    :return: batches of `PACKED_SCHEMA`.
+    """
+    for batch in _gathered(changes, tasks * part_rows):
+        owners = owner(batch.column(HASH).to_numpy().view(np.uint64), tasks)
+        order = np.argsort(owners.astype(np.uint16), kind="stable")  # by radix sort
+        rows = (batch if keep_hash else batch.drop_columns([HASH])).take(pa.array(order))
+        ends = np.cumsum(np.bincount(owners, minlength=tasks))
+        yield from _parts(rows, np.concatenate([[0], ends]).tolist())
+
+
+def owned(changes: Iterable[pa.RecordBatch], number: int, tasks: int, keep_hash: bool) -> Iterator[pa.RecordBatch]:
+    """Only those of the `changes` that `packed` would send to task `number`."""
+    for batch in changes:
+        own = pa.array(owner(batch.column(HASH).to_numpy().view(np.uint64), tasks) == number)
+        yield (batch if keep_hash else batch.drop_columns([HASH])).filter(own)
+
+
+def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFrame:
+    """`mapInArrow` for any callable. Spark itself accepts only functions."""
+    return rows.mapInArrow(lambda batches: step(batches), schema)
+
+
+def exchanged(packed_rows: DataFrame, tasks: int, then: Step) -> Results:
+    """Shuffle the rows that `packed` made, and run `then` in each receiving task.
+
+    A task gets its parts one by one, as bytes. Spark would put them into Arrow batches of a fixed number of rows, which
+    could be too large for the memory.
+    """
+    context = packed_rows.sparkSession.sparkContext
+    assert context._jvm is not None
+    rows = packed_rows.repartition(tasks, _by_number(tasks, context)).select("rows")
+    parts = getattr(rows._jdf, "as")(context._jvm.org.apache.spark.sql.Encoders.BINARY()).toJavaRDD()
+    return RDD(parts, context, NoOpSerializer()).mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
+
+
+FileStep = Callable[[Iterable[tuple[str, bytes]]], Iterator[pa.RecordBatch]]
+"""A step that takes paths and contents of files."""
+
+
+def files(paths: Iterable[str], context: SparkContext) -> "RDD[tuple[str, bytes]]":
+    """Whole files, spread over partitions about evenly. Spark SQL doesn't plan this: planning takes as long as reading
+    a small file.
+    """
+    return context.binaryFiles(",".join(paths), 4 * context.defaultParallelism)
+
+
+def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int, then: Step) -> Results:
+    """Like `exchanged`, but starts from files: `route` turns them into batches of `PACKED_SCHEMA`."""
+    dealt = whole.mapPartitions(lambda part: _framed(_as_tuples(route(part))))
+    # like PySpark's `partitionBy`, but without pickling, because these are bytes already
+    dealt._bypass_serializer = True  # type: ignore[attr-defined]
+    jvm = whole.context._jvm
+    assert jvm is not None
+    partitioner = jvm.org.apache.spark.api.python.PythonPartitioner(tasks, 0)
+    pairs = jvm.org.apache.spark.api.python.PairwiseRDD(dealt._jrdd.rdd()).asJavaPairRDD().partitionBy(partitioner)
+    parts: RDD[bytes] = RDD(
+        jvm.org.apache.spark.api.python.PythonRDD.valueOfPair(pairs), whole.context, NoOpSerializer()
+    )
+    return parts.mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
+
+
+def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
+    """Run `step` on all files in each task, without a shuffle. `step` has to leave out the other tasks' rows.
+
+    A task's number is the number of its partition. Each task reads the files for itself.
+    """
+    return whole.context.union([whole.coalesce(1)] * tasks).mapPartitions(lambda part: _as_tuples(step(part)))
+
+
+def files_written(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
+    """Run `step` on files in at most `tasks` tasks. Each file goes to one task."""
+    return whole.coalesce(tasks).mapPartitions(lambda part: _as_tuples(step(part)))
+
+
+def _framed(rows: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """The two halves of each pair, one after the other, as `PairwiseRDD` expects them."""
+    for number, part in rows:
+        yield struct.pack("!q", number)
+        yield part
+
+
+def _unpacked(parts: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        yield from pa.ipc.open_stream(part)
+
+
+def _as_tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+# Each part of an expression is a call to the JVM. The cache spares every micro-batch these calls.
+
+
+@functools.lru_cache(maxsize=8)
+def _by_number(tasks: int, context: SparkContext) -> Column:
+    """:param context: to which the column belongs."""
+    return _to_task(F.col("task"), tasks)
+
+
+def _to_task(number: Column, tasks: int) -> Column:
+    """What to repartition by, so that a row goes to task `number` of `tasks`.
+
+    Spark hashes the expression's value, so the value is an integer whose hash leads to the task's number.
+    """
+    return F.array(*(F.lit(name) for name in _names(tasks)))[number]
+
+
+@functools.lru_cache(maxsize=8)
+def _names(tasks: int) -> tuple[int, ...]:
+    """For each task the smallest integer that Spark's hash partitioning sends to it."""
+    numbers, first = np.unique(_murmur3(np.arange(100 * tasks, dtype=np.uint32)) % tasks, return_index=True)
+    assert len(numbers) == tasks
+    return tuple(first.tolist())
+
+
+def _murmur3(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+    """Spark's `hash` of ints: 32-bit Murmur3 of four bytes, with the seed 42."""
+    k = _rotated(values * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    h = _rotated(np.uint32(42) ^ k, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    h ^= np.uint32(4)
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return (h ^ (h >> np.uint32(16))).view(np.int32)
+
+
+def _rotated(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    return (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))
+
+
+def _gathered(changes: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same changes in batches of at least `rows` rows or `_BYTES` bytes; the last batch may be smaller."""
+    waiting, count, size = list[pa.RecordBatch](), 0, 0
+    for batch in changes:
+        waiting.append(batch)
+        count += batch.num_rows
+        size += batch.nbytes
+        if count >= rows or size >= _BYTES:
+            yield _one(waiting)
+            waiting, count, size = [], 0, 0
+    if count:
+        yield _one(waiting)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _parts(rows: pa.RecordBatch, borders: list[int]) -> Iterator[pa.RecordBatch]:
+    """:param borders: where each task's rows begin, and where the last task's rows end."""
+    most = max(1, rows.num_rows * _BYTES // max(rows.nbytes, 1))
+    for task, (start, end) in enumerate(pairwise(borders)):
+        for first in range(start, end, most):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, rows.schema) as writer:
+                writer.write_batch(rows.slice(first, min(most, end - first)))
+            yield _packed_row(task, sink.getvalue())
+
+
+def _packed_row(task: int, stream: pa.Buffer) -> pa.RecordBatch:
+    offsets = pa.py_buffer(np.array([0, stream.size], np.int32))
+    content = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, stream])
+    return pa.RecordBatch.from_arrays([pa.array([task], pa.int32()), content], ["task", "rows"])

@@ -1,0 +1,301 @@
+"""Starts the Spark session, with packages that match the installed Spark, catalogs from the configuration, and settings
+that the sink needs.
+"""
+
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.sql import SparkSession
+
+from sink.config import Config
+from sink.errors import ConfigError, TemporaryError
+from sink.redaction import is_secret, masked, spark_pattern
+from sink.spark import archive, interrupts, jars, java_names
+from sink.spark import versions as spark_versions
+from sink.spark.jars import Jar
+from sink.spark.java_errors import java_class, java_message
+
+_TOLD_TWICE = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.util.Utils",
+)
+"""Loggers of the driver that print errors with stacks of a hundred lines. The sink gets the same errors as exceptions.
+The micro-batches' logger does the same; its name depends on Spark's version."""
+WORKERS_KEEP_MEMORY = {
+    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(64 * 1024 * 1024),
+    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 * 1024 * 1024),
+}
+"""Settings of glibc in Python workers: they keep a batch's memory for the next batch. By default glibc returns it to
+the system and asks for it again, and the system clears each page. That makes two thirds of a worker's page faults, and
+half of its time in the kernel."""
+_REDACTION = "spark.redaction.regex"
+_ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+LOCAL_FILES = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
+_LOCAL_FILE_SYSTEM = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+
+
+def packages(config: Config) -> list[str]:
+    """Maven coordinates of the packages that the job needs: Iceberg's runtime, Kafka's source if it is used, and the
+    user's own packages.
+    """
+    version = spark_versions.installed()
+    needed = [version.iceberg_runtime]
+    if config.source.type == "kafka":
+        needed.append(version.kafka_connector)
+    own = [p.strip() for p in config.spark.get("spark.jars.packages", "").split(",") if p.strip()]
+    return [*needed, *(p for p in own if p not in needed)]
+
+
+def settings(config: Config) -> dict[str, str]:
+    """All Spark settings of the job. The user's `spark:` section replaces defaults, but not settings that are needed
+    for correctness.
+    """
+    defaults = {
+        "spark.master": "local[*]",
+        "spark.app.name": f"rowdelta {config.sink.id}",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+        # with a lower limit, Spark 4 adds up the size of all columns after every row; this takes longer than writing it
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+        "spark.python.worker.reuse": "true",
+        **WORKERS_KEEP_MEMORY,
+    }
+    if config.source.type == "files":
+        # Spark adds this cost to the total size, from which it computes a task's size, but not to each file when it
+        # fills tasks. With its default, one task would get many small files, or two of 4 MB.
+        defaults["spark.files.openCostInBytes"] = "1"
+    if config.source.type == "kafka":
+        # Spark keeps a connected consumer for each partition, by default at most 64. If there are more partitions, each
+        # micro-batch connects anew, which takes longer than all its other work for a table.
+        defaults["spark.kafka.consumer.cache.capacity"] = "500"
+    needed = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.jars.packages": ",".join(packages(config)),
+        _REDACTION: spark_pattern(config.spark.get(_REDACTION)),
+    }
+    if (defaults | config.spark)["spark.master"].startswith("local"):
+        needed["spark.jars.packages"] += f",{LOCAL_FILES}"
+        # of a cluster's machines it isn't known whether the module can be imported before a task has been sent there
+        defaults["spark.python.daemon.module"] = "sink.spark.daemon"
+        # or tasks of SQL would have a daemon of their own, with this in its environment
+        defaults["spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"] = "false"
+    if re.match("file:|(?![a-z0-9+.-]+:)", config.sink.checkpoint):
+        # Spark prefers Hadoop's other file API. On a local disk this API forks a `readlink` 16 times a micro-batch.
+        defaults["spark.sql.streaming.checkpointFileManagerClass"] = spark_versions.installed().local_checkpoints
+    catalogs = {}
+    for name, properties in config.catalogs.items():
+        prefix = f"spark.sql.catalog.{name}"
+        catalogs[prefix] = _ICEBERG_CATALOG
+        # foreachBatch runs in a cloned session, and a cached table would be outdated in one of both sessions
+        catalogs[f"{prefix}.cache-enabled"] = "false"
+        catalogs |= {f"{prefix}.{key}": value for key, value in properties.items()}
+    return defaults | dict(config.spark) | catalogs | needed
+
+
+def start(config: Config, *, short: bool = False, training: Path | None = None) -> SparkSession:
+    """The session of `spark-submit` if there is one, else a new one.
+
+    :param short: the JVM will live only for seconds to minutes, as for `rowdelta check` and in tests.
+    :param training: where the JVM writes its classes when it ends (`sink.spark.archive`).
+    :raises ConfigError: a session exists and lacks the packages, or the sink can't work on this Spark.
+    """
+    spark_versions.check(config.spark)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    options = settings(config)
+    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
+        # under spark-submit, its own options decide: master, memory, packages
+        options = {k: v for k, v in options.items() if k.startswith("spark.sql.")}
+        if SparkContext._active_spark_context is None:
+            SparkContext._ensure_initialized()  # only after this call a SparkConf has the options of spark-submit
+            options[_REDACTION] = spark_pattern(SparkConf().get(_REDACTION, None))
+        spark = _created(options)
+    else:
+        ours = jars.are_ours(options)
+        with jars.resolving(options) if ours else nullcontext[Sequence[Jar]](()) as resolved:
+            given = {k: v for k, v in options.items() if k != "spark.jars.packages"} if resolved else options
+            with archive.launching(options, resolved, short=short, training=training):
+                spark = _created(given)
+            if ours and not resolved:
+                jars.record(options, spark.sparkContext.getConf().get("spark.jars", "") or "")
+    java_names.remember()
+    if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
+        spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+    spark.sparkContext.setLogLevel("ERROR")
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    if "spark.log.level" not in config.spark and _has_class(jvm, "org.apache.logging.log4j.core.config.Configurator"):
+        log4j = jvm.org.apache.logging.log4j
+        for name in (*_TOLD_TWICE, spark_versions.installed().micro_batches):
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    if not _has_class(jvm, "org.apache.iceberg.spark.SparkCatalog"):
+        raise ConfigError(
+            "Spark was started without Iceberg. Start it with\n"
+            f"  spark-submit --packages {','.join(packages(config))} …"
+        )
+    speed_up_local_files(spark)
+    return spark
+
+
+def start_workers(spark: SparkSession) -> threading.Thread:
+    """Have Spark start its Python workers meanwhile, which takes a second or two. The first tasks find them there.
+
+    Nothing depends on it: if it fails, so will they, and say why.
+    """
+
+    def run() -> None:
+        with suppress(Exception):
+            context = spark.sparkContext
+            # a function that is pickled by its name and imported without the driver's modules
+            context.parallelize(range(context.defaultParallelism), context.defaultParallelism).map(bool).count()
+
+    thread = threading.Thread(target=run, name="rowdelta-workers", daemon=True)
+    thread.start()
+    return thread
+
+
+def warm_later(config: Config, path: Path) -> None:
+    """Make the archive of classes for the next run, unless it exists or this process didn't start the JVM.
+
+    :param path: path of the configuration.
+    """
+    options = settings(config)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and jars.are_ours(options):
+        archive.make_later(path, archive.find(options, jars.recorded(options) or ()))
+
+
+@contextmanager
+def stopping(spark: SparkSession) -> Iterator[None]:
+    """Stop the session when this context ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise  # a call to the JVM was interrupted, so no more calls are possible; the JVM is told to end
+    except BaseException:
+        stop(spark)
+        raise
+    stop(spark)
+
+
+def stop(spark: SparkSession) -> None:
+    """Stop the session and end its JVM. This process can't start another JVM.
+
+    The JVM may have ended already, because systemd sends a signal to the whole process group.
+    """
+    with suppress(Py4JError, OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # PySpark warns that the JVM is gone
+        spark.stop()
+    interrupts.jvms.end()
+
+
+def _created(options: Mapping[str, str]) -> SparkSession:
+    """The existing session, or a new one.
+
+    A separate thread makes the new session. So a signal interrupts only the waiting main thread, and PySpark doesn't
+    replace the handler of Ctrl-C. PySpark's own handler calls the JVM, even if the main thread is in the middle of
+    another call.
+    """
+    builder = SparkSession.builder
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    if SparkSession.getActiveSession() is not None:
+        return builder.getOrCreate()
+
+    def create() -> SparkSession:
+        # PySpark would put all settings on the JVM's command line, which every user of the machine can read
+        SparkContext._ensure_initialized(conf=_for_command_line(options))
+        return builder.getOrCreate()
+
+    with interrupts.jvms.noted(), ThreadPoolExecutor(1, "rowdelta-start") as pool:
+        try:
+            spark = pool.submit(create).result()
+        except KeyboardInterrupt:
+            interrupts.jvms.terminate()
+            raise
+        except PySparkRuntimeError as error:
+            raise TemporaryError(
+                "Spark's JVM ended while it started; what it printed says why. If it could not download packages, run "
+                f"again; else correct the section spark. ({error})"
+            ) from None
+        except (Py4JJavaError, CapturedException) as error:
+            refusal = _refused(error)
+            interrupts.jvms.end()  # now, so that its last lines come before our message
+            raise refusal from None
+    activate(spark)
+    return spark
+
+
+def _for_command_line(options: Mapping[str, str]) -> SparkConf:
+    """The settings for Spark's launcher: all except secrets. The session gets the secrets when the JVM runs.
+
+    The launcher itself needs the settings of the driver's JVM, and those for fetching packages and other files.
+    """
+    needed = ["spark.driver.", "spark.jars", "spark.submit."]
+    if any(name.startswith(("spark.jars", "spark.files", "spark.archives")) for name in options.keys() - jars.DECIDING):
+        needed.append("spark.hadoop.")
+    conf = SparkConf(loadDefaults=False)
+    for name, value in options.items():
+        if name.startswith(tuple(needed)) or not (is_secret(name) or masked(value) != value):
+            conf.set(name, value)
+    return conf
+
+
+def _refused(error: Exception) -> ConfigError | TemporaryError:
+    kind, message = java_class(error), java_message(error).split("\n", 1)[0].rstrip(".")
+    if kind in ("SparkException", "IllegalArgumentException", "SparkIllegalArgumentException", "NumberFormatException"):
+        return ConfigError(f"spark: Spark does not start with these settings: {message}. Correct the section spark.")
+    return TemporaryError(f"Spark does not start: {kind}: {message}. Run again, or correct the section spark.")
+
+
+def speed_up_local_files(spark: SparkSession) -> None:
+    """Let Hadoop create local files without forking a process for each, and without `.crc` files.
+
+    Hadoop's own class for local files forks a `chmod` to set permissions, unless its native library is installed. That
+    takes 5 to 10 ms a file, and a commit creates five files. The class in the package `LOCAL_FILES` sets permissions
+    through Java. Spark's settings can't name this class, because Spark's launcher opens local files before it knows the
+    package.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    place, files = jvm.java.net.URI("file:///"), jvm.org.apache.hadoop.fs.FileSystem
+    if configuration.get("fs.file.impl") is None and _has_class(jvm, _LOCAL_FILE_SYSTEM):
+        configuration.set("fs.file.impl", _LOCAL_FILE_SYSTEM)
+        files.get(place, configuration).close()  # this removes the old one from Hadoop's cache
+    local = files.get(place, configuration)
+    if jvm.java.lang.Class.forName("org.apache.hadoop.fs.ChecksumFileSystem").isInstance(local):
+        local.setWriteChecksum(False)
+
+
+def activate(spark: SparkSession) -> None:
+    """Make this the session of the current thread. In a thread without a session, Spark has no settings and no
+    catalogs.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    # the public class, since PySpark's own name for it differs between versions
+    jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def _is_set(spark: SparkSession, name: str) -> bool:
+    return bool(spark.sparkContext.getConf().contains(name))
+
+
+def _has_class(jvm: object, name: str) -> bool:
+    from py4j.java_gateway import JavaClass
+
+    found: object = jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return isinstance(found, JavaClass)

@@ -1,0 +1,609 @@
+"""What runs inside a Spark task: it feeds record batches to a delta writer, and returns descriptions of the files that
+the writer wrote.
+"""
+
+import io
+import json
+import pickle
+import resource
+import sys
+import zlib
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar, TypeVar
+from zipimport import zipimporter
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+from pyspark import TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from changelog.changes import RAW_SCHEMA
+from changelog.decoding import ChangelogDecoder, StatedKeys, failed_with, merged_keys, merged_types
+from changelog.row_kind_parquet import NotPlainError, PlainRows
+from changelog.rows import BAD, HASH, SNAPSHOT, BadRecord
+from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
+from deltawriters.append import AppendWriter
+from deltawriters.combine import combined
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
+from deltawriters.partitioning import PartitionedWriter
+from deltawriters.positions import bitmap
+from deltawriters.resolve import IndexTask, key_columns
+from deltawriters.rewrite import RewriteGroup, Rewriter
+from sink.spark.exchange import Step, owned, packed
+from sink.spark.routing import KeyHash, range_of
+
+T = TypeVar("T")
+
+RESULT_SCHEMA = "result string"
+INDEX_FILE = "_rowdelta_file"
+INDEX_POS = "_rowdelta_pos"
+_LOW = "_rowdelta_low"
+RUN_ENTRIES = 4_000_000
+"""A task that builds the index sorts this many entries at a time in memory (24 bytes each)."""
+_SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class IndexPlan:
+    """The key index for a micro-batch. The range of the high hash is cut into `tasks` parts; task i owns part i.
+
+    :param sequence: sequence number of the runs that the tasks write.
+    """
+
+    slice: IndexSlice
+    sequence: int
+    tasks: int
+
+    def task(self, number: int, operation: str) -> IndexTask:
+        """The part that task `number` owns."""
+        first, last = range_of(number, self.tasks)
+        return IndexTask(self.slice, first, last, self.sequence, f"{operation}-{number:05d}")
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What every task of one micro-batch and table must know. It is small when pickled.
+
+    :param options: None for a table that only grows.
+    :param dead_letters: the dead-letter table, or None if a bad record stops the job.
+    :param source_partition: the order column with the Kafka partition. The task reports which partitions had snapshot
+        rows. None if nobody needs this report.
+    :param lasting: pack all data files for a long life (`sink.run.plan.files_last`).
+    """
+
+    table: TableSpec
+    options: DeltaOptions | None
+    operation: str
+    target: str
+    dead_letters: TableSpec | None
+    source_partition: str | None
+    index: IndexPlan | None = None
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """A table's part in a job that writes several tables. One task writes the whole table, so it owns all hashes."""
+
+    decoder: ChangelogDecoder
+    plan: TaskPlan
+    hash: KeyHash
+
+
+class PackedShares:
+    """Shares by source, compressed one after the other: those of tables of one pattern say nearly the same."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._compressor: Any = zlib.compressobj(1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_parts": self._parts}
+
+    def add(self, source: str, share: Share) -> None:
+        self._parts.append(self._compressor.compress(pickle.dumps((source, share))))
+        self._parts.append(self._compressor.flush(zlib.Z_SYNC_FLUSH))
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(map(len, self._parts))
+
+    def unpacked(self) -> dict[str, Share]:
+        stream = io.BytesIO(zlib.decompressobj().decompress(b"".join(self._parts)))
+        size = stream.getbuffer().nbytes
+        found: dict[str, Share] = {}
+        while stream.tell() < size:
+            source, share = pickle.load(stream)
+            found[source] = share
+        return found
+
+
+class ListParam(AccumulatorParam[list[T]]):
+    """Collects the paths that finished tasks wrote. The driver gets them even if the job fails later, and deletes the
+    files.
+    """
+
+    def zero(self, value: list[T]) -> list[T]:
+        return []
+
+    def addInPlace(self, value1: list[T], value2: list[T]) -> list[T]:  # noqa: N802 - Spark's name
+        return value1 + value2
+
+
+class Counts(AccumulatorParam[dict[str, int]]):
+    """Adds up numbers by name."""
+
+    def zero(self, value: dict[str, int]) -> dict[str, int]:
+        return {}
+
+    def addInPlace(self, value1: dict[str, int], value2: dict[str, int]) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return dict(Counter(value1) + Counter(value2))
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Combines decoded changes of the same key (`deltawriters.combine`).
+
+    :param columns: all columns of the table, in the table's order.
+    :param left_out: counts the changes that are left out, by kind.
+    :param buffer_bytes: Arrow bytes of a buffer in which repeated keys are found.
+    """
+
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    left_out: Accumulator[dict[str, int]]
+    buffer_bytes: int
+
+    def combined(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return combined(changes, self.key, self.columns, self.left_out.add, self.buffer_bytes)
+
+
+class ObservedTypes(AccumulatorParam[dict[str, str]]):
+    """Types that decoders saw and that the table can't store (`changelog.decoding.Observed`)."""
+
+    def zero(self, value: dict[str, str]) -> dict[str, str]:
+        return {}
+
+    def addInPlace(self, value1: dict[str, str], value2: dict[str, str]) -> dict[str, str]:  # noqa: N802 - Spark's name
+        return merged_types(value1, value2)
+
+
+class FirstPlaces(AccumulatorParam[StatedKeys]):
+    """The keys that the messages state, with the first place of each."""
+
+    NONE: ClassVar[StatedKeys] = {}
+
+    def zero(self, value: StatedKeys) -> StatedKeys:
+        return self.NONE
+
+    def addInPlace(self, value1: StatedKeys, value2: StatedKeys) -> StatedKeys:  # noqa: N802 - Spark's name
+        return merged_keys(value1, value2)
+
+
+def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decode a task's raw records, and pass the changes to `then`.
+
+    :param batches: columns of `RAW_SCHEMA`. Columns that the source doesn't have may be left out, and a value may be
+        text.
+    """
+    changes = decoder(map(_completed, batches))
+    yield from changes if then is None else then(changes)
+    _forget_archives()
+
+
+def decode_files(
+    decoder: PlainRows, not_plain: Accumulator[int], then: Step, files: Iterable[tuple[str, bytes]]
+) -> Iterator[pa.RecordBatch]:
+    """Decode a task's Parquet files, and pass the changes to `then`.
+
+    :param files: paths and contents.
+    :param not_plain: counts the tasks with a file that can't be decoded this way. Then the results of all tasks are
+        void.
+    """
+
+    def changes() -> Iterator[pa.RecordBatch]:
+        for _, content in files:
+            yield from decoder(content)
+
+    try:
+        yield from then(changes())
+    except NotPlainError:
+        not_plain.add(1)
+
+
+def _completed(records: pa.RecordBatch) -> pa.RecordBatch:
+    have = dict(zip(records.schema.names, records.columns, strict=True))
+    columns = [
+        have[field.name].cast(field.type) if field.name in have else pa.nulls(records.num_rows, field.type)
+        for field in RAW_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+def route(
+    combine: Combine | None,
+    hash_keys: KeyHash,
+    tasks: int,
+    indexed: bool,
+    part_rows: int,
+    changes: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Deal changes out to tasks, for `run`."""
+    kept = changes if combine is None else combine.combined(changes)
+    yield from packed(hash_keys.added(kept), tasks, indexed, part_rows)
+    _forget_archives()
+
+
+def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """Keep this task's share of changes that all tasks get, for `run`."""
+    if tasks == 1:
+        return hash_keys.added(changes) if indexed else changes
+    context = TaskContext.get()
+    assert context is not None
+    return owned(hash_keys.added(changes), context.partitionId(), tasks, indexed)
+
+
+def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write a task's changes. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
+
+    The task deletes its files before it raises any error.
+
+    :param changes: changelog rows, with their hashes if the table has a key index.
+    :raises CardinalityError: two changes contradict each other.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    summary, paths = _written(plan, TaskId(context.partitionId(), context.taskAttemptId(), plan.operation), changes)
+    _forget_archives()
+    written.add(paths)
+    yield _results([summary])
+
+
+def run_shares(
+    shares: "PackedShares", written: Accumulator[list[tuple[str, str]]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Decode and write the records of several tables, one table after the other.
+
+    Yields a row for each table: the JSON object that `run` yields, with `source`, `observed` types and pairs of
+    `StatedKeys` (`keys`). If the table failed, the object has only `source` and `failed`, and the task has deleted the
+    table's files.
+
+    :param shares: the tables' parts, by source.
+    :param written: collects pairs of source and path.
+    :param batches: raw records, grouped by source, so that memory holds the records of one table at a time.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    results, by_source = [], shares.unpacked()
+    for source, records in _by_source(batches):
+        share, observed = by_source[source], dict[str, str]()
+        stated = dict[tuple[str, ...], tuple[int, int]]()
+        decoder = replace(share.decoder, observe=observed.update, observe_keys=stated.update)
+        task = TaskId(0, context.taskAttemptId(), share.plan.operation)
+        try:
+            changes = decoder(records)
+            summary, paths = _written(share.plan, task, share.hash.added(changes) if share.plan.index else changes)
+        except Exception as error:  # noqa: BLE001 - the other tables go on; this one's own job then shows the error
+            results.append({"source": source, "failed": f"{type(error).__name__}: {error}"})
+        else:
+            written.add([(source, path) for path in paths])
+            results.append(summary | {"source": source, "observed": observed, "keys": list(stated.items())})
+    _forget_archives()
+    yield _results(results)
+
+
+def _results(results: Sequence[Any]) -> pa.RecordBatch:
+    """Results as a batch of `RESULT_SCHEMA`, which may be empty."""
+    return pa.RecordBatch.from_arrays([pa.array([json.dumps(result) for result in results], pa.string())], ["result"])
+
+
+def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
+    """Group consecutive records of the same source."""
+    current, waiting = "", list[pa.RecordBatch]()
+    for batch in batches:
+        runs = pc.run_end_encode(batch.column("source"), pa.int32())
+        start = 0
+        for source, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            if source != current and waiting:
+                yield current, waiting
+                waiting = []
+            current = source
+            waiting.append(batch.slice(start, end - start))
+            start = end
+    if waiting:
+        yield current, waiting
+
+
+def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) -> tuple[dict[str, Any], list[str]]:
+    """Write changes. The files are deleted before any error is raised.
+
+    :return: a summary of what was written, and the paths of the files.
+    """
+    # the attempt's number makes the name unique: Spark may run a task twice at the same time
+    index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
+    writer: DeltaWriter | AppendWriter
+    if plan.options is None:
+        writer = AppendWriter(plan.table, task, lasting=plan.lasting)
+    else:
+        writer = DeltaWriter(plan.table, plan.options, task, index, lasting=plan.lasting)
+    dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
+    bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
+    snapshot_partitions, streamed_partitions = set[int](), set[int]()
+    try:
+        for batch in batches:
+            good, rejected = _split(batch)
+            if rejected is not None:
+                for found in pc.value_counts(rejected.field("error_class")):
+                    bad[found["values"].as_py()] += found["counts"].as_py()
+                is_failure = pc.equal(rejected.field("error_class"), BadRecord.DECODER_FAILED)
+                undecoded.update(map(failed_with, rejected.field("reason").filter(is_failure).to_pylist()))
+                samples += [_sample(row) for row in rejected.slice(0, _SAMPLES - len(samples)).to_pylist()]
+                if dead:
+                    dead.write(rejected)
+            if SNAPSHOT in good.schema.names:
+                if plan.source_partition is not None:
+                    partitions, is_snapshot = good.column(plan.source_partition), good.column(SNAPSHOT)
+                    snapshot_partitions |= set(partitions.filter(is_snapshot).unique().to_pylist())
+                    streamed_partitions |= set(partitions.filter(pc.invert(is_snapshot)).unique().to_pylist())
+                good = good.drop_columns([SNAPSHOT])
+            if good.num_rows:
+                writer.write(good)
+        result = writer.close()
+        dead_files = dead.close() if dead else []
+    except BaseException:
+        writer.abort()
+        if dead:
+            dead.abort()
+        raise
+    schema = plan.table.iceberg_schema
+    summary: dict[str, Any] = {
+        "files": [file.to_json(schema) for file in result.files],
+        "rows": result.rows,
+        "bytes": sum(file.size_in_bytes for file in result.files),
+        "records": {content.value: result.records(content) for content in FileContent},
+        "bad": bad,
+        "undecoded": undecoded,
+        "samples": samples,
+        "snapshot_partitions": sorted(snapshot_partitions),
+        "streamed_partitions": sorted(streamed_partitions),
+        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    if plan.index and result.index:
+        summary["index"] = _index_summary(result, plan.table)
+    if plan.dead_letters:
+        summary["dead_letters"] = [file.to_json(plan.dead_letters.iceberg_schema) for file in dead_files]
+    paths = writer.created_paths + (dead.created_paths if dead else [])
+    if plan.index and result.index:
+        paths += [f"{plan.index.slice.location}/{run.name}" for run in (*result.index.runs, *result.index.merged)]
+    return summary, paths
+
+
+def index_entries(
+    table: TableSpec,
+    path_hashes: npt.NDArray[np.uint64],
+    hash_keys: KeyHash,
+    base: int,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Entries of the key index for live rows.
+
+    :param path_hashes: hashes of the paths of the data files that are read.
+    :param base: base of the low hashes.
+    :param batches: the key columns, `INDEX_FILE` (the path's hash) and `INDEX_POS`.
+    :return: `_rowdelta_hash` (int64), `_LOW` (uint64), `INDEX_FILE` (the file's number, uint32) and `INDEX_POS`
+        (uint32).
+    """
+    order = np.argsort(path_hashes).astype(np.uint32)
+    in_order = path_hashes[order]
+    for batch in batches:
+        keys = batch.select(list(hash_keys.key))
+        files = batch.column(INDEX_FILE).to_numpy().view(np.uint64)
+        places = np.searchsorted(in_order, files)
+        if not np.array_equal(np.take(in_order, places, mode="clip"), files):
+            raise ValueError("a row is of none of the files that are read")
+        columns = {
+            HASH: pa.array(hash_keys(keys).view(np.int64)),
+            _LOW: pa.array(low_hash(key_columns(table, pa.Table.from_batches([keys])), base)),
+            INDEX_FILE: pa.array(order[places]),
+            INDEX_POS: batch.column(INDEX_POS).cast(pa.uint32()),
+        }
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def route_entries(entries: Step, tasks: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Compute the index entries of the batches, and deal them out to tasks."""
+    yield from packed(entries(batches), tasks, keep_hash=True)
+    _forget_archives()
+
+
+def build_index(
+    index: IndexSlice,
+    files: Sequence[IndexedFile],
+    sequence: int,
+    name: str,
+    entries: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Write runs of the key index. Yields one row: a JSON list of `RunInfo`.
+
+    :param index: the index to write to.
+    :param files: the data files, by their numbers in the entries.
+    :param sequence: sequence number of the runs.
+    :param name: beginning of the runs' names.
+    :param entries: this task's share of what `index_entries` makes.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    pending: list[Entries] = []
+    runs: list[RunInfo] = []
+
+    def flush() -> None:
+        run = Entries(
+            high=np.concatenate([part.high for part in pending]),
+            low=np.concatenate([part.low for part in pending]),
+            file=np.concatenate([part.file for part in pending]),
+            pos=np.concatenate([part.pos for part in pending]),
+            files=tuple(files),
+        )
+        run_name = f"{name}-{context.taskAttemptId()}-{len(runs)}"
+        runs.append(write_run(index.io, index.location, run_name, sequence, run))
+        pending.clear()
+
+    for batch in entries:
+        high, low, file, pos = (batch.column(part).to_numpy() for part in (HASH, _LOW, INDEX_FILE, INDEX_POS))
+        pending.append(Entries(high=high.view(np.uint64), low=low, file=file, pos=pos, files=()))
+        if sum(len(part.high) for part in pending) >= RUN_ENTRIES:
+            flush()
+    if pending:
+        flush()
+    if len(runs) > 1:
+        # the merged runs have separate ranges, so that a key is looked up in only one of them
+        overlapping = replace(index, runs=tuple(runs), merge=tuple(run.name for run in runs))
+        merged = overlapping.write_merged(f"{name}-{context.taskAttemptId()}-merged", 0, 2**64, RUN_ENTRIES)
+        for run in runs:
+            index.io.delete(f"{index.location}/{run.name}")
+        runs = merged
+    yield _results([[run.to_json() for run in runs]])
+
+
+@dataclass(frozen=True)
+class RewritePlan:
+    """What every task of a minor compaction must know (`deltawriters.rewrite.Rewriter`)."""
+
+    table: TableSpec
+    key: tuple[str, ...]
+    index: IndexSlice
+    sequence: int
+    hash: KeyHash
+    operation: str
+
+
+def rewrite(
+    plan: RewritePlan, written: Accumulator[list[str]], shares: Iterable[Sequence[RewriteGroup]]
+) -> Iterator[dict[str, Any]]:
+    """Rewrite a task's share of small files. Yields the results of `rewritten`."""
+    context = TaskContext.get()
+    assert context is not None
+    task = TaskId(context.partitionId(), context.taskAttemptId(), plan.operation)
+    for groups in shares:
+        yield rewritten(plan, task, groups, written.add)
+    _forget_archives()
+
+
+def rewritten(
+    plan: RewritePlan, task: TaskId, groups: Iterable[RewriteGroup], written: Callable[[list[str]], None]
+) -> dict[str, Any]:
+    """Rewrite groups of small files.
+
+    :param written: is called with the paths of the new files.
+    :return: the `files`, and the `runs` for the key index, as JSON objects.
+    """
+    result = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task).rewrite(groups)
+    written(result.paths)
+    schema = plan.table.iceberg_schema
+    return {
+        "files": [file.to_json(schema) for file in result.files],
+        "runs": [run.to_json() for run in result.runs],
+    }
+
+
+def encode_positions(positions: BitMap64) -> str:
+    """Positions as text for a task's result. Takes about three bytes for each position."""
+    positions.run_optimize()
+    return b64encode(positions.serialize()).decode()
+
+
+def decode_positions(text: str) -> BitMap64:
+    """The reverse of `encode_positions`."""
+    return BitMap64.deserialize(b64decode(text))
+
+
+class DeadLetterWriter:
+    """Appends bad records to the dead-letter table."""
+
+    def __init__(self, plan: TaskPlan, task: TaskId) -> None:
+        assert plan.dead_letters is not None
+        self._table = plan.dead_letters
+        self._target = plan.target
+        self._factory = FileFactory(self._table, TaskId(task.partition, task.attempt, f"{task.operation}-bad"))
+        self._writer = PartitionedWriter(self._table, self._factory, DataFiles())
+
+    @property
+    def created_paths(self) -> list[str]:
+        return self._factory.created
+
+    def write(self, bad: pa.StructArray) -> None:
+        """Append records of `_rowdelta_bad` (`changelog.rows.BAD_FIELDS`)."""
+        fields = {field.name: bad.field(i) for i, field in enumerate(bad.type)}
+        fields["table"] = pa.repeat(self._target, len(bad))
+        fields["time"] = pa.repeat(pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), len(bad))
+        schema = self._table.arrow_schema
+        columns = [
+            # the table's owner may have added columns, for example to note how the record was handled
+            pa.nulls(len(bad), field.type) if field.name not in fields else fields[field.name].cast(field.type)
+            for field in schema
+        ]
+        self._writer.write(pa.table(columns, schema=schema))
+
+    def close(self) -> list[ContentFile]:
+        return self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.abort()
+        self._factory.delete_all()
+
+
+def _forget_archives() -> None:
+    """Drop Python's importers of zip and jar files. PySpark's worker calls `importlib.invalidate_caches` before the
+    next task.
+
+    Up to Python 3.12 this call makes each importer read its archive's directory again: pyspark.zip a dozen times, and
+    every jar of `--packages`. That took 100 to 250 ms a task, more than all its real work. If an import needs an
+    importer later, Python makes a new one from the directory that it has already read.
+    """
+    for path, importer in list(sys.path_importer_cache.items()):
+        if isinstance(importer, zipimporter):
+            del sys.path_importer_cache[path]
+
+
+def _index_summary(result: WriteResult, table: TableSpec) -> dict[str, Any]:
+    index, schema = result.index, table.iceberg_schema
+    assert index is not None
+    old_rows = [
+        {
+            "path": rows.file.path,
+            "spec-id": rows.file.spec_id,
+            "partition": dict(rows.file.partition),
+            "positions": encode_positions(bitmap(rows.positions)) if table.unites_deletes else "",
+        }
+        for rows in index.old_rows
+    ]
+    return {
+        "runs": [run.to_json() for run in index.runs],
+        "merged": [run.to_json() for run in index.merged],
+        "old_rows": old_rows,
+        "new_vectors": [file.to_json(schema) for file in result.files if file.file_format == "PUFFIN"],
+        "keys": {name: getattr(index, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
+    }
+
+
+def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None]:
+    """The rows to apply, and the bad records (None if there are none)."""
+    bad = batch.column(BAD)
+    good = batch.drop_columns([BAD])
+    if bad.null_count == len(bad):
+        return good, None
+    return good.filter(bad.is_null()), bad.drop_null()
+
+
+def _sample(row: dict[str, Any]) -> str:
+    place = row["source"] if row["partition"] is None else f"{row['source']}-{row['partition']} offset {row['offset']}"
+    return f"{place}: {row['reason']}"

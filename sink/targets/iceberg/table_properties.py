@@ -1,0 +1,171 @@
+"""How the sink treats each table property of Iceberg, and some features of tables: it follows the property, leaves it
+to Iceberg, warns that it doesn't follow it, or refuses the table. docs/table-properties.md has the same table.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sink.errors import TableError
+
+if TYPE_CHECKING:
+    from sink.targets.base import TableState
+
+Treatment = Literal["followed", "Iceberg's", "other engines'", "warning", "refused"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the sink treats a property.
+
+    :param treatment: what kind of rule it is.
+    :param does: what the sink does, in words.
+    :param unless: values that need no warning.
+    """
+
+    treatment: Treatment
+    does: str
+    unless: tuple[str, ...] = ()
+
+
+_PARQUET_PAGES = Rule("warning", "the writer's own page and dictionary sizes are used")
+_DELETE_FILES = Rule("warning", "delete files are written with the settings of data files")
+_MERGE_ON_READ = Rule("warning", "the sink always adds delete files", unless=("merge-on-read",))
+
+RULES: Mapping[str, Rule] = {
+    "format-version": Rule("followed", "2 or 3; version 1 is refused"),
+    "write.target-file-size-bytes": Rule("followed", "a larger data file is closed, and another one begun"),
+    "write.parquet.row-group-size-bytes": Rule("followed", "of data files"),
+    "write.parquet.compression-codec": Rule("followed", "of data files and delete files"),
+    "write.parquet.compression-level": Rule("followed", "of data files and delete files"),
+    "write.metadata.metrics.*": Rule("followed", "which column bounds and counts are kept"),
+    "write.data.path": Rule("followed", "where data and delete files go"),
+    "write.object-storage.enabled": Rule("followed", "paths get a hash of the file's name"),
+    "write.object-storage.partitioned-paths": Rule("followed", "whether such paths name the partition"),
+    "write.py-location-provider.impl": Rule("followed", "PyIceberg's; the class must be installed on the workers"),
+    "commit.retry.*": Rule("followed", "how often and how fast a refused commit is tried again"),
+    "commit.*": Rule("Iceberg's", "its library makes the commits"),
+    "write.metadata.*": Rule("Iceberg's", "where metadata files go, and how many are kept"),
+    "write.manifest.*": Rule("Iceberg's", "its library writes manifests"),
+    "write.manifest-lists.enabled": Rule("Iceberg's", "its library writes manifest lists"),
+    "write.summary.partition-limit": Rule("Iceberg's", "its library writes summaries"),
+    "write.avro.*": Rule("Iceberg's", "of its manifests; the sink writes no Avro files"),
+    "history.expire.*": Rule("Iceberg's", "the sink expires no snapshots"),
+    "gc.enabled": Rule("Iceberg's", "the sink deletes only files that it wrote and did not commit"),
+    "compatibility.*": Rule("Iceberg's", "its library writes manifests"),
+    "engine.*": Rule("Iceberg's", "of its Hive catalog"),
+    "schema.name-mapping.default": Rule("Iceberg's", "for files without field ids, which the sink does not write"),
+    "identifier-fields.rely": Rule("other engines'", "whether they may rely on the key being unique"),
+    "read.*": Rule("other engines'", "how they read"),
+    "write.orc.*": Rule("other engines'", "the sink writes Parquet only"),
+    "write.delete.orc.*": Rule("other engines'", "the sink writes Parquet only"),
+    "write.delete.avro.*": Rule("other engines'", "the sink writes Parquet only"),
+    "write.spark.*": Rule("other engines'", "of statements in Spark"),
+    "write.upsert.enabled": Rule("other engines'", "of Flink's sink"),
+    "write.delete.isolation-level": Rule("other engines'", "of statements in Spark"),
+    "write.update.isolation-level": Rule("other engines'", "of statements in Spark"),
+    "write.merge.isolation-level": Rule("other engines'", "of statements in Spark"),
+    "write.delete.distribution-mode": Rule("other engines'", "of statements in Spark"),
+    "write.update.distribution-mode": Rule("other engines'", "of statements in Spark"),
+    "write.merge.distribution-mode": Rule("other engines'", "of statements in Spark"),
+    "write.format.default": Rule("warning", "the sink writes Parquet", unless=("parquet",)),
+    "write.delete.format.default": Rule(
+        "warning", "the sink writes Parquet, and Puffin in format version 3", unless=("parquet", "puffin")
+    ),
+    "write.delete.mode": _MERGE_ON_READ,
+    "write.update.mode": _MERGE_ON_READ,
+    "write.merge.mode": _MERGE_ON_READ,
+    "write.delete.granularity": Rule(
+        "warning", "a position delete file may be for several data files", unless=("partition",)
+    ),
+    "write.delete.target-file-size-bytes": Rule("warning", "delete files are as large as the micro-batch makes them"),
+    "write.delete.parquet.*": _DELETE_FILES,
+    "write.distribution-mode": Rule("warning", "rows go to tasks by their key", unless=("none", "hash")),
+    "write.wap.enabled": Rule("warning", "commits are published at once", unless=("false",)),
+    "write.parquet.page-size-bytes": _PARQUET_PAGES,
+    "write.parquet.page-row-limit": _PARQUET_PAGES,
+    "write.parquet.page-version": _PARQUET_PAGES,
+    "write.parquet.dict-size-bytes": _PARQUET_PAGES,
+    "write.parquet.row-group-check-min-record-count": _PARQUET_PAGES,
+    "write.parquet.row-group-check-max-record-count": _PARQUET_PAGES,
+    "write.parquet.bloom-filter-enabled.column.*": Rule("warning", "no bloom filters are written", unless=("false",)),
+    "write.parquet.bloom-filter-fpp.column.*": Rule("warning", "no bloom filters are written"),
+    "write.parquet.bloom-filter-ndv.column.*": Rule("warning", "no bloom filters are written"),
+    "write.parquet.bloom-filter-max-bytes": Rule("warning", "no bloom filters are written"),
+    "write.parquet.stats-enabled.column.*": Rule("warning", "Parquet's statistics are written", unless=("true",)),
+    "write.parquet.shred-variants": Rule("warning", "variants are not shredded", unless=("false",)),
+    "write.parquet.variant-inference-buffer-size": Rule("warning", "variants are not shredded"),
+    "write.location-provider.impl": Rule(
+        "refused", "the writers are in Python and can't use a Java class; use write.py-location-provider.impl"
+    ),
+    "write.object-storage.path": Rule("refused", "old and not followed; use write.data.path"),
+    "write.folder-storage.path": Rule("refused", "old and not followed; use write.data.path"),
+    "encryption.*": Rule("refused", "the sink would write unencrypted files"),
+}
+"""Name of a property -> rule. A name that ends with `*` fits all properties with this beginning. If several names fit a
+property, the longest one is used.
+"""
+
+FEATURES: Mapping[str, Rule] = {
+    "sort order": Rule("warning", "rows are not sorted by it"),
+    "write default of a column": Rule("warning", "a field that messages lack becomes null"),
+    "column of type variant": Rule("refused", "the writers are in Python, and PyIceberg has no such type"),
+    "branch or tag as target": Rule("refused", "commits go to main"),
+}
+
+
+def rule(name: str) -> Rule | None:
+    """The rule for a property. None if Iceberg has no such property."""
+    fitting = [known for known in RULES if name == known or (known.endswith("*") and name.startswith(known[:-1]))]
+    return RULES[max(fitting, key=len)] if fitting else None
+
+
+def refusal(properties: Mapping[str, str]) -> tuple[str, str] | None:
+    """The first property with which the sink can't write the table, and why."""
+    for name in properties:
+        found = rule(name)
+        if found is not None and found.treatment == "refused":
+            return name, found.does
+    return None
+
+
+def check_properties(table: str, properties: Mapping[str, str]) -> None:
+    """Check the properties of a table that exists.
+
+    :raises TableError: the sink doesn't follow one of them, and must not ignore it.
+    """
+    refused = refusal(properties)
+    if refused is not None:
+        name, why = refused
+        raise TableError(
+            f"{table} has the property {name}, which rowdelta does not follow: {why}. Remove the property, or write to "
+            "another table."
+        )
+
+
+def check_types(table: "TableState") -> None:
+    """Check the types of the columns of a table that exists.
+
+    :raises TableError: the writers don't know one of them.
+    """
+    from pyiceberg.exceptions import ValidationError
+    from pyiceberg.types import NestedField
+
+    for field in json.loads(table.spec.schema)["fields"]:
+        try:
+            NestedField.model_validate(field)
+        except (ValueError, ValidationError):
+            dtype = field["type"] if isinstance(field["type"], str) else json.dumps(field["type"])
+            raise TableError(
+                f"{table.name} has the column {field['name']} of type {dtype}, which rowdelta's writers don't know. "
+                "Drop the column, or write to another table."
+            ) from None
+
+
+def ignored(properties: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each property that the sink does not follow."""
+    for name, value in properties.items():
+        found = rule(name)
+        if found is not None and found.treatment == "warning" and value.lower() not in found.unless:
+            yield f"the property {name} ({value}) is not followed: {found.does}"
