@@ -301,7 +301,8 @@ def test_a_catalog_that_accepts_and_says_nothing(tmp_path: Path, token: Mapping[
     """Waiting ends, and then the commands start Spark."""
     with silent_server() as server:
         path = written(tmp_path, changed(tmp_path, rest(server, token)))
-        patience = "import sys; from sink import cli; from sink.targets.iceberg import metadata; metadata._SECONDS = 0.5; sys.exit(cli.main())"
+        imports = "import sys; from sink import cli; from sink.targets.iceberg import metadata"
+        patience = f"{imports}; metadata._SECONDS = 0.5; sys.exit(cli.main())"
         code, _, error = without_java("status", path, "-c", patience)
     assert code == ConfigError.exit_code
     assert error.startswith("rowdelta: no Java found.")
@@ -376,7 +377,7 @@ def test_a_signal_ends_a_command_whose_threads_wait(tmp_path: Path, number: sign
         path = written(tmp_path, changed(tmp_path, rest(server, {})))
         patience = "metadata._SECONDS, interrupts._CLEANUP_SECONDS = 600, 0.5"
         imports = "from sink import cli; from sink.spark import interrupts; from sink.targets.iceberg import metadata"
-            code = f"import sys; {imports}; {patience}; sys.exit(cli.main())"
+        code = f"import sys; {imports}; {patience}; sys.exit(cli.main())"
         child = subprocess.Popen([sys.executable, "-c", code, "status", path], stderr=subprocess.PIPE, text=True)
         try:
             server.settimeout(60)
