@@ -113,9 +113,7 @@ class _Search:
             if number is not None:
                 last = last or number
                 self.number = last + 1
-                if not self._is_enough(
-                    self.commits, self.files
-                ) or number <= self.number - merge_levels.EVERY ** merge_levels.level(self.number):
+                if not self._is_enough(self.commits, self.files) or merge_levels.is_below(number, self.number):
                     return
                 first_passed = number == 1
             elif summary.get("deleted-data-files", "0") != "0" or self._removes_deletes(summary):
