@@ -16,4 +16,4 @@ def level(number: int) -> int:
 
 def is_below(number: int, current: int) -> bool:
     """Whether the files of minor compaction `number` belong to a higher level than the one that `current` merges."""
-    return number <= current - EVERY ** level(current)
+    return number <= current - int(EVERY ** level(current))
