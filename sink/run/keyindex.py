@@ -477,8 +477,8 @@ class KeyIndex:
             return []
         spark, table = self._table.spark, self._table.spec
         name = uuid4().hex
-        with self._table.rows_of(files) as (frame, path, position):
-            salt, path_hashes = _told_apart([file.path for file in files])
+        with self._table.rows_of(files) as (frame, path, position, paths):
+            salt, path_hashes = _told_apart(paths)
             uuids = {column.name for column in self._plan.changelog.columns if column.is_uuid}
             key = self._plan.section.key
             rows = frame.select(

@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sink.errors import TemporaryError
+from sink.errors import FencedError, RolledBackError, TableError, TemporaryError
+from sink.spark.java_errors import message_of
 
 if TYPE_CHECKING:
     from pyroaring import BitMap64
@@ -421,10 +422,13 @@ class Target(TableState):
         """The data files of the current state."""
 
     @abstractmethod
-    def rows_of(self, files: Sequence[LiveFile]) -> "AbstractContextManager[tuple[DataFrame, Column, Column]]":
+    def rows_of(
+        self, files: Sequence[LiveFile]
+    ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
         """The live rows of data files, all deletes applied.
 
-        :return: a frame with the table's columns, and two columns of it: the row's file (`LiveFile.path`) and position.
+        :return: a frame with the table's columns; two columns of it, the row's file and position; and for each of
+            `files` the text that the file's column has for it.
         """
 
     @abstractmethod
@@ -471,23 +475,19 @@ class Compaction(Protocol):
 
 
 class Committer(ABC):
-    """Changes one table. After each call, the table's state is that of its newest commit."""
+    """Changes one table. After each call, the table's state is that of its newest commit.
+
+    :param newest_if_in_doubt: see `TableState.position`.
+    """
+
+    def __init__(self, table: Target, *, newest_if_in_doubt: bool = False) -> None:
+        self.table = table
+        self._newest_if_in_doubt = newest_if_in_doubt
 
     @abstractmethod
     def retries(self) -> "Retries":
         """The retries of one micro-batch."""
 
-    @abstractmethod
-    def own_position(self, prefix: str, operation: str | None) -> StoredPosition | None:
-        """The table's position, after a check that `operation` stored it. None if there is none and `operation` is
-        None.
-
-        :raises RolledBackError: the table was taken back since, so it has an earlier operation's position.
-        :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
-        :raises TableError: the position was removed, or it is unknown whether the table was taken back.
-        """
-
-    @abstractmethod
     def commit(self, request: ChangeSet, retries: "Retries") -> None:
         """Commit, or find out why not.
 
@@ -496,6 +496,27 @@ class Committer(ABC):
         :raises TableError: another sink commits under the same id, or the table is gone.
         :raises TemporaryError: the outcome is unknown or `retries` are used up. Files must be kept after an unknown
             outcome; it is a `CommitUnknownError` then.
+        """
+        base = request.base_snapshot
+        while (refusal := self.commit_once(request, base)) is not None:
+            self.table.refresh()
+            self.own_position(request.prefix, request.previous_operation)
+            if request.written_for_empty_table and not self.table.is_empty():
+                raise TableNoLongerEmptyError
+            if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
+                raise TableChangedError(message_of(refusal))
+            base = self.table.snapshot_id()
+            retries.wait(refusal)
+
+    @abstractmethod
+    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+        """Try to commit.
+
+        :param base: the snapshot after which others' commits may be in conflict.
+        :return: why it was refused, if the same files may be sent again; None if it was committed.
+        :raises TableChangedError: the files are for another layout than the table has.
+        :raises TableError: the table is gone, or can't be written any more.
+        :raises TemporaryError: the outcome is unknown (`CommitUnknownError`), or the catalog doesn't answer.
         """
 
     @abstractmethod
@@ -511,6 +532,31 @@ class Committer(ABC):
         """Store what a commit could not know before it was done, if anything is still missing. Call this when a table
         is opened.
         """
+
+    def own_position(self, prefix: str, operation: str | None) -> StoredPosition | None:
+        """The table's position, after a check that `operation` stored it. None if there is none and `operation` is
+        None.
+
+        :raises RolledBackError: the table was taken back since, so it has an earlier operation's position.
+        :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
+        :raises TableError: the position was removed, or it is unknown whether the table was taken back.
+        """
+        stored = self.table.position(prefix, newest_if_in_doubt=self._newest_if_in_doubt)
+        if (stored.operation if stored else None) == operation:
+            return stored
+        if stored is None:
+            raise TableError(f"{self.table.name}: the sink's position was removed while it ran. Start it again.")
+        newest = json.loads(self.table.property(f"{prefix}.position") or "{}")
+        if newest.get("operation") == operation:
+            raise RolledBackError(
+                f"{self.table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read "
+                "again from that snapshot's position."
+            )
+        raise FencedError(
+            f"{self.table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed "
+            "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give "
+            "one its own sink.id."
+        )
 
 
 class Tables(Protocol):

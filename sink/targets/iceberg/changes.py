@@ -137,7 +137,9 @@ def live_files(table: "IcebergTable") -> Iterator[LiveFile]:
 
 
 @contextmanager
-def rows_of(table: "IcebergTable", files: Sequence[LiveFile]) -> Iterator[tuple[DataFrame, Column, Column]]:
+def rows_of(
+    table: "IcebergTable", files: Sequence[LiveFile]
+) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
     """See `Target.rows_of`."""
     tasks = table.jvm.java.util.ArrayList()
     for file in files:
@@ -145,7 +147,8 @@ def rows_of(table: "IcebergTable", files: Sequence[LiveFile]) -> Iterator[tuple[
     manager, name = table.iceberg.spark.ScanTaskSetManager.get(), uuid4().hex
     manager.stageTasks(table.java, name, tasks)
     try:
-        yield table.spark.read.option("scan-task-set-id", name).table(table.name), F.col("_file"), F.col("_pos")
+        frame = table.spark.read.option("scan-task-set-id", name).table(table.name)
+        yield frame, F.col("_file"), F.col("_pos"), [file.path for file in files]
     finally:
         manager.removeTasks(table.java, name)
 

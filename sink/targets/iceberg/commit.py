@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
-from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError, TemporaryError
+from sink.errors import RowdeltaError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.base import (
     ChangeSet,
     Committer,
     CommitUnknownError,
     Rewrite,
-    StoredPosition,
     TableChangedError,
-    TableNoLongerEmptyError,
 )
 from sink.targets.iceberg.errors import table_error
 from sink.targets.iceberg.state import Layout
@@ -63,14 +61,11 @@ class _Staged:
 
 
 class IcebergCommitter(Committer):
-    """Commits row deltas and rewrites to one table.
-
-    :param newest_if_in_doubt: see `TableState.position`.
-    """
+    """Commits row deltas and rewrites to one table."""
 
     def __init__(self, table: "IcebergTable", *, newest_if_in_doubt: bool = False) -> None:
+        super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
         self._table = table
-        self._newest_if_in_doubt = newest_if_in_doubt
         self._everything = table.iceberg.expressions.Expressions.alwaysTrue()
         # The last commit's deletion vectors. The next commit replaces most of them, and to make one again would take
         # two calls to the JVM.
@@ -86,38 +81,20 @@ class IcebergCommitter(Committer):
             int(properties.get("commit.retry.max-wait-ms", 60_000)) / 1000,
         )
 
-    def commit(self, request: ChangeSet, retries: Retries) -> None:
-        """Commit, or find out why not.
-
-        :raises TableNoLongerEmptyError: write the batch again, with deletes.
-        :raises TableChangedError: look its keys up and write it again.
-        :raises TableError: another sink commits under the same id, or the table is gone.
-        :raises TemporaryError: the outcome is unknown or `retries` are used up. Files must be kept after an unknown
-            outcome; it is a `CommitUnknownError` then.
-        """
-        base = request.base_snapshot
-        while True:
-            try:
-                staged = self._stage(request, base)
-                refusal = self._settled(staged)
-            except JAVA_ERRORS as error:  # staging failed, so nothing was sent
-                refusal = error
-            if refusal is None:
-                self._see_committed(request, staged)
-                return
-            retryable = java_class(refusal) in ("ValidationException", "CommitFailedException")
-            if not retryable and not _base_is_gone(refusal):
-                # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
-                self._check_layout(request)
-                raise table_error(self._table.name, refusal) from None
-            self._table.refresh()
-            self.own_position(request.prefix, request.previous_operation)
-            if request.written_for_empty_table and not self._table.is_empty():
-                raise TableNoLongerEmptyError
-            if request.index is not None and self._table.snapshot_id() != request.base_snapshot:
-                raise TableChangedError(java_message(refusal))
-            base = self._table.snapshot_id()
-            retries.wait(refusal)
+    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+        try:
+            staged = self._stage(request, base)
+            refusal = self._settled(staged)
+        except JAVA_ERRORS as error:  # staging failed, so nothing was sent
+            refusal = error
+        if refusal is None:
+            self._see_committed(request, staged)
+            return None
+        if java_class(refusal) not in ("ValidationException", "CommitFailedException") and not _base_is_gone(refusal):
+            # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
+            self._check_layout(request)
+            raise table_error(self._table.name, refusal) from None
+        return refusal
 
     def _check_layout(self, request: ChangeSet) -> None:
         """:raises TableChangedError: the files are for another schema, spec or format version than the table has."""
@@ -305,31 +282,6 @@ class IcebergCommitter(Committer):
         )
         transaction.updateProperties().set(name, text).commit()
         return _Staged(transaction, request.index.base, number, snapshot.sequence_number, name, text, before)
-
-    def own_position(self, prefix: str, operation: str | None) -> StoredPosition | None:
-        """The table's position, after a check that `operation` stored it. None if there is none and `operation` is
-        None.
-
-        :raises RolledBackError: the table was rolled back since, so it has an earlier operation's position.
-        :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
-        :raises TableError: the position was removed, or it is unknown whether the table was rolled back.
-        """
-        stored = self._table.position(prefix, newest_if_in_doubt=self._newest_if_in_doubt)
-        if (stored.operation if stored else None) == operation:
-            return stored
-        if stored is None:
-            raise TableError(f"{self._table.name}: the sink's position was removed while it ran. Start it again.")
-        newest = json.loads(self._table.property(f"{prefix}.position") or "{}")
-        if newest.get("operation") == operation:
-            raise RolledBackError(
-                f"{self._table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read "
-                "again from that snapshot's position."
-            )
-        raise FencedError(
-            f"{self._table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed "
-            "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give "
-            "one its own sink.id."
-        )
 
     def _is_refusal(self, error: Exception) -> bool:
         """Whether the catalog says that nothing was committed. Iceberg itself cleans up only after `CleanableFailure`

@@ -444,7 +444,9 @@ class IcebergTable(IcebergState, Target):
     def live_files(self) -> Iterator[LiveFile]:
         return live_files(self)
 
-    def rows_of(self, files: Sequence[LiveFile]) -> AbstractContextManager[tuple[DataFrame, Column, Column]]:
+    def rows_of(
+        self, files: Sequence[LiveFile]
+    ) -> AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]:
         return rows_of(self, files)
 
     def delete_rows(
