@@ -55,6 +55,7 @@ from sink.spark.exchange import (
     files_written,
     in_arrow,
 )
+from sink.spark.failures import TaskFailure, failure_of
 from sink.spark.routing import RANGES, KeyHash, bucket_of_key
 from sink.targets.base import (
     ROWS,
@@ -598,9 +599,9 @@ class TableSink:
             return [json.loads(row[0]) for row in job().collect()]
         except (PySparkException, Py4JJavaError) as error:
             self._delete_written()
-            damage = re.search(r"CorruptIndexError: (.*)", str(error))
-            if damage:
-                raise IndexLostError(damage.group(1)) from error
+            failure = failure_of(error)
+            if failure is not None and failure.kind == "corrupt index":
+                raise IndexLostError(failure.message) from error
             raise job_error(self.plan.section.target, error) from error
 
     def _writing_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> Results:
@@ -923,10 +924,9 @@ _EXPIRED = "Some data may have been lost because they are not available in Kafka
 
 def job_error(target: str, error: Exception) -> RowdeltaError:
     """What a failed Spark job means for the user."""
-    text = str(error)
-    contradiction = re.search(r"CardinalityError: (.*)", text)
-    if contradiction:
-        return DataError(f"{target}: {contradiction.group(1)}")
+    failure, text = failure_of(error), str(error)
+    if failure is not None:
+        return _meaning(target, failure)
     if "PARQUET_COLUMN_DATA_TYPE_MISMATCH" in text or "SchemaColumnConvertNotSupportedException" in text:
         return DataError(f"{target}: a change file has a column of another type. {_first_lines(text)}")
     failed = re.search(r"\[([A-Z_.]+)\] (.*?)SQLSTATE: 22", text)
@@ -937,26 +937,29 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
             "applied. Correct "
             "the expression; try_cast and the like give null instead."
         )
-    broken = re.search(r"FormatError: (.*)", text)
-    if broken:
-        return ConfigError(
-            f"{target}: {broken.group(1)}. No record is at fault, and nothing was applied. Correct the format, or "
-            "install the versions of the packages that it needs, and run again."
-        )
     if _EXPIRED in text:
         return DataError(
             f"{target}: messages expired in Kafka before they were read. Nothing of this micro-batch was applied. Take "
             "a new snapshot of the source into the topic (mode: upsert), with source.options.failOnDataLoss: false to "
             f"go on from what is there. {_first_lines(text)}"
         )
-    registry = re.search(r"RegistryError: (.*)", text)
-    if registry:
-        return TemporaryError(f"{target}: {registry.group(1)}. Nothing was applied; run again.")
     if "No space left on device" in text:
         return TemporaryError(
             f"{target}: no space left on device while writing. Free space and run again; nothing was applied."
         )
     return TemporaryError(f"{target}: the Spark job failed; nothing was applied. {_first_lines(text)}")
+
+
+def _meaning(target: str, failure: TaskFailure) -> RowdeltaError:
+    if failure.kind == "contradiction":
+        return DataError(f"{target}: {failure.message}")
+    if failure.kind == "broken format":
+        return ConfigError(
+            f"{target}: {failure.message}. No record is at fault, and nothing was applied. Correct the format, or "
+            "install the versions of the packages that it needs, and run again."
+        )
+    # a damaged index is built again where the job was started; where it wasn't, the next run does it
+    return TemporaryError(f"{target}: {failure.message}. Nothing was applied; run again.")
 
 
 def _first_lines(text: str) -> str:

@@ -9,6 +9,7 @@ A minor compaction merges only files of this sink, and doesn't plan over the who
 snapshots since the last minor compaction. The search ends at another writer's commit that removed files.
 """
 
+import functools
 import json
 import logging
 import time
@@ -19,11 +20,12 @@ from uuid import uuid4
 from pyspark.accumulators import Accumulator
 
 from deltawriters import TableSpec, TaskId
-from deltawriters.keyindex import CorruptIndexError, RunInfo
+from deltawriters.keyindex import RunInfo
 from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.errors import TemporaryError
 from sink.run.keyindex import IndexLostError, KeyIndex
 from sink.spark import task
+from sink.spark.failures import failure_of, told
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
 from sink.targets.base import MINOR, SINK_ID, Committer, Mergeable, Rewrite, TableChangedError, Target
@@ -160,8 +162,9 @@ class MinorCompaction:
         except Exception as error:
             # any error is caught: nothing is lost if the small files stay
             self._delete(spec, key_index, self._written.value)
-            if isinstance(error, CorruptIndexError) or "CorruptIndexError" in str(error):
-                raise IndexLostError(str(error).split("\n", 1)[0]) from error
+            failure = failure_of(error)
+            if failure is not None and failure.kind == "corrupt index":
+                raise IndexLostError(failure.message) from error
             self._give_up(error)
             return False
         replaced = [file.handle for chosen in by_partition for file in chosen]
@@ -210,7 +213,7 @@ class MinorCompaction:
                 min(shares, key=lambda share: sum(g.size_in_bytes for g in share)).append(group)
             written = self._written
             dealt = spark.sparkContext.parallelize(shares, tasks)
-            results = dealt.mapPartitions(lambda part: task.rewrite(plan, written, part)).collect()
+            results = dealt.mapPartitions(told(functools.partial(task.rewrite, plan, written))).collect()
         files = [json.dumps(file) for result in results for file in result["files"]]
         return files, [RunInfo.from_json(run) for result in results for run in result["runs"]]
 
