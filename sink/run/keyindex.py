@@ -42,11 +42,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import binary_uuid, quoted
-from deltawriters import TableSpec, TaskId
-from deltawriters.content import StoredPartition
+from deltawriters import TaskId
+from deltawriters.content import Partition
 from deltawriters.keyindex import BASE, IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
-from deltawriters.positions import bitmap, positions_of, read_deletion_vectors, write_deletion_vectors
 from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
+from deltawriters.vectors import bitmap, positions_of
 from sink.errors import TableError
 from sink.run.deletion_vectors import DeletionVectors, Vector
 from sink.run.plan import TablePlan
@@ -55,7 +55,9 @@ from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.spark.routing import RANGES, Bucket, KeyHash, bucket_of_key
 from sink.targets.base import StoredPosition
 from sink.targets.iceberg.compaction import OWN
+from sink.targets.iceberg.puffin import read_deletion_vectors, write_deletion_vectors
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.iceberg.writers import IcebergTableSpec as TableSpec
 
 log = logging.getLogger("rowdelta")
 
@@ -321,7 +323,7 @@ class KeyIndex:
             old = (OldRows(file, positions_of(deleted)) for file, deleted in united.values() if len(deleted))
             for delete in delete_rows(table, TaskId(tasks, 0, f"{operation}-{base}"), old):
                 new_paths.append(delete.path)
-                files.append(json.dumps(delete.to_json(table.iceberg_schema)))
+                files.append(json.dumps(delete.description))
         elif united:
             replaced = {path: known for path in united if (known := version.vectors.get(path)) is not None}
             earlier = _stored_vectors(table, list(replaced.values()))
@@ -334,11 +336,10 @@ class KeyIndex:
             puffin = table.locations.new_data_location(f"{operation}-{base}-deletes.puffin", None)
             new_paths.append(puffin)
             for vector in write_deletion_vectors(
-                table, puffin, [(f.path, _partition(f), p) for f, p in united.values()]
+                table.io, puffin, [(f.path, _partition(f), p) for f, p in united.values()]
             ):
-                content = vector.to_json(table.iceberg_schema)
-                assert vector.referenced_data_file is not None
-                vectors[vector.referenced_data_file] = content
+                content = vector.description
+                vectors[content["referenced-data-file"]] = content
                 files.append(json.dumps(content))
         runs = list(version.runs)
         if len(results) == tasks:  # Spark may leave out tasks that have no rows
@@ -767,8 +768,8 @@ def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile,
     return united
 
 
-def _partition(file: IndexedFile) -> StoredPartition:
-    return StoredPartition(file.spec_id, json.dumps(file.partition))
+def _partition(file: IndexedFile) -> Partition:
+    return Partition(file.spec_id, json.dumps(file.partition))
 
 
 def _stored_vectors(table: TableSpec, vectors: Sequence[Mapping[str, Any]]) -> dict[str, BitMap64]:

@@ -22,7 +22,7 @@ from py4j.java_gateway import JavaObject
 from pyiceberg.transforms import VoidTransform
 from pyspark.accumulators import Accumulator
 
-from deltawriters import TableSpec, TaskId
+from deltawriters import TaskId
 from deltawriters.keyindex import CorruptIndexError, RunInfo
 from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.run.keyindex import IndexLostError, KeyIndex
@@ -31,6 +31,7 @@ from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets.iceberg.commit import IcebergCommitter, RewriteCommit, TableChangedError
 from sink.targets.iceberg.compaction import MINOR
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.iceberg.writers import IcebergTableSpec as TableSpec
 
 log = logging.getLogger("rowdelta")
 

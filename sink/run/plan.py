@@ -15,7 +15,6 @@ from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
-from deltawriters.partitioning import source_columns
 from sink.config import RESERVED, Config, TableSection
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.computed import check_computed
@@ -113,7 +112,7 @@ def plan_table(
             raise TableError(
                 f"{section.target} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3."
             )
-        sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
+        sources = table.spec.source_columns
     plan = _plan(config, section, path, columns, sources, table is not None)
     check_computed(catalogs.spark, plan, path)
     return replace(plan, warnings=tuple(_not_followed(section, table)))

@@ -5,6 +5,7 @@ The hash is Spark's `xxhash64`, written in NumPy.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,11 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import IcebergType
 
 from changelog.rows import BAD, HASH
-from deltawriters import TableSpec
 from deltawriters.keyindex import xxhash64
-from deltawriters.partitioning import aligned
+from sink.targets.iceberg.partitions import aligned
+
+if TYPE_CHECKING:
+    from sink.targets.iceberg.writers import IcebergTableSpec
 
 RANGES = 1024
 """The top 10 bits of a hash choose the task. So if there were more tasks than this, some would get no rows."""
@@ -75,7 +78,7 @@ class KeyHash:
             yield batch.append_column(HASH, pa.array(hashes.view(np.int64)))
 
 
-def bucket_of_key(key: Sequence[str], table: TableSpec) -> Bucket | None:
+def bucket_of_key(key: Sequence[str], table: "IcebergTableSpec") -> Bucket | None:
     """The first key column by whose buckets the table is partitioned. None if there is no such column."""
     schema = table.iceberg_schema
     for field in table.current_spec.fields:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
     from changelog.spec import ColumnSpec
-    from deltawriters import TableSpec
     from sink.config import Config, PartitionField
     from sink.sources.source import Position
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
+    from sink.targets.iceberg.writers import IcebergTableSpec
 
 _OWN = "rowdelta."
 """Begins the names of the properties that the sink sets."""
@@ -83,7 +83,7 @@ class TableState(ABC):
 
     @property
     @abstractmethod
-    def spec(self) -> "TableSpec":
+    def spec(self) -> "IcebergTableSpec":
         """The facts that delta writers need, as plain values."""
 
     @abstractmethod

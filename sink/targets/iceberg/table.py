@@ -19,7 +19,6 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from changelog.decoding import METADATA
 from changelog.spec import ColumnSpec
-from deltawriters import TableSpec
 from sink.config import Config, PartitionField, TableSection
 from sink.errors import ConfigError, TableError, TableGoneError, TemporaryError
 from sink.redaction import masked
@@ -27,6 +26,7 @@ from sink.spark.java_errors import JAVA_ERRORS, exception_message, java_class, j
 from sink.spark.versions import parse_ddl
 from sink.targets.base import Snapshot, TableState, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
+from sink.targets.iceberg.writers import IcebergTableSpec
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
@@ -187,11 +187,11 @@ class IcebergTable(TableState):
         return self.java.specs()
 
     @cached_property
-    def spec(self) -> TableSpec:
+    def spec(self) -> IcebergTableSpec:
         """What the delta writers need, as plain values. The sink's own properties aren't among the table's."""
         by_id, layout = self.java_specs, self._known_layout()
         data = dict(layout.properties).get("write.data.path", layout.location)
-        return TableSpec(
+        return IcebergTableSpec(
             location=layout.location,
             format_version=layout.format_version,
             schema=str(self._calls.schema_to_json(self.java.schema())),
