@@ -1,7 +1,7 @@
 """What a writer must know about its table, whatever the table's format. Each format has its own `TableSpec`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,29 @@ class TaskId:
 
 
 @dataclass(frozen=True)
+class Bucket(ABC):
+    """A key column. The table is partitioned by it, in `count` buckets."""
+
+    column: str
+    count: int
+
+    @abstractmethod
+    def numbers(self, values: pa.Array) -> Ints:
+        """The bucket of each value, from 0 to `count` - 1.
+
+        :param values: of the column, in the types that Spark gives, without nulls.
+        """
+
+
+@dataclass(frozen=True)
 class TableSpec(ABC):
     """What the writers know about a table. The fields of a format's class are plain values, so that the object pickles
     small, and each worker parses them once.
+
+    :param location: root of the table's files.
     """
+
+    location: str
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields without the cached properties, which would double the size."""
@@ -49,6 +68,11 @@ class TableSpec(ABC):
     @abstractmethod
     def io(self) -> FileIO:
         """Reads, writes and deletes the table's files."""
+
+    @property
+    @abstractmethod
+    def properties_by_name(self) -> Mapping[str, str]:
+        """The table's properties, without those in which the sink keeps its state."""
 
     @property
     @abstractmethod
@@ -81,6 +105,10 @@ class TableSpec(ABC):
 
         :param rows: at least the source columns, in the table's Arrow types.
         """
+
+    def key_bucket(self, key: Sequence[str]) -> Bucket | None:
+        """The first key column by whose buckets the table is partitioned. None if there is no such column."""
+        return None
 
     @abstractmethod
     def new_path(self, name: str, partition: Partition) -> str:

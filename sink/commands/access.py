@@ -71,7 +71,7 @@ class Access:
 def by_spark(spark: "SparkSession", config: Config) -> Access:
     from sink.run.pipeline import open_source
     from sink.spark.session import activate
-    from sink.targets.iceberg.table import Catalogs
+    from sink.targets.catalogs import Catalogs
 
     source = open_source(spark, config, {})
 
@@ -80,7 +80,7 @@ def by_spark(spark: "SparkSession", config: Config) -> Access:
 
         return SparkSample(spark, config, table, source)
 
-    return Access(spark, Catalogs(spark), source, sample, lambda: activate(spark))
+    return Access(spark, Catalogs(spark, config), source, sample, lambda: activate(spark))
 
 
 def without_spark(config: Config) -> Access:

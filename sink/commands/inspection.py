@@ -143,17 +143,12 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         table, position = found
         if section.group is not None:
             yield f"group {section.group}:"
-        snapshot = table.current_snapshot()
-        if snapshot is None:
+        last = table.last_commit()
+        if last is None:
             yield f"{section.target}: empty, no snapshot"
         else:
-            at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
-            summary = snapshot.summary
-            yield (
-                f"{section.target}: snapshot {snapshot.snapshot_id} of {at:%Y-%m-%d %H:%M:%S} UTC, "
-                f"{summary.get('total-data-files')} data files, {summary.get('total-delete-files')} delete files, "
-                f"{int(summary.get('total-equality-deletes') or 0):,} equality deletes"
-            )
+            at = datetime.fromtimestamp(last.timestamp_ms / 1000, UTC)
+            yield f"{section.target}: snapshot {last.snapshot_id} of {at:%Y-%m-%d %H:%M:%S} UTC, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
 

@@ -18,8 +18,9 @@ from sink.errors import ConfigError, TableError
 from sink.sources.source import Position
 from sink.spark.versions import to_arrow
 from sink.targets.base import property_prefix
+from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.history import History, shown_position, shown_time
-from sink.targets.iceberg.table import Catalogs, IcebergTable
+from sink.targets.iceberg.table import IcebergTable
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def lines(found: History, limit: int, *, as_json: bool) -> Iterator[str]:
 
 
 def _load(spark: SparkSession, name: str) -> IcebergTable:
-    table = Catalogs(spark).load(name)
+    table = IcebergCatalogs(spark).load(name)
     if table is None:
         raise TableError(f"{name} does not exist. rowdelta run creates it, and rowdelta status lists the tables.")
     return table

@@ -42,7 +42,7 @@ from sink.run.pipeline import open_source
 from sink.run.plan import plan_table
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
-from sink.targets.iceberg.table import Catalogs
+from sink.targets.catalogs import Catalogs
 
 log = logging.getLogger("rowdelta")
 
@@ -127,7 +127,7 @@ class _Replay:
         self._spark = spark
         self._config = config
         self._section = resolved.section
-        catalogs = Catalogs(spark)
+        catalogs = Catalogs(spark, config)
         table = catalogs.load(self._section.target)
         if table is None:
             raise TableError(

@@ -1,7 +1,7 @@
 """Dead letters: the records that can't be applied. The dead-letter table has each of them once, with its place in the
 source and the reason.
 
-All targets share one Iceberg table. It can't be committed together with a target, so it is committed first, and stores
+All targets share one table. It can't be committed together with a target, so it is committed first, and stores
 its own position for each target. While this position is ahead of the target's position, the sink looks bad records up
 in the table, and leaves out those that it already has.
 
@@ -34,10 +34,8 @@ from sink.errors import TableError, TableGoneError, TemporaryError, TooManyBadRe
 from sink.sources.source import Position
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.versions import to_arrow
-from sink.targets.base import StoredPosition, TableState
-from sink.targets.iceberg.commit import IcebergCommitter, RowDeltaCommit, TableChangedError
-from sink.targets.iceberg.table import Catalogs, IcebergTable
-from sink.targets.iceberg.table_properties import check_properties
+from sink.targets.base import SINK_ID, ChangeSet, StoredPosition, TableChangedError, TableState, Target
+from sink.targets.catalogs import Catalogs
 
 log = logging.getLogger("rowdelta")
 
@@ -110,7 +108,7 @@ class DeadLetters:
     for the dropped table don't belong to the new one.
     """
 
-    def __init__(self, config: Config, table: IcebergTable) -> None:
+    def __init__(self, config: Config, table: Target) -> None:
         self.opening = 0
         self._config = config
         self._table = table
@@ -148,7 +146,7 @@ class DeadLetters:
         """
         with self._turn:
             self._refresh()
-        kept = spark.table(_quoted(self.name)).where(F.col("table") == target).select(*RECORD).alias("kept")
+        kept = self._table.frame(spark).where(F.col("table") == target).select(*RECORD).alias("kept")
         return bad.join(kept, same_record(BAD, "kept"), "left_anti")
 
     def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
@@ -180,12 +178,12 @@ class DeadLetters:
         :param target: the target table.
         :param operation: id of this commit.
         :param end: the position after the micro-batch.
-        :param files: `ContentFileParser` JSON of the data files.
+        :param files: the data files, as in `ChangeSet`.
         :param bad: how many records, by error class.
         :param opening: the value of `opening` when the files were written.
         :raises TableChangedError: somebody dropped the table meanwhile, and it was created again. The files must be
             written again.
-        :raises RowdeltaError: see `IcebergCommitter.commit`.
+        :raises RowdeltaError: see `Committer.commit`.
         """
         prefix = self._prefix(target)
         self.publish(target)  # first, since this commit overwrites the mark of records that are still unsent
@@ -194,16 +192,16 @@ class DeadLetters:
             if self.opening != opening:
                 raise TableChangedError(f"the dead-letter table {self.name} was dropped")
             stored = self._stored(prefix)
-            committer = IcebergCommitter(self._table, newest_if_in_doubt=True)
+            committer = self._table.committer(newest_if_in_doubt=True)
             committer.commit(
-                RowDeltaCommit(
+                ChangeSet(
                     prefix=prefix,
                     operation=operation,
                     position=end,
                     files=files,
                     base_snapshot=self._table.snapshot_id(),
                     previous_operation=stored.operation if stored else None,
-                    summary={"rowdelta.sink-id": self._config.sink.id},
+                    summary={SINK_ID: self._config.sink.id},
                     properties={f"{prefix}.unpublished": operation} if self._topic else {},
                     # bad records of other targets don't conflict, even if another job commits them
                     conflicts_with=("table", target),
@@ -228,7 +226,8 @@ class DeadLetters:
                 return  # the table was dropped
             stored = self._stored(prefix)
         snapshot = stored.snapshot_id if stored and stored.operation == operation else None
-        if snapshot is None or self._table.java.snapshot(snapshot) is None:
+        added = None if snapshot is None else self._table.frame_of_commit(snapshot)
+        if added is None:
             log.warning(
                 "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the "
                 "table.",
@@ -237,9 +236,9 @@ class DeadLetters:
                 topic.name,
             )
         else:
-            topic.send(target, operation, self._added(snapshot))
+            topic.send(target, operation, added)
         with self._turn:
-            self._table.java.updateProperties().remove(f"{prefix}.unpublished").commit()
+            self._table.set_property(f"{prefix}.unpublished", None)
             self._table.refresh()
 
     def _stored(self, prefix: str) -> StoredPosition | None:
@@ -257,15 +256,6 @@ class DeadLetters:
             self._table = _open_table(self._table.spark, self._config)
             self.opening += 1
 
-    def _added(self, snapshot: int) -> DataFrame:
-        """The rows that a snapshot added."""
-        parent = self._table.java.snapshot(snapshot).parentId()
-        spark = self._table.spark
-        if parent is None:
-            return spark.sql(f"SELECT * FROM {_quoted(self.name)} VERSION AS OF {snapshot}")
-        reader = spark.read.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot))
-        return reader.table(_quoted(self.name))
-
     def _prefix(self, target: str) -> str:
         return f"rowdelta.{self._config.sink.id}.{target}"
 
@@ -275,20 +265,18 @@ def open_dead_letters(spark: SparkSession, config: Config) -> DeadLetters:
     return DeadLetters(config, _open_table(spark, config))
 
 
-def _open_table(spark: SparkSession, config: Config) -> IcebergTable:
-    catalogs = Catalogs(spark)
+def _open_table(spark: SparkSession, config: Config) -> Target:
+    catalogs = Catalogs(spark, config)
     name = config.dead_letter_table
     existing = catalogs.load(name)
-    # When targets commit at the same time, Iceberg tells their files apart by the bounds of column `table`. By default
-    # these have only the first 16 characters of a name.
-    table = existing or catalogs.create(name, COLUMNS, [], {"write.metadata.metrics.column.table": "full"})
+    table = existing or catalogs.create_log(name, COLUMNS, "table")
     check_table(table)
     return table
 
 
 def check_table(table: TableState) -> None:
     """:raises TableError: the table can't be the dead-letter table."""
-    check_properties(table.name, table.spec.properties_by_name)
+    table.check_writable()
     _check_columns(table)
 
 
@@ -298,14 +286,14 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
     :raises TableError: there is no dead-letter table.
     """
     name = config.dead_letter_table
-    table = Catalogs(spark).load(name)
+    table = Catalogs(spark, config).load(name)
     if table is None:
         raise TableError(
             f"there is no dead-letter table {name}. The first run with on_bad_record: dead-letter creates it; if it "
             "has another name, set sink.dead_letter_table."
         )
     _check_columns(table)
-    return spark.table(_quoted(name)).where(selection.condition())
+    return table.frame(spark).where(selection.condition())
 
 
 def same_record(left: str, right: str) -> Column:
@@ -381,8 +369,8 @@ def _check_columns(table: TableState) -> None:
             f"{table.name} has no column {missing[0]!r}, so it can't be the dead-letter table. Its columns must be: "
             f"{', '.join(COLUMNS.fieldNames())}. Drop it, or give sink.dead_letter_table another name."
         )
-    for field in table.spec.iceberg_schema.fields:
-        if field.required and field.name not in COLUMNS.fieldNames():
+    for field in table.spec.arrow_schema:
+        if not field.nullable and field.name not in COLUMNS.fieldNames():
             raise TableError(
                 f"{table.name} is the dead-letter table, and its column {field.name!r}, which the sink doesn't know, "
                 "is required. "

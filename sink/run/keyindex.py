@@ -24,7 +24,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,8 +32,6 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
-from py4j.java_gateway import JavaObject
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyroaring import BitMap64
@@ -42,22 +39,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import binary_uuid, quoted
-from deltawriters import TaskId
-from deltawriters.content import Partition
+from deltawriters import TableSpec
 from deltawriters.keyindex import BASE, IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
-from deltawriters.resolve import OldRows, delete_rows, rows_appended_meanwhile
-from deltawriters.vectors import bitmap, positions_of
+from deltawriters.resolve import OldRows, rows_appended_meanwhile
+from deltawriters.table import Bucket
+from deltawriters.vectors import bitmap
 from sink.errors import TableError
 from sink.run.deletion_vectors import DeletionVectors, Vector
 from sink.run.plan import TablePlan
 from sink.spark import task
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
-from sink.spark.routing import RANGES, Bucket, KeyHash, bucket_of_key
-from sink.targets.base import StoredPosition
-from sink.targets.iceberg.compaction import OWN
-from sink.targets.iceberg.puffin import read_deletion_vectors, write_deletion_vectors
-from sink.targets.iceberg.table import IcebergTable
-from sink.targets.iceberg.writers import IcebergTableSpec as TableSpec
+from sink.spark.routing import RANGES, KeyHash
+from sink.targets.base import IndexCommit, LiveFile, StoredPosition, Target
 
 log = logging.getLogger("rowdelta")
 
@@ -137,32 +130,12 @@ class IndexVersion:
             raise IndexLostError(f"the version's manifest can't be read: {error}") from None
 
 
-@dataclass(frozen=True)
-class IndexCommit:
-    """The facts that a commit needs from the index.
-
-    :param base: the snapshot in which the rows were looked up.
-    :param stored: is stored together with the position.
-    :param files: further delete files, as `ContentFileParser` JSON.
-    :param removed: deletion vectors that `files` replace, or whose data files are gone.
-    :param referenced: data files whose rows are deleted.
-    :param new_paths: paths of all files that were written for this commit. If it fails, they are deleted.
-    """
-
-    base: int | None
-    stored: Mapping[str, Any]
-    files: Sequence[str]
-    removed: Sequence[str]
-    referenced: Sequence[str]
-    new_paths: Sequence[str]
-
-
 class KeyIndex:
     """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
     results, and after the commit `committed`.
     """
 
-    def __init__(self, table: IcebergTable, plan: TablePlan, location: str, properties: Mapping[str, str]) -> None:
+    def __init__(self, table: Target, plan: TablePlan, location: str, properties: Mapping[str, str]) -> None:
         """:param properties: properties with which tasks and the driver reach the index's files. The table's own
         properties are for its folder, and credentials among them may expire.
         """
@@ -187,7 +160,8 @@ class KeyIndex:
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
-        jvm = table.jvm
+        jvm = table.spark.sparkContext._jvm
+        assert jvm is not None
         self._hadoop_path = jvm.org.apache.hadoop.fs.Path
         self._fs = self._hadoop_path(self._location).getFileSystem(table.spark._jsc.hadoopConfiguration())
 
@@ -199,7 +173,7 @@ class KeyIndex:
     def key_hash(self, spec: TableSpec) -> KeyHash:
         """How keys are hashed. If the table has a suitable number of buckets of a key column, a hash begins with it."""
         key = tuple(self._plan.section.key)
-        bucket = bucket_of_key(key, spec)
+        bucket = spec.key_bucket(key)
         is_fit = bucket is not None and _FEWEST_BUCKETS <= bucket.count <= RANGES
         return KeyHash(key, bucket if is_fit else None)
 
@@ -214,7 +188,7 @@ class KeyIndex:
         :param stored: the table's position, which names the version.
         :raises TemporaryError: the table can't be read.
         """
-        encoding = _encoding(self._plan, self._table.spec, self.key_hash(self._table.spec).bucket)
+        encoding = _encoding(self._table, self._plan, self.key_hash(self._table.spec).bucket)
         if self._version is not None and not self._version.is_encoded(encoding):
             self._version = None
         elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
@@ -252,10 +226,9 @@ class KeyIndex:
         :return: None if others did more than append. Then all keys must be looked up again.
         """
         earlier = self._appended or _Appended(self._base, (), ())
-        foreign = self._foreign_snapshots(earlier.base, set())
-        if not foreign or not _only_append(foreign):
+        files = self._table.appended_since(earlier.base)
+        if files is None:
             return None
-        files = list(self._appended_files(earlier.base))
         runs = self._read(files, self.next_sequence, self._synchronized().base)
         own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
         rows = rows_appended_meanwhile(
@@ -305,11 +278,7 @@ class KeyIndex:
     ) -> IndexCommit:
         """:param new_paths: the path of each written file is added to this list."""
         version, appended = self._synchronized(), self._appended
-        table = self._table.spec
         vectors: dict[str, Vector] = {}
-        parquet_deletes = dict(version.parquet_deletes)
-        files: list[str] = []
-        removed: list[str] = []
         for result in results:
             for file in result["new_vectors"]:
                 vectors[file["referenced-data-file"]] = file
@@ -318,29 +287,13 @@ class KeyIndex:
         later_rows = () if appended is None else appended.rows
         for rows in later_rows:
             united[rows.file.path] = rows.file, bitmap(rows.positions)
-        if table.format_version < 3:
-            # positions that tasks have already deleted themselves are empty here
-            old = (OldRows(file, positions_of(deleted)) for file, deleted in united.values() if len(deleted))
-            for delete in delete_rows(table, TaskId(tasks, 0, f"{operation}-{base}"), old):
-                new_paths.append(delete.path)
-                files.append(json.dumps(delete.description))
-        elif united:
-            replaced = {path: known for path in united if (known := version.vectors.get(path)) is not None}
-            earlier = _stored_vectors(table, list(replaced.values()))
-            for path, (_, positions) in united.items():
-                if path in earlier:
-                    positions |= earlier[path]
-                    removed.append(json.dumps(replaced[path]))
-                for deletes in parquet_deletes.pop(path, ()):
-                    positions |= _parquet_positions(table, deletes, path)
-            puffin = table.locations.new_data_location(f"{operation}-{base}-deletes.puffin", None)
-            new_paths.append(puffin)
-            for vector in write_deletion_vectors(
-                table.io, puffin, [(f.path, _partition(f), p) for f, p in united.values()]
-            ):
-                content = vector.description
-                vectors[content["referenced-data-file"]] = content
-                files.append(json.dumps(content))
+        written = self._table.delete_rows(
+            f"{operation}-{base}", tasks, united, version.vectors.get, version.parquet_deletes, new_paths
+        )
+        vectors |= written.vectors
+        parquet_deletes = {
+            path: deletes for path, deletes in version.parquet_deletes.items() if path not in written.vectors
+        }
         runs = list(version.runs)
         if len(results) == tasks:  # Spark may leave out tasks that have no rows
             runs = [run for run in runs if run.name not in slice_.merge]
@@ -366,7 +319,7 @@ class KeyIndex:
         self._prepared_name, self._prepared_base = operation, base
         self._prepared = self._written(operation, prepared, new_paths)
         stored = {"version": operation, "base": base}
-        return IndexCommit(base, stored, files, removed, sorted(united), new_paths)
+        return IndexCommit(base, stored, written.files, written.removed, sorted(united), new_paths)
 
     def deleted_rows(self, path: str) -> int:
         """How many rows of a data file its deletion vector deletes (v3). If the file is older than the table's format
@@ -466,46 +419,20 @@ class KeyIndex:
     def _catch_up(self) -> bool:
         """Add other writers' commits since the base to the index. Returns False if they can't be found out."""
         version = self._synchronized()
-        current = self._table.snapshot_id()
-        if current == self._base and not self._included:
-            return True
-        is_own = self._included == {current} and self._table.parent_snapshot_id() == self._base
-        foreign = [] if is_own else self._foreign_snapshots(self._base, self._included)
-        if foreign is None:
+        changes = self._table.changes_since(self._base, self._included)
+        if changes is None:
             log.info(
                 "%s: its history no longer reaches the snapshot that the key index was made from", self._table.name
             )
             return False
-        if foreign:
-            io = self._table.java.io()
-            added = {str(file.location()) for s in foreign for file in self._table.elements(s.addedDataFiles(io))}
-            gone = {str(file.location()) for s in foreign for file in self._table.elements(s.removedDataFiles(io))}
-            deletes = [
-                file
-                for s in foreign
-                for files in (s.addedDeleteFiles(io), s.removedDeleteFiles(io))
-                for file in self._table.elements(files)
-            ]
-            own = sum(s.summary().get(OWN) is not None for s in foreign)
-            counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
-            log.info(
-                "%s: %s: %d files added, %d removed, %d delete files; catching up",
-                self._table.name,
-                ", ".join(f"{count} {what}" for what, count in counts.items() if count),
-                len(added),
-                len(gone),
-                len(deletes),
-            )
-            if _only_append(foreign) and not deletes:
-                changed = [file for file in self._appended_files(self._base) if file.path in added]
-            else:
-                changed = self._changed_files(added, deletes)
-            self._version = self._with_files(version, changed, gone)
-        self._base, self._included = current, set()
+        if changes.shown:
+            log.info("%s: %s; catching up", self._table.name, changes.shown)
+            self._version = self._with_files(version, changes.files, changes.removed)
+        self._base, self._included = self._table.snapshot_id(), set()
         return True
 
     def _build(self, encoding: str) -> None:
-        files = list(self._live_files())
+        files = list(self._table.live_files())
         started = time.monotonic()
         self._version = self._with_files(IndexVersion(f"2 {random_base():016x}: {encoding}"), files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
@@ -522,27 +449,7 @@ class KeyIndex:
             )
         self._clean_up(self._version)
 
-    def _foreign_snapshots(self, base: int | None, included: set[int]) -> list[JavaObject] | None:
-        """Snapshots after `base` that aren't `included`. None if the walk doesn't meet `base` and all included ones.
-
-        The base itself may have expired, since its child still names it.
-        """
-        found: list[JavaObject] = []
-        missing = set(included)
-        number = self._table.snapshot_id()
-        while number is not None and number != base:
-            snapshot = self._table.java.snapshot(number)
-            if snapshot is None:
-                return None
-            if number in missing:
-                missing.remove(number)
-            else:
-                found.append(snapshot)
-            parent = snapshot.parentId()
-            number = None if parent is None else int(parent)
-        return found if number == base and not missing else None
-
-    def _with_files(self, version: IndexVersion, changed: "Sequence[_LiveFile]", gone: set[str]) -> IndexVersion:
+    def _with_files(self, version: IndexVersion, changed: Sequence[LiveFile], gone: Iterable[str]) -> IndexVersion:
         """`version`, after the files `changed` are read again and the files `gone` are removed."""
         sequence = version.sequence + 1
         dead = dict(version.dead) | dict.fromkeys(gone, sequence) | {file.path: sequence for file in changed}
@@ -551,7 +458,7 @@ class KeyIndex:
         for file in changed:
             vectors[file.path] = file.vector
             parquet_deletes.pop(file.path, None)
-            if file.parquet_deletes and self._table.spec.format_version >= 3:
+            if file.parquet_deletes:
                 parquet_deletes[file.path] = file.parquet_deletes
         return replace(
             version,
@@ -562,70 +469,7 @@ class KeyIndex:
             parquet_deletes=parquet_deletes,
         )
 
-    def _appended_files(self, base: int | None) -> "Iterator[_LiveFile]":
-        """The data files of `append` snapshots after `base`. Doesn't read the rest of the table."""
-        scan = self._table.java.newIncrementalAppendScan().toSnapshot(self._table.snapshot_id())
-        return self._planned(scan if base is None else scan.fromSnapshotExclusive(base))
-
-    def _live_files(self) -> "Iterator[_LiveFile]":
-        """The data files of the current snapshot, with the files that delete their rows."""
-        return self._planned(self._table.java.newScan()) if self._table.snapshot_id() is not None else iter(())
-
-    def _changed_files(self, added: set[str], deletes: Sequence[JavaObject]) -> "list[_LiveFile]":
-        """Data files of the current snapshot that were `added`, or of which `deletes` delete rows. Each costs calls to
-        the JVM, and the others of the table don't.
-        """
-        if not added and not deletes:
-            return []
-        touched, are_all = self._data_files_of(deletes)
-        wanted = added | touched
-        if not are_all:
-            paths = {str(file.location()) for file in deletes}
-            return [file for file in self._live_files() if file.path in wanted or not paths.isdisjoint(file.deletes)]
-        scans = self._table.as_list(self._table.java.newScan().planFiles())
-        chosen = [n for n, path in enumerate(self._table.scanned_paths(scans)) if path in wanted]
-        return [self._described_scan(scans.get(n)) for n in chosen]
-
-    def _data_files_of(self, deletes: Sequence[JavaObject]) -> tuple[set[str], bool]:
-        """The data files whose rows delete files delete, as far as these say, and whether they say all. If not, only a
-        scan of the table can tell the others.
-        """
-        found, unread, are_all = set[str](), list[str](), True
-        for delete in deletes:
-            content = self._table.described(delete)
-            if "referenced-data-file" in content:
-                found.add(content["referenced-data-file"])
-            elif content["content"].upper().startswith("POSITION") and content["file-format"].upper() == "PARQUET":
-                unread.append(content["file-path"])
-            else:
-                are_all = False
-        try:
-            with ThreadPoolExecutor(_READERS) as pool:
-                return found.union(*pool.map(functools.partial(_deleted_from, self._table.spec), unread)), are_all
-        except (OSError, KeyError, ValueError, pa.ArrowException):
-            # A file that was removed may be gone. Others may write what Iceberg reads and we don't.
-            return found, False
-
-    def _planned(self, plan: JavaObject) -> "Iterator[_LiveFile]":
-        return map(self._described_scan, self._table.elements(plan.planFiles()))
-
-    def _described_scan(self, scan: JavaObject) -> "_LiveFile":
-        data = self._table.described(scan.file())
-        vector, parquet, others = None, [], []
-        for delete in self._table.elements(scan.deletes()):
-            content = self._table.described(delete)
-            others.append(content["file-path"])
-            if content["file-format"].upper() == "PUFFIN":
-                vector = content
-            elif content["content"].upper().startswith("POSITION"):
-                parquet.append(content["file-path"])
-        fields = self._table.spec.specs_by_id[data["spec-id"]].fields
-        partition = data.get("partition", [None] * len(fields))
-        values = zip((str(field.field_id) for field in fields), partition, strict=True)
-        file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
-        return _LiveFile(scan, file, vector, tuple(parquet), tuple(others))
-
-    def _read(self, files: "Sequence[_LiveFile]", sequence: int, base: int) -> list[RunInfo]:
+    def _read(self, files: Sequence[LiveFile], sequence: int, base: int) -> list[RunInfo]:
         """Read the live rows of `files` with one Spark job over the key columns, and write runs.
 
         :param base: base of the low hashes.
@@ -633,21 +477,15 @@ class KeyIndex:
         if not files:
             return []
         spark, table = self._table.spark, self._table.spec
-        tasks_list = self._table.jvm.java.util.ArrayList()
-        for file in files:
-            tasks_list.add(file.scan)
-        manager = self._table.iceberg.spark.ScanTaskSetManager.get()
         name = uuid4().hex
-        manager.stageTasks(self._table.java, name, tasks_list)
-        try:
-            salt, path_hashes = _told_apart([file.file.path for file in files])
-            frame = spark.read.option("scan-task-set-id", name).table(self._table.name)
+        with self._table.rows_of(files) as (frame, path, position, paths):
+            salt, path_hashes = _told_apart(paths)
             uuids = {column.name for column in self._plan.changelog.columns if column.is_uuid}
             key = self._plan.section.key
             rows = frame.select(
                 *(binary_uuid(n).alias(n) if n in uuids else F.col(quoted(n)) for n in key),
-                F.xxhash64(F.col("_file"), F.lit(salt)).alias(task.INDEX_FILE),
-                F.col("_pos").alias(task.INDEX_POS),
+                F.xxhash64(path, F.lit(salt)).alias(task.INDEX_FILE),
+                position.alias(task.INDEX_POS),
             ).dropna(subset=list(key))
             tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
             hash_keys, indexed = self.key_hash(table), tuple(file.file for file in files)
@@ -662,8 +500,6 @@ class KeyIndex:
                 built = in_arrow(rows.coalesce(1), lambda batches: build(entries(batches)), task.RESULT_SCHEMA)
             with _progress(spark, f"{self._table.name}: reading the keys of {len(files):,} files"):
                 results = built.collect()
-        finally:
-            manager.removeTasks(self._table.java, name)
         return [RunInfo.from_json(run) for row in results for run in json.loads(row[0])]
 
     def _manifest(self, name: str) -> str:
@@ -719,40 +555,16 @@ class _Appended:
     rows: tuple[OldRows, ...]
 
 
-@dataclass(frozen=True)
-class _LiveFile:
-    """A data file of a snapshot: the scan task that reads it, and its deletes."""
-
-    scan: JavaObject
-    file: IndexedFile
-    vector: Mapping[str, Any] | None
-    parquet_deletes: tuple[str, ...]
-    deletes: tuple[str, ...]
-
-    @property
-    def path(self) -> str:
-        return self.file.path
-
-
 def _same_scheme(location: str) -> str:
     """The location with one form for all schemes that name the same storage."""
     return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
 
 
-def _encoding(plan: TablePlan, spec: TableSpec, bucket: Bucket | None) -> str:
-    """A text with everything on which the hashes depend, except the base. It also has the format version, on which the
-    manifest's vectors depend.
+def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:
+    """A text with everything on which the hashes depend, except the base. It also has the layout's version, on which
+    the manifest's vectors depend.
     """
-    keys = ", ".join(
-        f"{spec.iceberg_schema.find_field(name).field_id} {spec.iceberg_schema.find_type(name)}"
-        for name in plan.section.key
-    )
-    buckets = "" if bucket is None else f"; {bucket.count} buckets by {spec.current_spec}"
-    return f"{keys}{buckets}; v{spec.format_version}"
-
-
-def _only_append(snapshots: Sequence[JavaObject]) -> bool:
-    return all(str(snapshot.operation()) == "append" for snapshot in snapshots)
+    return table.key_encoding(plan.section.key, None if bucket is None else bucket.count)
 
 
 def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile, BitMap64]]:
@@ -768,23 +580,6 @@ def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile,
     return united
 
 
-def _partition(file: IndexedFile) -> Partition:
-    return Partition(file.spec_id, json.dumps(file.partition))
-
-
-def _stored_vectors(table: TableSpec, vectors: Sequence[Mapping[str, Any]]) -> dict[str, BitMap64]:
-    """Data file -> deleted positions, read from vectors that are given as `ContentFileParser` JSON."""
-    by_path: dict[str, list[Mapping[str, Any]]] = {}
-    for vector in vectors:
-        by_path.setdefault(vector["file-path"], []).append(vector)
-    stored: dict[str, BitMap64] = {}
-    for path, members in by_path.items():
-        places = [(vector["content-offset"], vector["content-size-in-bytes"]) for vector in members]
-        bitmaps = read_deletion_vectors(table.io, path, places)
-        stored |= {vector["referenced-data-file"]: found for vector, found in zip(members, bitmaps, strict=True)}
-    return stored
-
-
 def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
     """A salt with which all paths have different hashes in Spark (`xxhash64(path, salt)`), and these hashes.
 
@@ -796,29 +591,6 @@ def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
         if len(np.unique(hashes)) == len(set(paths)):
             return salt, hashes
     raise AssertionError("unreachable")
-
-
-def _deleted_from(table: TableSpec, deletes: str) -> set[str]:
-    """The data files whose rows a Parquet position delete file deletes.
-
-    :raises OSError: it can't be read.
-    :raises pa.ArrowException: it is not a Parquet file.
-    :raises KeyError: its columns have other names. Iceberg finds them by their ids.
-    :raises ValueError: there is no client for its location.
-    """
-    with table.io.new_input(deletes).open() as stream:
-        file = pq.ParquetFile(stream, read_dictionary=["file_path"])
-        return {
-            path
-            for batch in file.iter_batches(columns=["file_path"])
-            for path in batch.column("file_path").unique().to_pylist()
-        }
-
-
-def _parquet_positions(table: TableSpec, deletes: str, data_file: str) -> BitMap64:
-    with table.io.new_input(deletes).open() as stream:
-        rows = pq.read_table(stream, columns=["pos"], filters=[("file_path", "=", data_file)])
-    return bitmap(rows.column("pos").to_numpy().astype(np.int64))
 
 
 @contextmanager

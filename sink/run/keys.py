@@ -20,7 +20,6 @@ from sink.errors import ConfigError, NoMessagesError, TableError
 from sink.run.inference import Sample
 from sink.run.patterns import ResolvedTable
 from sink.targets.base import TableState, property_prefix
-from sink.targets.iceberg.table_properties import check_types
 
 Fields = tuple[str, ...]
 
@@ -91,16 +90,13 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
         # the user has decided for this key, perhaps because the messages' key has changed
         return TableKey(key, True, _united(known.messages, (fields for fields in sample.message_keys() if fields)))
     if table is not None:
-        check_types(table)
-        columns = _identifiers(table)
+        columns = table.identifiers()
         if not columns and known is not None and not known.configured:
             columns = known.columns
         if columns:
             return TableKey(columns, False, (_fields(section, columns),))
     fields = _stated(section, path, sample)
-    known_columns = (
-        [field.name for field in table.spec.iceberg_schema.fields] if table else list(sample.columns() or ())
-    )
+    known_columns = [column.name for column in table.columns()] if table else list(sample.columns() or ())
     columns = _columns(section, path, fields, known_columns)
     return TableKey(columns, False, (_fields(section, columns),))
 
@@ -205,12 +201,6 @@ def _fields(section: TableSection, columns: Sequence[str]) -> Fields:
     """The names that messages use for these columns."""
     named = section.columns or {}
     return tuple(named[name].source or name if name in named else name for name in columns)
-
-
-def _identifiers(table: TableState) -> tuple[str, ...]:
-    schema = table.spec.iceberg_schema
-    names = schema.identifier_field_names()
-    return tuple(name for name in (schema.find_column_name(field.field_id) for field in schema.fields) if name in names)
 
 
 def _united(first: Iterable[Fields], second: Iterable[Fields]) -> tuple[Fields, ...]:

@@ -55,20 +55,20 @@ from sink.spark.exchange import (
     files_written,
     in_arrow,
 )
-from sink.spark.routing import RANGES, KeyHash, bucket_of_key
-from sink.targets.base import StoredPosition, property_prefix
-from sink.targets.iceberg.commit import (
+from sink.spark.routing import RANGES, KeyHash
+from sink.targets.base import (
+    ROWS,
+    SINK_ID,
+    ChangeSet,
     CommitUnknownError,
-    IcebergCommitter,
-    Retries,
-    RowDeltaCommit,
+    StoredPosition,
     TableChangedError,
     TableNoLongerEmptyError,
+    Target,
+    property_prefix,
 )
-from sink.targets.iceberg.compaction import Compaction
-from sink.targets.iceberg.history import ROWS
-from sink.targets.iceberg.table import Catalogs, IcebergTable
-from sink.targets.iceberg.table_properties import check_properties
+from sink.targets.catalogs import Catalogs
+from sink.targets.retries import Retries
 
 log = logging.getLogger("rowdelta")
 
@@ -160,7 +160,7 @@ class TableSink:
         self,
         config: Config,
         resolved: ResolvedTable,
-        table: IcebergTable,
+        table: Target,
         plan: TablePlan,
         key: TableKey,
         source: Source,
@@ -175,8 +175,8 @@ class TableSink:
         self._source = source
         self._dead_letters = dead_letters
         self._prefix = property_prefix(config)
-        self._committer = IcebergCommitter(table)
-        self._spec = table.spec
+        self._committer = table.committer()
+        self._spec, self._layout = table.spec, table.layout
         self._stored: StoredPosition | None = None
         self._base: int | None = None
         self._global_deletes = False
@@ -188,11 +188,11 @@ class TableSink:
         self._left_out = table.spark.sparkContext.accumulator(dict[str, int](), task.Counts())
         self._not_plain = table.spark.sparkContext.accumulator(0)
         every = plan.section.compact_every
-        self._compaction = Compaction(table, every) if every is not None else None
+        self._compaction = table.compaction(every) if every is not None else None
         self._minor_compaction = MinorCompaction(table, plan.section.key, self._committer, self._prefix)
         stored = table.position(self._prefix)
         self._adopt(stored.operation if stored else None)
-        self._committer.note_sequence_number(self._prefix)
+        self._committer.settle(self._prefix)
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
 
@@ -212,7 +212,7 @@ class TableSink:
         target, index = self.plan.section.target, self._config.index
         properties = index.properties if index is not None else None
         if properties is None:
-            properties = Catalogs(self.table.spark).storage_properties(self._config, target)
+            properties = Catalogs(self.table.spark, self._config).storage_properties(target)
         return KeyIndex(self.table, self.plan, f"{self._config.index_location}/{target}", properties)
 
     def _open_decoder(self) -> RecordDecoder:
@@ -312,7 +312,7 @@ class TableSink:
             # With a key index, the current snapshot becomes the commit's base. The commit's validation won't look at
             # earlier snapshots, so the position is checked here.
             self._committer.own_position(self._prefix, self._operation)
-            self._global_deletes = self.table.has_data_under_other_specs()
+            self._global_deletes = self.table.needs_global_deletes()
         self._replan_if_altered()
 
     def commit(self, pending: Pending) -> None:
@@ -417,32 +417,26 @@ class TableSink:
         if base is None or self.table.parent_snapshot_id() != base:
             # Others committed, perhaps under another spec. To find out, every manifest must be read, so this is done
             # only here.
-            self._global_deletes = self.table.has_data_under_other_specs()
+            self._global_deletes = self.table.needs_global_deletes()
 
     def _replan_if_altered(self) -> None:
-        now = self.table.spec.properties_by_name
-        if now.keys() != self._spec.properties_by_name.keys():  # as is rare, and whatever their values
-            check_properties(self.table.name, now)
+        if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
+            self.table.check_writable()  # as is rare, and whatever their values
         if not self._is_altered():
             self._spec = self.table.spec
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
-        self.plan = plan_table(Catalogs(self.table.spark), self._config, self._resolved, self.table)
-        self._global_deletes = self.table.has_data_under_other_specs()
+        self.plan = plan_table(Catalogs(self.table.spark, self._config), self._config, self._resolved, self.table)
+        self._global_deletes = self.table.needs_global_deletes()
         if deletes_by_value(self.plan.section) and (needs_global_deletes(self.plan) or self._global_deletes):
-            self.table.ensure_unpartitioned_spec()
+            self.table.prepare_global_deletes()
         self._decoder = self._open_decoder()
-        self._spec = self.table.spec
+        self._spec, self._layout = self.table.spec, self.table.layout
         self._key_index = self._open_key_index()
 
     def _is_altered(self) -> bool:
-        """Whether the table's schema, partition spec or format version differs from what files are written for."""
-        now, then = self.table.spec, self._spec
-        return (now.schema, now.current_spec_id, now.format_version) != (
-            then.schema,
-            then.current_spec_id,
-            then.format_version,
-        )
+        """Whether the table's layout differs from what files are written for."""
+        return self.table.layout != self._layout
 
     def _attempt(self, batch: TableBatch) -> Attempt:
         begun = self._begin(batch)
@@ -531,7 +525,7 @@ class TableSink:
         if changes:
             log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(observed))
             self.table.refresh()
-            if self.table.spec.schema == self._spec.schema:  # else others altered it; compare with their schema first
+            if not self._is_altered():  # else others altered it; compare with their schema first
                 self.table.evolve(changes)
             raise SchemaEvolvedError
 
@@ -660,7 +654,7 @@ class TableSink:
         """The hash that decides which task gets a change."""
         if self._key_index is not None:
             return self._key_index.key_hash(self._spec)
-        bucket = bucket_of_key(self.plan.section.key, self._spec)
+        bucket = self._spec.key_bucket(self.plan.section.key)
         return KeyHash(tuple(self.plan.section.key), bucket if bucket is not None and bucket.count >= tasks else None)
 
     def _combine(self) -> task.Combine | None:
@@ -807,18 +801,16 @@ class TableSink:
         if self._key_index is not None and slice_ is not None:
             with _before_commit(self.table.name):
                 index = self._key_index.prepare(operation, slice_, written.tasks, written.index)
-        request = RowDeltaCommit(
+        request = ChangeSet(
             prefix=self._prefix,
             operation=operation,
             position=end,
             files=written.files,
             base_snapshot=self._base,
             previous_operation=self._operation,
-            written_under_schema=self._spec.iceberg_schema.schema_id,
-            written_under_spec=self._spec.current_spec_id,
-            written_under_version=self._spec.format_version,
+            written_for=self._layout,
             written_for_empty_table=begun.empty,
-            summary={"rowdelta.sink-id": self._config.sink.id, ROWS: json.dumps(written.rows)},
+            summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.rows)},
             properties=self._properties(written),
         )
         if self._key_index is None or slice_ is None or index is None:
@@ -876,7 +868,7 @@ class TableSink:
             try:
                 io.delete(path)
             except OSError:
-                log.warning("%s: could not delete %s; Iceberg's remove_orphan_files will", self.table.name, path)
+                log.warning("%s: could not delete %s; a clean-up of orphan files will", self.table.name, path)
 
     def _log(self, batch_id: int, end: Position, written: Written, write: float, commit: float) -> None:
         log.info(

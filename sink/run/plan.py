@@ -1,10 +1,9 @@
 """Opens target tables before any stream starts: creates them from the configuration, or checks them against it."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pyiceberg.transforms import IdentityTransform
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
@@ -17,18 +16,17 @@ from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
 from sink.config import RESERVED, Config, TableSection
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
+from sink.run.columns import parse_type, wanted_columns
 from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
 from sink.run.keys import TableKey, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
 from sink.sources.source import Source
 from sink.spark.versions import parse_ddl
-from sink.targets.base import Tables, TableState
-from sink.targets.iceberg.table import Catalogs, IcebergTable, parse_type, wanted_columns
-from sink.targets.iceberg.table_properties import FEATURES, check_properties, check_types, ignored
+from sink.targets.base import NO_FLOATS, Tables, TableState, Target
+from sink.targets.catalogs import Catalogs
 
 log = logging.getLogger("rowdelta")
-_NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
 
 
 @dataclass(frozen=True)
@@ -98,36 +96,30 @@ def plan_table(
         whole = {field.column for field in section.partition_fields if field.transform == "identity"}
         for column in columns:
             if column.name in whole and isinstance(column.type, T.FloatType | T.DoubleType):
-                raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {_NO_FLOATS}")
-        if section.partition_by:
-            catalogs.partition_spec(wanted, section.partition_fields, path)
+                raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {NO_FLOATS}")
+        catalogs.check_new(section, wanted, path)
     else:
-        check_properties(table.name, table.spec.properties_by_name)
-        check_types(table)
+        table.check_writable()
         columns = table.columns()
         _check_columns(section, wanted, columns)
-        _check_key(section, table)
-        _check_partitioning(section, table)
-        if table.spec.format_version < 2:
-            raise TableError(
-                f"{section.target} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3."
-            )
+        table.check_fits(section)
         sources = table.spec.source_columns
     plan = _plan(config, section, path, columns, sources, table is not None)
     check_computed(catalogs.spark, plan, path)
-    return replace(plan, warnings=tuple(_not_followed(section, table)))
+    ignored = catalogs.not_followed(section) if table is None else table.not_followed()
+    return replace(plan, warnings=tuple(ignored))
 
 
 def open_table(
     spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source
-) -> tuple[IcebergTable, TablePlan, TableKey]:
+) -> tuple[Target, TablePlan, TableKey]:
     """Open the target. Create it if it is missing.
 
     :raises ConfigError: see `plan_table`.
     :raises TableError: see `plan_table`.
     :raises NoMessagesError: the source has no messages, and only messages would state the columns or the key.
     """
-    catalogs = Catalogs(spark)
+    catalogs = Catalogs(spark, config)
     table = catalogs.load(resolved.section.target)
     sample = SparkSample(spark, config, resolved.section, source)
     key = table_key(config, resolved, table, sample)
@@ -146,10 +138,9 @@ def open_table(
         properties = dict(section.properties)
         if key.messages:
             properties[property_name(config)] = key.to_json()
-        spec = catalogs.partition_spec(wanted, section.partition_fields, resolved.path)
-        table = catalogs.create(section.target, wanted, section.key, properties, spec)
-    if deletes_by_value(section) and (needs_global_deletes(plan) or table.has_data_under_other_specs()):
-        table.ensure_unpartitioned_spec()
+        table = catalogs.create(section, wanted, properties, resolved.path)
+    if deletes_by_value(section) and (needs_global_deletes(plan) or table.needs_global_deletes()):
+        table.prepare_global_deletes()
     return table, plan, key
 
 
@@ -385,18 +376,6 @@ def _check_parent(catalogs: Tables, section: TableSection, path: str) -> None:
         )
 
 
-def _not_followed(section: TableSection, table: TableState | None) -> Iterator[str]:
-    yield from ignored(section.properties if table is None else table.spec.properties_by_name)
-    if table is None:
-        return
-    if table.is_sorted():
-        yield f"the table's sort order is not followed: {FEATURES['sort order'].does}"
-    for column in table.spec.iceberg_schema.fields:
-        if column.write_default is not None:
-            does = FEATURES["write default of a column"].does
-            yield f"the write default of column {column.name} is not followed: {does}"
-
-
 def _check_columns(section: TableSection, wanted: T.StructType | None, columns: tuple[ColumnSpec, ...]) -> None:
     if wanted is None:
         missing = [name for name in section.key if name not in {c.name for c in columns}]
@@ -424,56 +403,6 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
     if extra and section.schema_changes != "evolve":
         raise TableError(
             f"{section.target} has a column {extra[0]!r} that columns doesn't name. Add it, or leave columns out."
-        )
-
-
-def _check_key(section: TableSection, table: TableState) -> None:
-    schema = table.spec.iceberg_schema
-    identifiers = schema.identifier_field_names()
-    if section.mode == "append":
-        return
-    if identifiers and identifiers != set(section.key):
-        raise TableError(
-            f"{section.target} has the identifier fields {sorted(identifiers)}, but key is {section.key}. They must "
-            "be the same."
-        )
-    for name in section.key:
-        if str(schema.find_type(name)) in ("float", "double"):
-            raise TableError(
-                f"{section.target}: key column {name} is floating-point, which Iceberg doesn't allow in a key."
-            )
-        if str(schema.find_type(name)).startswith("fixed"):
-            # Iceberg's Java reader reuses the array of a fixed value, so only the last key of an equality delete file
-            # takes effect
-            raise TableError(
-                f"{section.target}: key column {name} is {schema.find_type(name)}. For this type Iceberg 1.11 applies "
-                "only one equality delete of each file. Use binary, string or uuid."
-            )
-
-
-def _check_partitioning(section: TableSection, table: TableState) -> None:
-    schema = table.spec.iceberg_schema
-    for field in table.spec.current_spec.fields:
-        if isinstance(field.transform, IdentityTransform) and str(schema.find_type(field.source_id)) in (
-            "float",
-            "double",
-        ):
-            raise TableError(
-                f"{section.target} is partitioned by {schema.find_column_name(field.source_id)}, which is "
-                f"floating-point. {_NO_FLOATS}"
-            )
-    if not section.partition_by:
-        return
-    actual = [(str(f.transform), schema.find_column_name(f.source_id)) for f in table.spec.current_spec.fields]
-    wanted = [
-        (f.transform if f.parameter is None else f"{f.transform}[{f.parameter}]", f.column)
-        for f in section.partition_fields
-    ]
-    if actual != wanted:
-        shown = ", ".join(f"{transform} of {column}" for transform, column in actual) or "not partitioned"
-        raise TableError(
-            f"{section.target} exists, and its partitioning ({shown}) differs from partition_by. The table can't be "
-            "changed this way: correct partition_by, or leave it out."
         )
 
 

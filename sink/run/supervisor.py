@@ -30,7 +30,7 @@ from sink.run.patterns import ResolvedTable
 from sink.run.plan import open_table
 from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.session import activate
-from sink.targets.iceberg.commit import doubled
+from sink.targets.retries import doubled
 
 log = logging.getLogger("rowdelta")
 

@@ -17,6 +17,11 @@ def java_class(error: Exception) -> str:
     return str(java_exception(error).getClass().getSimpleName())
 
 
+def message_of(error: Exception) -> str:
+    """The message of any exception, Python's or Java's."""
+    return java_message(error) if isinstance(error, JAVA_ERRORS) else str(error)
+
+
 def java_message(error: Exception) -> str:
     """Without secrets: a driver's message may quote the whole address."""
     return exception_message(java_exception(error))

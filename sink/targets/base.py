@@ -1,63 +1,66 @@
-"""What the sink must know about a table's state. Either Iceberg's Java library reads it
-(`sink.targets.iceberg.table`), or the sink itself, from the metadata's JSON (`sink.targets.iceberg.metadata`).
+"""The seam between the sink and a table format: what a table is to everything else.
+
+A `TableState` is what can be looked at, with or without a JVM. A `Target` is a table that a session of Spark reads and
+writes, and a `Committer` changes it. Each format has a package beside this module. Nothing outside of such a package
+knows a format.
+
+What a **snapshot id** is depends on the format: Iceberg's snapshot ids are random numbers, and the id of a Delta
+table's state is its version. Here it only tells one state of a table's rows from another.
 """
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sink.errors import TableError
+from sink.errors import FencedError, RolledBackError, TableError, TemporaryError
+from sink.spark.java_errors import message_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyroaring import BitMap64
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import types as T
 
     from changelog.spec import ColumnSpec
-    from sink.config import Config, PartitionField
+    from deltawriters import TableSpec
+    from deltawriters.keyindex import IndexedFile
+    from deltawriters.rewrite import SmallFile
+    from sink.config import Config, TableSection
     from sink.sources.source import Position
-    from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
-    from sink.targets.iceberg.writers import IcebergTableSpec
-
-_OWN = "rowdelta."
-"""Begins the names of the properties that the sink sets."""
+    from sink.targets.retries import Retries
 
 
 def property_prefix(config: "Config") -> str:
-    """Prefix of the table properties that hold the sink's state."""
+    """Prefix of the properties that hold the sink's state."""
     return f"rowdelta.{config.sink.id}"
 
 
-def written_properties(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The properties by which the table is written, sorted: all but those that the sink sets."""
-    return tuple(sorted((name, value) for name, value in properties.items() if not name.startswith(_OWN)))
+NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
+
+SINK_ID = "rowdelta.sink-id"
+"""Key in what the table's history says of a sink's commit."""
+
+ROWS = "rowdelta.rows"
+"""Likewise. Its value is JSON: how many changes of each kind the commit applied."""
+
+MINOR = "rowdelta.minor-compaction"
+"""Likewise, of a minor compaction (`sink.run.minor_compaction`). Its value is the compaction's number, from 1 on."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """One snapshot of a table.
+class TableNoLongerEmptyError(Exception):
+    """The files were written for an empty table, without deletes, and somebody else has added rows since."""
 
-    :param timestamp_ms: milliseconds since 1970.
-    :param summary: counts of what it added and removed, and notes of its author.
+
+class TableChangedError(Exception):
+    """The rows to delete were looked up in a state of the table that is no longer current, or the table no longer has
+    the layout for which the files were written.
     """
 
-    snapshot_id: int
-    parent_id: int | None
-    sequence_number: int
-    timestamp_ms: int
-    summary: Mapping[str, str]
 
-    @classmethod
-    def of_json(cls, described: Mapping[str, Any]) -> "Snapshot":
-        """From the table's metadata (Iceberg spec, Snapshots)."""
-        return cls(
-            snapshot_id=int(described["snapshot-id"]),
-            parent_id=described.get("parent-snapshot-id"),
-            sequence_number=int(described.get("sequence-number", 0)),
-            timestamp_ms=int(described["timestamp-ms"]),
-            summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
-        )
+class CommitUnknownError(TemporaryError):
+    """It is unknown whether the commit succeeded. The attempt's files must not be deleted."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,19 @@ class StoredPosition:
     index_snapshot_id: int | None = None
 
 
+@dataclass(frozen=True)
+class LastCommit:
+    """The newest commit of a table, by whomever.
+
+    :param timestamp_ms: milliseconds since 1970.
+    :param counts: in words, the table's files and deletes after it.
+    """
+
+    snapshot_id: int
+    timestamp_ms: int
+    counts: str
+
+
 class TableState(ABC):
     """A table as it was when it was read."""
 
@@ -83,31 +99,20 @@ class TableState(ABC):
 
     @property
     @abstractmethod
-    def spec(self) -> "IcebergTableSpec":
+    def spec(self) -> "TableSpec":
         """The facts that delta writers need, as plain values."""
 
     @abstractmethod
     def property(self, name: str) -> str | None:
-        """A table property's value."""
+        """A property's value: one of the table's own, or (`rowdelta.…`) one in which a sink keeps its state."""
 
     @abstractmethod
     def snapshot_id(self) -> int | None:
-        """Id of the current snapshot."""
+        """Id of the current state of the rows. None if the table has never had a row."""
 
     @abstractmethod
-    def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
-        """The snapshot with this id; None if it isn't known (any more)."""
-
-    @abstractmethod
-    def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
-        """Whether a snapshot is the same as another one, or one of its known ancestors."""
-
-    @abstractmethod
-    def expired_snapshots(self) -> "ExpiredSnapshots":
-        """What can still be found out about snapshots that have expired.
-
-        :raises NeedsSparkError: only Spark can tell.
-        """
+    def last_commit(self) -> LastCommit | None:
+        """None if the table has no snapshot."""
 
     @abstractmethod
     def columns(self) -> tuple["ColumnSpec", ...]:
@@ -117,11 +122,29 @@ class TableState(ABC):
         """
 
     @abstractmethod
-    def is_sorted(self) -> bool:
-        """Whether the table has a sort order."""
+    def identifiers(self) -> tuple[str, ...]:
+        """The columns that the table itself calls its key. Empty if it names none.
 
-    def current_snapshot(self) -> Snapshot | None:
-        return self.snapshot(self.snapshot_id())
+        :raises TableError: the writers don't know the type of a column.
+        """
+
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Check that the sink can write the table at all.
+
+        :raises TableError: it has a property, a feature or a column that the sink doesn't know or must not ignore.
+        """
+
+    @abstractmethod
+    def check_fits(self, section: "TableSection") -> None:
+        """Check that key and partitioning are as the table's section of the configuration says.
+
+        :raises TableError: they aren't, or the sink can't write such a table in this way.
+        """
+
+    @abstractmethod
+    def not_followed(self) -> Iterator[str]:
+        """A sentence for each property and feature of the table that the sink doesn't follow."""
 
     def start_position(self, prefix: str) -> "Position | None":
         """The stored start position of a table without commits. None if no run has stored one."""
@@ -129,121 +152,411 @@ class TableState(ABC):
         start: Position | None = json.loads(text) if text else None
         return start
 
+    @abstractmethod
     def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
-        """The sink's position in the current snapshot.
+        """The sink's position in the current state, also after somebody took the table back to an earlier one.
 
-        The property has the newest position. After a rollback it is ahead of the data. Then the nearest ancestor
-        snapshot that this sink committed has the right position. If the property's own snapshot is unknown, there may
-        or may not have been a rollback: ancestors expire, and so do snapshots that were rolled back.
-
-        :param newest_if_in_doubt: take the newest position if the snapshots that are known don't tell. It may be ahead
-            of the data.
-        :raises TableError: the table was rolled back, or replaced, and no known snapshot has a position; or everything
-            that could tell is gone.
+        :param newest_if_in_doubt: take the newest position if what is left of the table's history doesn't tell. It may
+            be ahead of the data.
+        :raises TableError: nothing that is left tells the position.
         :raises NeedsSparkError: only Spark can tell.
         """
-        text = self.property(f"{prefix}.position")
-        if text is None:
-            return None
-        stored = json.loads(text)
-        current, committed = self.current_snapshot(), stored.get("snapshot-id")
-        result = StoredPosition(stored["position"], stored["operation"], committed, stored.get("index"), committed)
-        if committed is None or (current is not None and current.snapshot_id == committed):
-            return result  # nearly always
-        if current is not None and self.is_ancestor(committed, current.snapshot_id):
-            return self._with_newer_index(result, prefix, current.snapshot_id)
-        found = self._position_in(current, prefix, stored, newest_if_in_doubt=newest_if_in_doubt)
-        if found is not None:
-            return found
-        assert current is not None
-        return self._with_newer_index(result, prefix, current.snapshot_id)
 
-    def position_in(self, snapshot_id: int, prefix: str) -> "Position | None":
-        """The sink's position in a known snapshot, whether or not the sink committed it. None if it is unknown.
 
-        :raises NeedsSparkError: only Spark can tell.
+@dataclass(frozen=True)
+class LiveFile:
+    """A data file of the current state.
+
+    :param vector: its deletion vector, in the format's terms, with `record-count`; None if it has none.
+    :param parquet_deletes: Iceberg's position delete files that apply to it, if the table was v2 and has vectors now.
+    :param handle: what the format needs to read it (`Target.rows_of`).
+    """
+
+    file: "IndexedFile"
+    vector: Mapping[str, Any] | None = None
+    parquet_deletes: tuple[str, ...] = ()
+    handle: Any = None
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """What commits changed that a version of the key index doesn't have.
+
+    :param files: data files that were added, or whose deletes changed, as they are now.
+    :param removed: paths of data files that are gone.
+    :param shown: the commits in words, for the log. Empty if there was none.
+    """
+
+    files: Sequence[LiveFile] = ()
+    removed: frozenset[str] = frozenset()
+    shown: str = ""
+
+
+@dataclass(frozen=True)
+class WrittenDeletes:
+    """Deletes of earlier rows that the driver wrote for a commit.
+
+    :param files: what the commit adds, as JSON in the format's terms.
+    :param removed: what the commit removes because of that: earlier vectors of the same data files.
+    :param vectors: data file -> its new vector.
+    """
+
+    files: Sequence[str] = ()
+    removed: Sequence[str] = ()
+    vectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class IndexCommit:
+    """The facts that a commit needs from the key index.
+
+    :param base: the snapshot in which the rows were looked up.
+    :param stored: is stored together with the position.
+    :param files: further files with deletes, as in `WrittenDeletes`.
+    :param removed: deletion vectors that `files` replace, or whose data files are gone.
+    :param referenced: data files whose rows are deleted.
+    :param new_paths: paths of all files that were written for this commit. If it fails, they are deleted.
+    """
+
+    base: int | None
+    stored: Mapping[str, Any]
+    files: Sequence[str]
+    removed: Sequence[str]
+    referenced: Sequence[str]
+    new_paths: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ChangeSet:
+    """A request to commit a micro-batch: files, and the source position that they reach. Only plain values.
+
+    :param prefix: prefix of the sink's state in this table (`rowdelta.<sink id>`).
+    :param operation: id of this attempt at this micro-batch.
+    :param position: the source position after the micro-batch.
+    :param files: the files that tasks wrote, as JSON in the format's terms (`ContentFile.description`).
+    :param base_snapshot: the snapshot whose position this batch continues; None if the table had none.
+    :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
+    :param written_for: the `Target.layout` for which the files were written. None if it doesn't matter.
+    :param conflicts_with: a column and its value. Only files that may have such rows conflict with this commit. By
+        default all files do.
+    :param written_for_empty_table: the files have no deletes, because the table was empty.
+    :param summary: what the table's history says of the commit.
+    :param properties: further properties of the sink's state, set in the same commit.
+    :param index: the key index's part. Rows were looked up in `base_snapshot`, so the commit is only right there.
+    """
+
+    prefix: str
+    operation: str
+    position: "Position"
+    files: Sequence[str]
+    base_snapshot: int | None
+    previous_operation: str | None
+    written_for: Hashable = None
+    conflicts_with: tuple[str, str] | None = None
+    written_for_empty_table: bool = False
+    summary: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    index: IndexCommit | None = None
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A request to replace files by others that have the same live rows and deletes.
+
+    It doesn't set the source position, so it does no harm if another run has stored a newer one meanwhile.
+
+    :param prefix: as in `ChangeSet`.
+    :param position_operation: the commit that stored the sink's position.
+    :param files: the new files, as in `ChangeSet`.
+    :param replaced: the `Mergeable.handle` of the old ones.
+    :param index: the key index's part. The rows of `files` come from the snapshot `index.base`.
+    :param summary: what the table's history says of the commit.
+    :param written_for: the `Target.layout` of `files`.
+    """
+
+    prefix: str
+    position_operation: str
+    files: Sequence[str]
+    replaced: Sequence[Any]
+    index: IndexCommit
+    summary: Mapping[str, str]
+    written_for: Hashable
+
+
+@dataclass(frozen=True)
+class Mergeable:
+    """A small file of the sink that a minor compaction may merge: a data file, or (Iceberg v2) a position delete file.
+
+    :param partition: JSON text of the partition value.
+    :param rows: rows in the file, live or not; None if the table's metadata don't tell which are live (Iceberg v2).
+    :param handle: what names it in a `Rewrite`.
+    """
+
+    is_data: bool
+    partition: str
+    rows: int | None
+    small: "SmallFile"
+    handle: Any
+
+
+@dataclass(frozen=True)
+class MergeCandidates:
+    """The small files of the last commits.
+
+    :param number: the number of the next minor compaction.
+    :param commits: commits of the sink since the last one.
+    :param files: files that these wrote.
+    :param spec_id: id of the partitioning of all these files.
+    :param partitions: files that may be merged, by partition. Empty if `is_enough` said no.
+    :param deletes: all position delete files (Iceberg v2) that may apply to them, by partition.
+    """
+
+    number: int
+    commits: int
+    files: int
+    spec_id: int
+    partitions: Mapping[str, Sequence[Mergeable]]
+    deletes: Mapping[str, Sequence[Mergeable]]
+
+
+class Target(TableState):
+    """A table that the sink writes, in a Spark session. What it knows is as of the last `refresh` or commit."""
+
+    spark: "SparkSession"
+
+    @property
+    @abstractmethod
+    def layout(self) -> Hashable:
+        """What files are written for: schema, partitioning and version of the format. Files for another layout must
+        not be committed.
         """
-        stored = json.loads(self.property(f"{prefix}.position") or "{}")
-        if stored.get("snapshot-id") is None:
-            return None
-        try:
-            found = self._position_in(self.snapshot(snapshot_id), prefix, stored)
-        except TableError:
-            return None
-        position: Position = stored["position"] if found is None else found.position
-        return position
 
-    def _position_in(
+    @property
+    def needs_credentials(self) -> bool:
+        """Credentials for the table's files are about to expire; `refresh` gets new ones."""
+        return False
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Read the table's state again.
+
+        :raises TableError: the table is gone or was replaced.
+        :raises TemporaryError: the catalog did not answer.
+        """
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether the current state has no live data file."""
+
+    @abstractmethod
+    def parent_snapshot_id(self) -> int | None:
+        """Id of the state before the current one."""
+
+    @abstractmethod
+    def set_property(self, name: str, value: str | None) -> None:
+        """Set a property, or (None) remove it, in a commit that changes no row."""
+
+    @abstractmethod
+    def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
+        """Add columns, widen columns, or (None) make them optional, in one commit.
+
+        If others commit meanwhile, nothing changes. The next attempt at the micro-batch finds out what is still
+        missing.
+
+        :raises TableError: the format refuses the change.
+        """
+
+    def needs_global_deletes(self) -> bool:
+        """Whether a key's old row may be in a partition that its values don't tell (equality deletes)."""
+        return False
+
+    def prepare_global_deletes(self) -> None:
+        """Make the table such that equality deletes can apply to all of its partitions."""
+
+    @abstractmethod
+    def committer(self, *, newest_if_in_doubt: bool = False) -> "Committer":
+        """:param newest_if_in_doubt: see `position`."""
+
+    # for the key index
+
+    @abstractmethod
+    def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
+        """A text with everything on which the hashes of keys and the form of vectors depend: a key index with another
+        text is of no use.
+
+        :param key: the key columns.
+        :param buckets: number of the table's buckets of a key column, if hashes begin with it.
+        """
+
+    @abstractmethod
+    def changes_since(self, base: int | None, included: "set[int]") -> TableChanges | None:
+        """What others changed between a snapshot and the current one.
+
+        :param base: the snapshot.
+        :param included: snapshots after it that don't count as others'.
+        :return: None if the history doesn't tell any more, or doesn't lead from `base` over `included` to here. The
+            caller then reads the whole table.
+        """
+
+    @abstractmethod
+    def appended_since(self, base: int | None) -> "list[LiveFile] | None":
+        """Data files that others added after a snapshot. None if they did more, or if nobody committed."""
+
+    @abstractmethod
+    def frame(self, spark: "SparkSession") -> "DataFrame":
+        """The table's rows.
+
+        :param spark: the session that is to read them.
+        """
+
+    @abstractmethod
+    def frame_of_commit(self, snapshot_id: int) -> "DataFrame | None":
+        """The rows that a commit added. None if the history no longer has it."""
+
+    @abstractmethod
+    def live_files(self) -> "Iterator[LiveFile]":
+        """The data files of the current state."""
+
+    @abstractmethod
+    def rows_of(
+        self, files: Sequence[LiveFile]
+    ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
+        """The live rows of data files, all deletes applied.
+
+        :return: a frame with the table's columns; two columns of it, the row's file and position; and for each of
+            `files` the text that the file's column has for it.
+        """
+
+    @abstractmethod
+    def delete_rows(
         self,
-        snapshot: Snapshot | None,
-        prefix: str,
-        stored: Mapping[str, Any],
-        *,
-        newest_if_in_doubt: bool = False,
-    ) -> StoredPosition | None:
-        """Follow a snapshot's ancestors to the nearest one that the sink committed. None if this is the commit that has
-        the newest position, `stored`.
+        name: str,
+        tasks: int,
+        rows: "Mapping[str, tuple[IndexedFile, BitMap64]]",
+        known: Callable[[str], Mapping[str, Any] | None],
+        parquet_deletes: Mapping[str, Sequence[str]],
+        created: list[str],
+    ) -> WrittenDeletes:
+        """Write deletes for rows of earlier snapshots.
 
-        :raises TableError: see `position`.
+        :param name: beginning of the names of new files.
+        :param tasks: number of tasks of the commit. Task numbers from here on are free.
+        :param rows: data file -> positions to delete. They may be empty if tasks have deleted them themselves.
+        :param known: data file -> its current vector.
+        :param parquet_deletes: see `LiveFile`; of data files that have no vector.
+        :param created: the path of each written file is added to it, before it is written.
         """
-        committed, sequence_number = stored.get("snapshot-id"), self._sequence_number(prefix, stored)
-        trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == str(committed)
-        may_have_expired = is_behind = False
-        expired = None
-        while snapshot is not None:
-            if snapshot.snapshot_id == committed:
-                return None
-            summary = snapshot.summary.get(f"{prefix}.position")
-            if summary is not None:
-                older = json.loads(summary)
-                number = snapshot.snapshot_id
-                return StoredPosition(older["position"], older["operation"], number, older.get("index"), number)
-            parent = snapshot.parent_id
-            if parent == committed:
-                return None
-            # Sequence numbers rise from parent to child. So if the commit were an ancestor of a snapshot that has the
-            # next number after it, or a lower one, it would have to be the parent.
-            is_behind = is_behind or (sequence_number > 0 and snapshot.sequence_number <= sequence_number + 1)
-            known = self.snapshot(parent)
-            if known is None and parent is not None and not trusted:
-                expired = expired or self.expired_snapshots()
-                known = expired.parent(snapshot)
-            may_have_expired = parent is not None and known is None
-            snapshot = known
-        if may_have_expired and not is_behind:
-            if trusted or (sequence_number and expired is not None and expired.has_files_of(sequence_number)):
-                return None
-            raise TableError(
-                f"{self.name}: the snapshot of this sink's last commit has expired, and so has everything that could "
-                "tell whether the table was rolled back before that commit. If it was not, set the table property "
-                f"'{prefix}.not-rolled-back' to '{committed}', and start again. If it was, remove the stored position "
-                "to read the source again from the start (see docs/operations.md, Reset)."
+
+    # for compactions
+
+    @abstractmethod
+    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+        """Find the small files of the sink's last commits.
+
+        :param prefix: prefix of the sink's state.
+        :param is_enough: whether so many commits with so many files are worth a minor compaction.
+        :raises TemporaryError: the history can't be read now.
+        """
+
+    @abstractmethod
+    def compaction(self, every: int) -> "Compaction":
+        """The compactions of the whole table, after a number of commits."""
+
+
+class Compaction(Protocol):
+    """Compacts a table between micro-batches."""
+
+    def after_commit(self) -> None:
+        """Compact the table if it is due. A failure is only logged."""
+
+
+class Committer(ABC):
+    """Changes one table. After each call, the table's state is that of its newest commit.
+
+    :param newest_if_in_doubt: see `TableState.position`.
+    """
+
+    def __init__(self, table: Target, *, newest_if_in_doubt: bool = False) -> None:
+        self.table = table
+        self._newest_if_in_doubt = newest_if_in_doubt
+
+    @abstractmethod
+    def retries(self) -> "Retries":
+        """The retries of one micro-batch."""
+
+    def commit(self, request: ChangeSet, retries: "Retries") -> None:
+        """Commit, or find out why not.
+
+        :raises TableNoLongerEmptyError: write the batch again, with deletes.
+        :raises TableChangedError: look its keys up and write it again.
+        :raises TableError: another sink commits under the same id, or the table is gone.
+        :raises TemporaryError: the outcome is unknown or `retries` are used up. Files must be kept after an unknown
+            outcome; it is a `CommitUnknownError` then.
+        """
+        base = request.base_snapshot
+        while (refusal := self.commit_once(request, base)) is not None:
+            self.table.refresh()
+            self.own_position(request.prefix, request.previous_operation)
+            if request.written_for_empty_table and not self.table.is_empty():
+                raise TableNoLongerEmptyError
+            if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
+                raise TableChangedError(message_of(refusal))
+            base = self.table.snapshot_id()
+            retries.wait(refusal)
+
+    @abstractmethod
+    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+        """Try to commit.
+
+        :param base: the snapshot after which others' commits may be in conflict.
+        :return: why it was refused, if the same files may be sent again; None if it was committed.
+        :raises TableChangedError: the files are for another layout than the table has.
+        :raises TableError: the table is gone, or can't be written any more.
+        :raises TemporaryError: the outcome is unknown (`CommitUnknownError`), or the catalog doesn't answer.
+        """
+
+    @abstractmethod
+    def rewrite(self, request: Rewrite) -> None:
+        """Try to commit once. Nothing is lost if a rewrite has to wait for the next time.
+
+        :raises TableChangedError: rows of the replaced files were deleted meanwhile, or files are gone.
+        :raises CommitUnknownError: see `commit`.
+        """
+
+    @abstractmethod
+    def settle(self, prefix: str) -> None:
+        """Store what a commit could not know before it was done, if anything is still missing. Call this when a table
+        is opened.
+        """
+
+    def own_position(self, prefix: str, operation: str | None) -> StoredPosition | None:
+        """The table's position, after a check that `operation` stored it. None if there is none and `operation` is
+        None.
+
+        :raises RolledBackError: the table was taken back since, so it has an earlier operation's position.
+        :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
+        :raises TableError: the position was removed, or it is unknown whether the table was taken back.
+        """
+        stored = self.table.position(prefix, newest_if_in_doubt=self._newest_if_in_doubt)
+        if (stored.operation if stored else None) == operation:
+            return stored
+        if stored is None:
+            raise TableError(f"{self.table.name}: the sink's position was removed while it ran. Start it again.")
+        newest = json.loads(self.table.property(f"{prefix}.position") or "{}")
+        if newest.get("operation") == operation:
+            raise RolledBackError(
+                f"{self.table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read "
+                "again from that snapshot's position."
             )
-        raise TableError(
-            f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
-            "the source again from the start, remove the stored position (see docs/operations.md, Reset)."
+        raise FencedError(
+            f"{self.table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed "
+            "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give "
+            "one its own sink.id."
         )
-
-    def _sequence_number(self, prefix: str, stored: Mapping[str, Any]) -> int:
-        """Sequence number of the snapshot that has the position `stored`, or 0 if it isn't known. See
-        `IcebergCommitter.note_sequence_number`.
-        """
-        text = self.property(f"{prefix}.sequence-number")
-        noted = json.loads(text) if text is not None else {}
-        if noted.get("operation") == stored["operation"]:
-            return int(noted["sequence-number"])
-        return int(stored.get("sequence-number", 0))
-
-    def _with_newer_index(self, stored: StoredPosition, prefix: str, current: int) -> StoredPosition:
-        """The position, with a rewrite's index version if a rewrite came after the commit."""
-        text = self.property(f"{prefix}.index")
-        newer = json.loads(text) if text is not None else {}
-        if newer.get("operation") != stored.operation:
-            return stored
-        number = int(newer["snapshot-id"])
-        if current != number and not self.is_ancestor(number, current):
-            return stored
-        return replace(stored, index=newer["index"], index_snapshot_id=number)
 
 
 class Tables(Protocol):
@@ -261,9 +574,42 @@ class Tables(Protocol):
         :raises TemporaryError: the catalog did not answer.
         """
 
-    def partition_spec(self, columns: "T.StructType", partition_by: "Sequence[PartitionField]", path: str) -> object:
-        """The partition spec of a new table with these columns.
+    def check_new(self, section: "TableSection", columns: "T.StructType", path: str) -> None:
+        """Check that a table with these columns could be created as its section of the configuration says.
 
         :param path: the table's place in the configuration.
-        :raises ConfigError: a transform doesn't fit its column's type, or two fields are the same.
+        :raises ConfigError: it can't.
         """
+
+    def not_followed(self, section: "TableSection") -> Iterator[str]:
+        """A sentence for each property of a new table that the sink wouldn't follow."""
+
+
+class TargetCatalogs(Protocol):
+    """The tables of one format in the session's catalogs, by `catalog.namespace.table`."""
+
+    def load(self, name: str) -> Target | None: ...
+
+    def create(
+        self, section: "TableSection", columns: "T.StructType", properties: Mapping[str, str], path: str
+    ) -> Target:
+        """Create a table, or take the one that somebody else has just created.
+
+        :param properties: properties of the table and of the sink's state. They replace the sink's defaults.
+        :param path: the table's place in the configuration.
+        :raises ConfigError: see `Tables.check_new`.
+        :raises TableError: the catalog refuses it.
+        """
+
+    def create_log(self, name: str, columns: "T.StructType", writer: str) -> Target:
+        """Create a table without a key that only grows.
+
+        :param writer: a column. Appends with different values in it don't conflict (`ChangeSet.conflicts_with`).
+        """
+
+    def check_new(self, section: "TableSection", columns: "T.StructType", path: str) -> None: ...
+
+    def not_followed(self, section: "TableSection") -> Iterator[str]: ...
+
+    def storage_properties(self, config: "Config", name: str) -> dict[str, str]:
+        """By what the catalog of a table reaches files that are no table's, such as the key index."""

@@ -47,7 +47,10 @@ from sink.run.keyindex import IndexVersion
 from sink.run.pipeline import Pipeline
 from sink.spark import task
 from sink.spark.versions import to_arrow
-from sink.targets.iceberg.commit import IcebergCommitter, Retries, RewriteCommit, RowDeltaCommit
+from sink.targets import merge_levels
+from sink.targets.base import ChangeSet, Rewrite
+from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.retries import Retries
 
 Row = Mapping[str, Any]
 Change = tuple[str, Row]
@@ -506,7 +509,7 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
 
     with pytest.MonkeyPatch.context() as patch:
 
-        def commit(self: IcebergCommitter, request: RowDeltaCommit, retries: Retries) -> None:
+        def commit(self: IcebergCommitter, request: ChangeSet, retries: Retries) -> None:
             number = next(commits) if self._table.name.endswith(f".{table}") else 0
             if fault == "before the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
@@ -516,7 +519,7 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
             if fault == "in a task" and number >= after_commits:
                 patch.setattr(task, "run", die_in_task)
 
-        def rewrite(self: IcebergCommitter, request: RewriteCommit) -> None:
+        def rewrite(self: IcebergCommitter, request: Rewrite) -> None:
             if fault == "before a rewrite":
                 raise CrashError(f"crash {fault}")
             original_rewrite(self, request)
@@ -536,7 +539,7 @@ def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[Non
     remaining = iter(range(times))
     original = IcebergCommitter._stage
 
-    def stage(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> Any:
+    def stage(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
         if next(remaining, None) is not None:
             action()
         return original(self, request, base)
@@ -577,7 +580,7 @@ def before_rewrite(action: Callable[[], object]) -> Iterator[None]:
     remaining = iter(range(1))
     original = IcebergCommitter.rewrite
 
-    def rewrite(self: IcebergCommitter, request: RewriteCommit) -> None:
+    def rewrite(self: IcebergCommitter, request: Rewrite) -> None:
         if next(remaining, None) is not None:
             action()
         original(self, request)
@@ -594,7 +597,7 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
     :param on_driver: run them on the driver and not in Spark tasks.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minor_compaction, "EVERY", every)
+        patch.setattr(merge_levels, "EVERY", every)
         patch.setattr(minor_compaction, "_ENOUGH", enough)
         patch.setattr(minor_compaction, "_FEWEST", fewest)
         if not on_driver:

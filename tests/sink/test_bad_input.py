@@ -21,7 +21,7 @@ from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
 from sink.spark import exchange, task
 from sink.spark.versions import to_arrow
-from sink.targets.iceberg.table import Catalogs
+from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
 
 pytestmark = pytest.mark.spark
@@ -557,4 +557,4 @@ def test_malformed_format_options_are_refused_before_anything_runs(
     )
     (mapped,) = resolve_tables(config, ())
     with pytest.raises(ConfigError, match=message):
-        plan_table(Catalogs(spark), config, mapped, None)
+        plan_table(IcebergCatalogs(spark), config, mapped, None)

@@ -22,20 +22,14 @@ from pyspark.sql import SparkSession
 from sink.deadletters.table import DeadLetters
 from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError, TemporaryError
 from sink.run import supervisor
-from sink.run.keyindex import IndexCommit
 from sink.run.patterns import ResolvedTable
 from sink.run.supervisor import Member
-from sink.targets.base import Snapshot
+from sink.targets.base import ChangeSet, CommitUnknownError, IndexCommit, Rewrite, TableChangedError
 from sink.targets.iceberg import commit
-from sink.targets.iceberg.commit import (
-    CommitUnknownError,
-    IcebergCommitter,
-    Retries,
-    RewriteCommit,
-    RowDeltaCommit,
-    TableChangedError,
-)
+from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.iceberg.state import Snapshot
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.retries import Retries
 from tests.sink.harness import java_error
 
 PREFIX = "rowdelta.shop"
@@ -82,12 +76,12 @@ class Table:
         """The table as another process sees it."""
         return IcebergTable(self._spark, "memory.n.t", self._catalog.loadTable(self._identifier))
 
-    def request(self, operation: str, previous: str | None = None, **others: Any) -> RowDeltaCommit:
+    def request(self, operation: str, previous: str | None = None, **others: Any) -> ChangeSet:
         """To commit one file, named as the operation is."""
         base = self.opened().snapshot_id()
-        return RowDeltaCommit(PREFIX, operation, {"0": operation}, [file(operation)], base, previous, **others)
+        return ChangeSet(PREFIX, operation, {"0": operation}, [file(operation)], base, previous, **others)
 
-    def commit(self, request: RowDeltaCommit, committer: IcebergCommitter | None = None) -> None:
+    def commit(self, request: ChangeSet, committer: IcebergCommitter | None = None) -> None:
         committer = committer or self.committer
         committer.commit(request, committer.retries())
 
@@ -327,7 +321,7 @@ def test_a_rewrite_whose_answer_is_wrong_or_lost(
     replaced = now.elements(now.java.currentSnapshot().addedDataFiles(now.java.io()))
     index = IndexCommit(now.snapshot_id(), {"version": "v", "base": now.snapshot_id()}, (), (), (), ())
     layout = now.spec.iceberg_schema.schema_id, now.spec.current_spec_id, 2
-    request = RewriteCommit(PREFIX, "small", [file("merged")], replaced, index, {}, layout)
+    request = Rewrite(PREFIX, "small", [file("merged")], replaced, index, {}, layout)
     actions: dict[After, Callable[[IcebergCommitter], object]] = {
         "": lambda _: None,
         "table unreadable once": unreadable(monkeypatch, 1),
@@ -347,7 +341,7 @@ def test_a_rewrite_whose_answer_is_wrong_or_lost(
 
 @pytest.mark.spark
 def test_another_version_between_write_and_commit(table: Table) -> None:
-    request = table.request("ours", written_under_version=2)
+    request = table.request("ours", written_for=table.opened().layout)
     table.opened().java.updateProperties().set("format-version", "3").commit()
     with pytest.raises(TableChangedError, match="format version"):
         table.commit(request)
@@ -365,7 +359,9 @@ def test_another_version_between_staging_and_sending(table: Table, monkeypatch: 
 
     monkeypatch.setattr(IcebergCommitter, "_send", send)
     deletes = json.loads(file("deletes")) | {"content": "POSITION_DELETES"}
-    request = replace(table.request("ours", written_under_version=2), files=[file("ours"), json.dumps(deletes)])
+    request = replace(
+        table.request("ours", written_for=table.opened().layout), files=[file("ours"), json.dumps(deletes)]
+    )
     with pytest.raises(TableChangedError, match="format version"):
         table.commit(request)
     assert table.files() == []
@@ -389,11 +385,11 @@ def test_a_position_whose_snapshot_was_rolled_back_and_has_expired(
 
     monkeypatch.setattr(IcebergCommitter, "_send", send)
     if heals == "at the next start":
-        monkeypatch.setattr(IcebergCommitter, "note_sequence_number", lambda *_: None)
+        monkeypatch.setattr(IcebergCommitter, "settle", lambda *_: None)
     table.commit(table.request("second", "first"))
     monkeypatch.undo()
     if heals == "at the next start":
-        IcebergCommitter(table.opened()).note_sequence_number(PREFIX)
+        IcebergCommitter(table.opened()).settle(PREFIX)
     table.rollback(foreign[0])
     table.expire()
     assert table.files() == ["first"]
@@ -527,7 +523,7 @@ def test_appends_that_do_not_conflict(table: Table, monkeypatch: pytest.MonkeyPa
     attempts: list[str] = []
     original, others = IcebergCommitter._stage, iter(["t2", "t1"])
 
-    def stage(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> Any:
+    def stage(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
         attempts.append(request.operation)
         if (target := next(others, None)) is not None:
             append = table.opened().java.newAppend()
@@ -550,7 +546,7 @@ def test_dead_letters_of_jobs_that_share_their_table(table: Table, monkeypatch: 
     attempts: list[str] = []
     original = IcebergCommitter._stage
 
-    def stage(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> Any:
+    def stage(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
         attempts.append(request.operation)
         if request.operation == "of shop":
             letters["crm"].commit("lake.crm.t1", "of crm", {"0": 1}, [file("of crm", "lake.crm.t1")], {}, 0)

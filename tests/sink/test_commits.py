@@ -21,8 +21,10 @@ from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
-from sink.targets.iceberg.commit import CommitUnknownError, IcebergCommitter, Retries, RowDeltaCommit
-from sink.targets.iceberg.table import Catalogs
+from sink.targets.base import ChangeSet, CommitUnknownError
+from sink.targets.iceberg.catalog import IcebergCatalogs
+from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.retries import Retries
 from tests.sink.harness import Job, before_commit, crashing, java_error, jvm_calls
 
 pytestmark = pytest.mark.spark
@@ -69,7 +71,7 @@ def after_first_commit(action: Callable[[], object]) -> Iterator[None]:
     original = IcebergCommitter.commit
     done: list[bool] = []
 
-    def commit(self: IcebergCommitter, request: RowDeltaCommit, retries: Retries) -> None:
+    def commit(self: IcebergCommitter, request: ChangeSet, retries: Retries) -> None:
         original(self, request, retries)
         if not done:
             done.append(True)
@@ -970,7 +972,7 @@ def test_partitions_that_do_not_fit_their_column_leave_no_table(
     job.write([("+I", row)])
     mapped = resolve_tables(job.config(), ())[0]
     with pytest.raises(ConfigError, match=message):  # as `check` does
-        plan_table(Catalogs(job.spark), job.config(), mapped, None)
+        plan_table(IcebergCatalogs(job.spark), job.config(), mapped, None)
     with pytest.raises(ConfigError, match=message):
         job.run()
     job.partition_by = ["region", "day(day)"]

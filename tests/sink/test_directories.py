@@ -18,7 +18,8 @@ from sink.errors import ConfigError, TableError
 from sink.run import plan as tables
 from sink.run import supervisor
 from sink.run.pipeline import Pipeline
-from sink.targets.iceberg.commit import IcebergCommitter, RowDeltaCommit
+from sink.targets.base import ChangeSet
+from sink.targets.iceberg.commit import IcebergCommitter
 from tests.services.process import wait_until
 from tests.sink.harness import java_catalog
 
@@ -101,7 +102,7 @@ def around_commits(
     """Call these functions with the table's name, and the number of its commits that have begun."""
     original, counts = IcebergCommitter.commit, {name: itertools.count(1) for name in ("a", "b", "dead_letters")}
 
-    def commit(self: IcebergCommitter, request: RowDeltaCommit, *rest: Any) -> None:
+    def commit(self: IcebergCommitter, request: ChangeSet, *rest: Any) -> None:
         name = self._table.name.rsplit(".", 1)[-1]
         number = next(counts[name])
         before(name, number)

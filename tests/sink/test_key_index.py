@@ -18,6 +18,8 @@ from sink.errors import TableError, TemporaryError
 from sink.run import deletion_vectors, keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.written import Written
+from sink.targets.iceberg import changes as iceberg_changes
+from sink.targets.iceberg import deletes as iceberg_deletes
 from sink.targets.iceberg.table import IcebergTable
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, jvm_calls, tiny_thresholds
 from tests.sink.test_commit_faults import Table
@@ -162,8 +164,8 @@ def test_deletes_that_can_t_be_written_leave_nothing_behind(job: Job, monkeypatc
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(keyindex, "delete_rows", full)
-        patch.setattr(keyindex, "write_deletion_vectors", full)
+        patch.setattr(iceberg_deletes, "delete_rows", full)
+        patch.setattr(iceberg_deletes, "write_deletion_vectors", full)
         job.write(update(1))
         with pytest.raises(
             TemporaryError, match=r"could not be written: No space left on device\. Nothing was applied; run again"
@@ -330,7 +332,7 @@ def test_catching_up_looks_at_all_files_where_only_a_scan_can_say(
     def unread(*_: Any) -> set[str]:
         raise error
 
-    monkeypatch.setattr(keyindex, "_deleted_from", unread)
+    monkeypatch.setattr(iceberg_changes, "_deleted_from", unread)
     apply(job, update(1, 2, 5))
     assert job.rows() == [row(1, "us"), row(2, "us"), row(3), row(5, "us")]
 
@@ -350,8 +352,8 @@ def test_rows_come_back_when_others_remove_a_delete_file(job: Job, monkeypatch: 
         removal = removal.removeDeletes(delete_file)
     removal.commit()
     assert row(1) in job.rows()
-    data_files_of = KeyIndex._data_files_of
-    monkeypatch.setattr(KeyIndex, "_data_files_of", lambda *args: (data_files_of(*args)[0], False))
+    data_files_of = iceberg_changes.Changes._data_files_of
+    monkeypatch.setattr(iceberg_changes.Changes, "_data_files_of", lambda *args: (data_files_of(*args)[0], False))
     apply(job, update(1, 2, 3, region="ap"))
     assert job.rows() == [row(1, "ap"), row(2, "ap"), row(3, "ap")]
 

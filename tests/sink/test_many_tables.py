@@ -33,8 +33,10 @@ from sink.run.pipeline import Pipeline
 from sink.sources.source import Range, SharedRead, TableBatch
 from sink.spark import task
 from sink.spark.versions import to_arrow
-from sink.targets.iceberg.commit import IcebergCommitter, Retries, RowDeltaCommit
+from sink.targets.base import ChangeSet
+from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.retries import Retries
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
 from tests.sink.harness import merging_soon
@@ -803,7 +805,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
             events.append(("written", name))
         return result
 
-    def commits(self: IcebergCommitter, request: RowDeltaCommit, retries: Retries) -> None:
+    def commits(self: IcebergCommitter, request: ChangeSet, retries: Retries) -> None:
         commit(self, request, retries)
         with lock:
             events.append(("committed", self._table.name.split(".")[-1]))

@@ -15,7 +15,8 @@ from deltawriters import rewrite
 from deltawriters.keyindex import IndexSlice, Located
 from sink.errors import FencedError, TemporaryError
 from sink.run import keyindex
-from sink.targets.iceberg.commit import IcebergCommitter, RowDeltaCommit
+from sink.targets.base import ChangeSet
+from sink.targets.iceberg.commit import IcebergCommitter
 from tests.sink.harness import Changes, Job, before_commit, before_rewrite, crashing, merging_soon
 
 pytestmark = pytest.mark.spark
@@ -471,8 +472,8 @@ def test_files_of_other_columns_are_left_alone(
     def alter() -> None:
         spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note string")
 
-    def late(self: IcebergCommitter, request: RowDeltaCommit, base: int | None) -> Any:
-        return original(self, replace(request, written_under_schema=None), base)
+    def late(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
+        return original(self, replace(request, written_for=None), base)
 
     monkeypatch.setattr(IcebergCommitter, "_stage", late)
     with merging_soon(EVERY):

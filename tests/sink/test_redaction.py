@@ -11,7 +11,7 @@ from sink.config import Config
 from sink.errors import RowdeltaError, summary
 from sink.redaction import masked, redacted, spark_pattern
 from sink.spark import session
-from sink.targets.iceberg.table import Catalogs
+from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.services.process import free_ports
 from tests.sink.test_config import KAFKA, refusal
 
@@ -97,7 +97,7 @@ def test_messages_about_a_catalog_mask_secrets_inside_of_its_uri(
     for key, value in properties.items():
         spark.conf.set(f"spark.sql.catalog.{name}.{key}", value.format(address=f"127.0.0.1:{port}"))
     with pytest.raises(RowdeltaError) as caught:
-        Catalogs(spark).load(f"{name}.shop.orders")
+        IcebergCatalogs(spark).load(f"{name}.shop.orders")
     assert "hunter2" not in str(caught.value)
 
 

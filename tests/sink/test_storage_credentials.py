@@ -24,8 +24,9 @@ from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
 from sink.spark.task import TaskPlan
 from sink.targets.iceberg import table as iceberg
+from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.storage_access import StorageAccess
-from sink.targets.iceberg.table import Catalogs, IcebergTable
+from sink.targets.iceberg.table import IcebergTable
 from tests.services.rest_catalog import RestCatalog, running_rest_catalog
 from tests.sink.test_catalogs import add_catalog, configuration, content, write
 
@@ -154,7 +155,7 @@ def test_what_a_catalog_is_given_is_for_the_index(spark: SparkSession, tmp_path:
     config = configuration(tmp_path, "plain", {"type": "hadoop", "s3.region": "eu"})
     settings = {"spark.sql.catalog.plain.s3.endpoint": "http://own", "spark.sql.catalog.other.s3.region": "us"}
     config = config.model_copy(update={"spark": settings})
-    given = Catalogs(spark).storage_properties(config, "plain.shop.orders")
+    given = IcebergCatalogs(spark).storage_properties(config, "plain.shop.orders")
     assert given == {"type": "hadoop", "s3.region": "eu", "s3.endpoint": "http://own"}
 
 
@@ -167,9 +168,9 @@ def test_a_table_is_loaded_again_before_its_credentials_expire(
     spark: SparkSession, catalog: Vending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_catalog(spark, "vending", {"type": "rest", "uri": catalog.uri})
-    catalogs = Catalogs(spark)
+    catalogs = IcebergCatalogs(spark)
     columns = spark.createDataFrame([], "id bigint").schema
-    catalogs.create("vending.shop.reloaded", columns, [], {})
+    catalogs.created("vending.shop.reloaded", columns, [], {})
     table = catalogs.load("vending.shop.reloaded")
     assert table is not None
     first = f"vended {catalog.loads}"
@@ -198,7 +199,7 @@ def test_a_table_is_loaded_again_before_its_credentials_expire(
 
     monkeypatch.setattr(iceberg, "time", SimpleClock(now + 9999))
     spark.sql("DROP TABLE vending.shop.reloaded")
-    catalogs.create("vending.shop.reloaded", columns, [], {})
+    catalogs.created("vending.shop.reloaded", columns, [], {})
     with pytest.raises(TableGoneError, match="was dropped and created again"):
         table.refresh()
 

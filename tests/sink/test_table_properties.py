@@ -17,7 +17,7 @@ from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.run.keys import table_key
 from sink.run.patterns import ResolvedTable
-from sink.targets.iceberg.table import Catalogs
+from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.table_properties import FEATURES, RULES, ignored, refusal, rule
 from tests.sink.harness import Job, before_commit, seen
 
@@ -124,7 +124,7 @@ def test_old_metadata_files_of_a_new_table_are_deleted(spark: SparkSession, tmp_
         "write.metadata.delete-after-commit.enabled": "true",
         "write.metadata.previous-versions-max": "3",
     }
-    dead_letters = Catalogs(spark).load(job.dead_letters)
+    dead_letters = IcebergCatalogs(spark).load(job.dead_letters)
     assert dead_letters is not None
     assert dead_letters.spec.properties_by_name.items() >= (DEFAULTS.items() - {("format-version", "2")})
 
@@ -139,7 +139,7 @@ def test_the_catalogs_defaults_win_over_ours(spark: SparkSession, tmp_path: Path
     for key, value in settings.items():
         spark.conf.set(f"{prefix}.{key}", value)
     columns = spark.createDataFrame([], "id bigint").schema
-    table = Catalogs(spark).create(f"{name}.shop.orders", columns, [], {})
+    table = IcebergCatalogs(spark).created(f"{name}.shop.orders", columns, [], {})
     assert table.spec.format_version == 3
     assert table.property("write.metadata.delete-after-commit.enabled") == "false"
     assert table.property("write.metadata.previous-versions-max") == "100"

@@ -14,7 +14,7 @@ from sink.commands.time_travel import When
 from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.spark import session
-from sink.targets.iceberg.table import Catalogs
+from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.services.kafka import Kafka, running_kafka
 from tests.sink.test_kafka import KafkaJob, event, insert, order
 
@@ -72,7 +72,7 @@ def test_rows_as_they_were(spark: SparkSession, kafka: Kafka, tmp_path: Path) ->
     assert (second.begin, second.end) == ({"0": 2}, {"0": 5})
     assert {kind: count for kind, count in second.rows.items() if count} == {"+I": 1, "+U": 1, "-D": 1}
     # Spark 3.5 knows `CALL` only with an extension
-    table = Catalogs(spark).load(target)
+    table = IcebergCatalogs(spark).load(target)
     assert table is not None
     table.java.expireSnapshots().expireOlderThan(foreign.time + 1).retainLast(1).commit()
     with pytest.raises(TableError, match="older snapshots have expired"):

@@ -28,9 +28,9 @@ from sink.sources.directories import Directories
 from sink.sources.plain import LocalFolders
 from sink.spark import type_names
 from sink.spark.versions import parse_ddl
-from sink.targets.base import TableState
+from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.metadata import MetadataTable, MetadataTables
-from sink.targets.iceberg.table import Catalogs
+from sink.targets.iceberg.state import IcebergState
 from tests.sink.harness import Job, seen
 
 TYPES = (
@@ -83,7 +83,7 @@ def test_a_table_is_the_same(spark: SparkSession, tmp_path: Path, version: str) 
         f"TBLPROPERTIES ('format-version' = '{version}', 'a' = 'b')"
     )
     assert_same(spark, job.config(), name)
-    java = Catalogs(spark).load(name)
+    java = IcebergCatalogs(spark).load(name)
     assert java is not None
     term, first = java.iceberg.expressions.Expressions.ref("l"), java.iceberg.NullOrder.NULLS_FIRST
     java.java.replaceSortOrder().asc(term, first).commit()
@@ -99,9 +99,9 @@ def test_a_table_is_the_same(spark: SparkSession, tmp_path: Path, version: str) 
     ]  # fmt: skip
 
 
-def assert_same(spark: SparkSession, loaded: Config, name: str) -> TableState:
+def assert_same(spark: SparkSession, loaded: Config, name: str) -> IcebergState:
     """By both ways to read it."""
-    java, plain = Catalogs(spark).load(name), MetadataTables(loaded).load(name)
+    java, plain = IcebergCatalogs(spark).load(name), MetadataTables(loaded).load(name)
     assert java is not None
     assert plain is not None
     assert plain.columns() == java.columns()

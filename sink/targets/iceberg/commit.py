@@ -9,100 +9,33 @@ again.
 
 import json
 import logging
-import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
-from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError, TemporaryError
-from sink.run.keyindex import IndexCommit
-from sink.sources.source import Position
+from sink.errors import RowdeltaError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
-from sink.targets.base import StoredPosition
-from sink.targets.iceberg.table import IcebergTable, table_error
+from sink.targets.base import (
+    ChangeSet,
+    Committer,
+    CommitUnknownError,
+    Rewrite,
+    TableChangedError,
+)
+from sink.targets.iceberg.errors import table_error
+from sink.targets.iceberg.state import Layout
+from sink.targets.retries import Retries
+
+if TYPE_CHECKING:
+    from sink.targets.iceberg.table import IcebergTable
 
 log = logging.getLogger("rowdelta")
 
 _LOOKS = 5
 """The sink looks at the table this many times to find out whether a commit happened."""
-_MOST_DOUBLINGS = 30
-"""A pause is doubled at most this often. Every limit is reached before, and the number doesn't overflow."""
 _CLEANABLE = "org.apache.iceberg.exceptions.CleanableFailure"
-
-
-class TableNoLongerEmptyError(Exception):
-    """The files were written for an empty table, without deletes, and somebody else has added rows since."""
-
-
-class TableChangedError(Exception):
-    """The rows to delete were looked up in a snapshot that is no longer current, or the table no longer has the schema,
-    partitions or format version for which the files were written.
-    """
-
-
-@dataclass(frozen=True)
-class RowDeltaCommit:
-    """A request to commit. It has only plain values, so that a committer for another table format could use it too.
-
-    :param prefix: property prefix of the sink's state in this table (`rowdelta.<sink id>`).
-    :param operation: id of this attempt at this micro-batch.
-    :param position: the source position after the micro-batch.
-    :param files: `ContentFileParser` JSON of data and delete files.
-    :param base_snapshot: the snapshot whose position this batch continues; None if the table had none.
-    :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
-    :param written_under_schema: id of the schema that was current. A snapshot names its schema, and readers of single
-        commits use this schema. None if it doesn't matter.
-    :param written_under_spec: id of the partition spec that was current; None if there are no deletes.
-    :param written_under_version: Iceberg's format version. Each version has another kind of delete files.
-    :param conflicts_with: a column and its value. Only files that may have such rows conflict with this commit. By
-        default all files do.
-    :param written_for_empty_table: the files have no deletes, because the table was empty.
-    :param summary: entries for the snapshot's summary.
-    :param properties: further table properties to set in the same transaction.
-    :param index: the key index's part. Rows were looked up in `base_snapshot`, so the commit is only right there.
-    """
-
-    prefix: str
-    operation: str
-    position: Position
-    files: Sequence[str]
-    base_snapshot: int | None
-    previous_operation: str | None
-    written_under_schema: int | None = None
-    written_under_spec: int | None = None
-    written_under_version: int | None = None
-    conflicts_with: tuple[str, str] | None = None
-    written_for_empty_table: bool = False
-    summary: Mapping[str, str] = field(default_factory=dict)
-    properties: Mapping[str, str] = field(default_factory=dict)
-    index: IndexCommit | None = None
-
-
-@dataclass(frozen=True)
-class RewriteCommit:
-    """A request to replace files by others that have the same live rows and deletes.
-
-    It doesn't set the source position, so it does no harm if another run has stored a newer one meanwhile.
-
-    :param prefix: as in `RowDeltaCommit`.
-    :param position_operation: the commit that stored the sink's position.
-    :param files: `ContentFileParser` JSON.
-    :param replaced: Java `DataFile`s and `DeleteFile`s.
-    :param index: the key index's part. The rows of `files` come from the snapshot `index.base`.
-    :param summary: entries for the snapshot's summary.
-    :param written_for: ids of the schema and the partition spec, and the format version, of `files`.
-    """
-
-    prefix: str
-    position_operation: str
-    files: Sequence[str]
-    replaced: Sequence[JavaObject]
-    index: IndexCommit
-    summary: Mapping[str, str]
-    written_for: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -127,57 +60,12 @@ class _Staged:
     before: str | None
 
 
-class Retries:
-    """Counts how often a micro-batch is committed again, whatever the reasons for the refusals. The table's
-    `commit.retry.*` settings give the limit and the pauses.
+class IcebergCommitter(Committer):
+    """Commits row deltas and rewrites to one table."""
 
-    :param table: name of the table, for messages.
-    :param number: most retries.
-    :param shortest: seconds to wait before the first retry.
-    :param longest: most seconds to wait before a retry.
-    """
-
-    def __init__(self, table: str, number: int, shortest: float, longest: float) -> None:
+    def __init__(self, table: "IcebergTable", *, newest_if_in_doubt: bool = False) -> None:
+        super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
         self._table = table
-        self._number = number
-        self._shortest = shortest
-        self._longest = longest
-        self._done = 0
-        self._last: Exception | None = None
-
-    def wait(self, refusal: Exception) -> None:
-        """Call this before another attempt. The same refusal counts only once, even if several callers report it.
-
-        :raises TemporaryError: the limit is reached.
-        """
-        if refusal is self._last:
-            return
-        self._last = refusal
-        if self._done >= self._number:
-            reason = java_message(refusal) if isinstance(refusal, JAVA_ERRORS) else refusal
-            raise TemporaryError(
-                f"{self._table}: other writers kept committing in between, and the table's commit.retry settings are "
-                "used up. Nothing was applied; run again, or raise commit.retry.num-retries. Last conflict: "
-                f"{reason}"
-            )
-        time.sleep(doubled(self._shortest, self._done, self._longest) * random.uniform(0.9, 1.1))
-        self._done += 1
-
-
-def doubled(pause: float, times: int, longest: float) -> float:
-    """A pause that is twice as long after each failure, up to the longest."""
-    return min(longest, pause * 2.0 ** min(times, _MOST_DOUBLINGS))
-
-
-class IcebergCommitter:
-    """Commits row deltas and rewrites to one table.
-
-    :param newest_if_in_doubt: see `TableState.position`.
-    """
-
-    def __init__(self, table: IcebergTable, *, newest_if_in_doubt: bool = False) -> None:
-        self._table = table
-        self._newest_if_in_doubt = newest_if_in_doubt
         self._everything = table.iceberg.expressions.Expressions.alwaysTrue()
         # The last commit's deletion vectors. The next commit replaces most of them, and to make one again would take
         # two calls to the JVM.
@@ -193,51 +81,35 @@ class IcebergCommitter:
             int(properties.get("commit.retry.max-wait-ms", 60_000)) / 1000,
         )
 
-    def commit(self, request: RowDeltaCommit, retries: Retries) -> None:
-        """Commit, or find out why not.
+    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+        try:
+            staged = self._stage(request, base)
+            refusal = self._settled(staged)
+        except JAVA_ERRORS as error:  # staging failed, so nothing was sent
+            refusal = error
+        if refusal is None:
+            self._see_committed(request, staged)
+            return None
+        if java_class(refusal) not in ("ValidationException", "CommitFailedException") and not _base_is_gone(refusal):
+            # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
+            self._check_layout(request)
+            raise table_error(self._table.name, refusal) from None
+        return refusal
 
-        :raises TableNoLongerEmptyError: write the batch again, with deletes.
-        :raises TableChangedError: look its keys up and write it again.
-        :raises TableError: another sink commits under the same id, or the table is gone.
-        :raises TemporaryError: the outcome is unknown or `retries` are used up. Files must be kept after an unknown
-            outcome; it is a `CommitUnknownError` then.
-        """
-        base = request.base_snapshot
-        while True:
-            try:
-                staged = self._stage(request, base)
-                refusal = self._settled(staged)
-            except JAVA_ERRORS as error:  # staging failed, so nothing was sent
-                refusal = error
-            if refusal is None:
-                self._see_committed(request, staged)
-                return
-            retryable = java_class(refusal) in ("ValidationException", "CommitFailedException")
-            if not retryable and not _base_is_gone(refusal):
-                # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
-                self._check_layout(request)
-                raise table_error(self._table.name, refusal) from None
-            self._table.refresh()
-            self.own_position(request.prefix, request.previous_operation)
-            if request.written_for_empty_table and not self._table.is_empty():
-                raise TableNoLongerEmptyError
-            if request.index is not None and self._table.snapshot_id() != request.base_snapshot:
-                raise TableChangedError(java_message(refusal))
-            base = self._table.snapshot_id()
-            retries.wait(refusal)
-
-    def _check_layout(self, request: RowDeltaCommit) -> None:
+    def _check_layout(self, request: ChangeSet) -> None:
         """:raises TableChangedError: the files are for another schema, spec or format version than the table has."""
-        schema, spec, version = self._table.layout
-        if request.written_under_spec not in (None, spec):
+        layout, wanted = self._table.layout, request.written_for
+        if not isinstance(wanted, Layout):
+            return
+        if wanted.spec_id != layout.spec_id:
             # deletes are for partitions of the old spec, and don't apply to rows that others moved to the new one
             raise TableChangedError("the table was partitioned in another way")
-        if request.written_under_schema not in (None, schema):
+        if wanted.schema_id != layout.schema_id:
             raise TableChangedError("the table has other columns")
-        if request.written_under_version not in (None, version):
+        if wanted.format_version != layout.format_version:
             raise TableChangedError("the table has another format version")
 
-    def _see_committed(self, request: RowDeltaCommit, staged: _Staged) -> None:
+    def _see_committed(self, request: ChangeSet, staged: _Staged) -> None:
         """Take the table as the commit has left it.
 
         :raises CommitUnknownError: it was committed, and the catalog doesn't answer any more. The files stay.
@@ -251,9 +123,9 @@ class IcebergCommitter:
                 f"({java_message(error)}). Run again: the table's position decides."
             ) from None
         if committed is not None and committed.sequence_number != staged.sequence_number:
-            self.note_sequence_number(request.prefix)
+            self.settle(request.prefix)
 
-    def _stage(self, request: RowDeltaCommit, base: int | None) -> _Staged:
+    def _stage(self, request: ChangeSet, base: int | None) -> _Staged:
         table = self._table
         name = f"{request.prefix}.position"
         stored: dict[str, Any] = {"position": request.position, "operation": request.operation}
@@ -352,7 +224,7 @@ class IcebergCommitter:
             number = None if parent is None else int(parent)
         return False
 
-    def note_sequence_number(self, prefix: str) -> None:
+    def settle(self, prefix: str) -> None:
         """Store the sequence number of the snapshot that has the sink's position, if the position has another one. When
         Iceberg itself tries again, it gives the snapshot another number. `IcebergTable.position` needs the right one.
 
@@ -371,7 +243,7 @@ class IcebergCommitter:
         except JAVA_ERRORS as error:  # the next start tries again; only a rollback before that would need it
             log.info("%s: the sequence number could not be stored: %s", self._table.name, java_message(error))
 
-    def rewrite(self, request: RewriteCommit) -> None:
+    def rewrite(self, request: Rewrite) -> None:
         """Try to commit once. Nothing is lost if a rewrite has to wait for the next time.
 
         :raises TableChangedError: rows of the replaced files were deleted meanwhile, or files are gone.
@@ -385,7 +257,7 @@ class IcebergCommitter:
         if refusal is not None:
             raise TableChangedError(java_message(refusal))
 
-    def _stage_rewrite(self, request: RewriteCommit) -> _Staged:
+    def _stage_rewrite(self, request: Rewrite) -> _Staged:
         table, name = self._table, f"{request.prefix}.index"
         transaction = table.java.newTransaction()
         table.look()
@@ -411,31 +283,6 @@ class IcebergCommitter:
         transaction.updateProperties().set(name, text).commit()
         return _Staged(transaction, request.index.base, number, snapshot.sequence_number, name, text, before)
 
-    def own_position(self, prefix: str, operation: str | None) -> StoredPosition | None:
-        """The table's position, after a check that `operation` stored it. None if there is none and `operation` is
-        None.
-
-        :raises RolledBackError: the table was rolled back since, so it has an earlier operation's position.
-        :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
-        :raises TableError: the position was removed, or it is unknown whether the table was rolled back.
-        """
-        stored = self._table.position(prefix, newest_if_in_doubt=self._newest_if_in_doubt)
-        if (stored.operation if stored else None) == operation:
-            return stored
-        if stored is None:
-            raise TableError(f"{self._table.name}: the sink's position was removed while it ran. Start it again.")
-        newest = json.loads(self._table.property(f"{prefix}.position") or "{}")
-        if newest.get("operation") == operation:
-            raise RolledBackError(
-                f"{self._table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read "
-                "again from that snapshot's position."
-            )
-        raise FencedError(
-            f"{self._table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed "
-            "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give "
-            "one its own sink.id."
-        )
-
     def _is_refusal(self, error: Exception) -> bool:
         """Whether the catalog says that nothing was committed. Iceberg itself cleans up only after `CleanableFailure`
         (`SnapshotProducer`, strict cleanup). A connection, for example, may break after the commit.
@@ -445,10 +292,6 @@ class IcebergCommitter:
         loader = self._table.java.getClass().getClassLoader()
         cleanable = self._table.jvm.java.lang.Class.forName(_CLEANABLE, True, loader)
         return bool(cleanable.isInstance(java_exception(error))) or java_class(error) == "IllegalArgumentException"
-
-
-class CommitUnknownError(TemporaryError):
-    """It is unknown whether the commit succeeded. The attempt's files must not be deleted."""
 
 
 def _base_is_gone(error: Exception) -> bool:

@@ -6,31 +6,30 @@ compaction beside a busy sink may never succeed. The sink runs its own compactio
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from py4j.java_gateway import JavaObject
 
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.iceberg.table import IcebergTable
+from sink.targets.base import MINOR
+
+if TYPE_CHECKING:
+    from sink.targets.iceberg.table import IcebergTable
 
 log = logging.getLogger("rowdelta")
 
 OWN = "rowdelta.compaction"
 """Key in the summary of a snapshot that Iceberg made for a compaction of this module."""
 
-MINOR = "rowdelta.minor-compaction"
-"""Key in the summary of a minor compaction's snapshot (`sink.run.minor_compaction`). Its value is the compaction's
-number, which counts from 1.
-"""
 
-
-class Compaction:
+class RewriteDataFiles:
     """Runs Iceberg's `rewrite_data_files` on one table, after a number of commits.
 
     :param table: the table.
     :param every: number of commits between two compactions. Commits and compactions of other writers count too.
     """
 
-    def __init__(self, table: IcebergTable, every: int) -> None:
+    def __init__(self, table: "IcebergTable", every: int) -> None:
         self._table = table
         self._every = every
         self._commits = every  # so the first commit counts the commits of earlier runs

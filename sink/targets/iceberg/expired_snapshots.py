@@ -11,8 +11,9 @@ from functools import cached_property
 from py4j.java_gateway import JavaObject
 
 from sink.spark.java_errors import JAVA_ERRORS, java_class
-from sink.targets.base import Snapshot
-from sink.targets.iceberg.table import IcebergTable, table_error
+from sink.targets.iceberg.errors import table_error
+from sink.targets.iceberg.state import Snapshot
+from sink.targets.iceberg.table import IcebergTable
 
 
 class ExpiredSnapshots:

@@ -13,10 +13,8 @@ from typing import Any
 
 from sink.errors import ConfigError, TableError
 from sink.sources.source import Position
-from sink.targets.iceberg.compaction import MINOR, OWN
-
-ROWS = "rowdelta.rows"
-"""Key in the summary of a sink's snapshot. Its value is JSON: how many changes of each kind the commit applied."""
+from sink.targets.base import MINOR, ROWS
+from sink.targets.iceberg.compaction import OWN
 
 Metadata = Mapping[str, Any]
 

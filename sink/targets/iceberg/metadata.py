@@ -8,7 +8,7 @@ import gzip
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from sink.config import Config, PartitionField
+from sink.config import Config, PartitionField, TableSection
 from sink.config.local_paths import local_path
 from sink.errors import NeedsSparkError
-from sink.targets.base import Snapshot, TableState, written_properties
+from sink.targets.iceberg.state import IcebergState, Snapshot, written_properties
+from sink.targets.iceberg.table_properties import ignored
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
@@ -50,7 +51,7 @@ _GZIP = b"\x1f\x8b"
 _SECONDS = 5.0
 
 
-class MetadataTable(TableState):
+class MetadataTable(IcebergState):
     """A table, read from its metadata.
 
     :param name: `catalog.namespace.table`.
@@ -160,9 +161,13 @@ class MetadataTables:
             raise NeedsSparkError(name)
         return found
 
-    def partition_spec(self, columns: "T.StructType", partition_by: "Sequence[PartitionField]", path: str) -> None:
+    def check_new(self, section: "TableSection", columns: "T.StructType", path: str) -> None:
         """:raises NeedsSparkError: Iceberg's library might refuse it."""
-        _check_partitioning(columns, partition_by)
+        if section.partition_by:
+            _check_partitioning(columns, section.partition_fields)
+
+    def not_followed(self, section: "TableSection") -> Iterator[str]:
+        yield from ignored(section.properties)
 
     def _of_rest(self, catalog: str, properties: _Properties, namespace: Sequence[str], table: str) -> Metadata | None:
         """Read the server's answer itself, because PyIceberg's own types leave out some parts of it."""

@@ -13,13 +13,14 @@ import pyarrow.compute as pc
 from pyiceberg.conversions import to_json
 from pyiceberg.partitioning import PartitionField, PartitionFieldValue, PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import VoidTransform
+from pyiceberg.transforms import BucketTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import DateType, PrimitiveType, TimestampType, TimestamptzType, UUIDType
+from pyiceberg.types import DateType, IcebergType, PrimitiveType, TimestampType, TimestamptzType, UUIDType
 
 from deltawriters.collapse import Ints, dense_ids
 from deltawriters.content import Partition
 from deltawriters.partitioning import storage
+from deltawriters.table import Bucket
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,26 @@ class PartitionOfRows(Partition):
     """
 
     values: tuple[Any, ...] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class IcebergBucket(Bucket):
+    """:param type: the column's type, which Iceberg's hash depends on."""
+
+    type: IcebergType
+
+    def numbers(self, values: pa.Array) -> Ints:
+        numbers: Ints = BucketTransform(self.count).pyarrow_transform(self.type)(aligned(values)).to_numpy()
+        return numbers
+
+
+def key_bucket(spec: PartitionSpec, schema: Schema, key: Sequence[str]) -> IcebergBucket | None:
+    """The first key column by whose buckets the spec partitions. None if there is no such column."""
+    for part in spec.fields:
+        source = schema.find_column_name(part.source_id)
+        if isinstance(part.transform, BucketTransform) and source is not None and source in key:
+            return IcebergBucket(source, part.transform.num_buckets, schema.find_type(part.source_id))
+    return None
 
 
 def source_columns(spec: PartitionSpec, schema: Schema) -> tuple[str, ...]:

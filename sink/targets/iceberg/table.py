@@ -6,25 +6,31 @@ sequence numbers and manifests.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 from pyiceberg.transforms import VoidTransform
-from pyspark.sql import SparkSession
+from pyroaring import BitMap64
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
 
-from changelog.decoding import METADATA
+from changelog.row_kind_columns import quoted
 from changelog.spec import ColumnSpec
-from sink.config import Config, PartitionField, TableSection
-from sink.errors import ConfigError, TableError, TableGoneError, TemporaryError
-from sink.redaction import masked
-from sink.spark.java_errors import JAVA_ERRORS, exception_message, java_class, java_exception, java_message
-from sink.spark.versions import parse_ddl
-from sink.targets.base import Snapshot, TableState, written_properties
+from deltawriters.keyindex import IndexedFile
+from sink.errors import TableError
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.targets.base import LiveFile, MergeCandidates, TableChanges, Target, WrittenDeletes
+from sink.targets.iceberg.changes import Changes, live_files, rows_of
+from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.iceberg.compaction import RewriteDataFiles
+from sink.targets.iceberg.deletes import written_deletes
+from sink.targets.iceberg.errors import replaced, table_error
+from sink.targets.iceberg.small_files import SmallFiles
+from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
 from sink.targets.iceberg.writers import IcebergTableSpec
 
@@ -55,13 +61,11 @@ _java = lru_cache(maxsize=1)(_Java)
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _Written:
     """What of a table's metadata is as before after the sink's own commits."""
 
-    schema_id: int
-    spec_id: int
+    layout: Layout
     spec_ids: tuple[int, ...]
-    format_version: int
     location: str
     properties: tuple[tuple[str, str], ...]
 
@@ -87,7 +91,7 @@ class _View:
         return self._current[0]
 
 
-class IcebergTable(TableState):
+class IcebergTable(IcebergState, Target):
     """One table as the sink sees it. Views of its metadata are cached until `refresh` or `look`.
 
     :param load: asks the catalog for the table again, and so for new credentials.
@@ -108,7 +112,8 @@ class IcebergTable(TableState):
         self._loaded_at = time.time()
         self._seen: JavaObject | None = None
         self._view: _View | None = None
-        self._layout: _Layout | None = None
+        self._written: _Written | None = None
+        self._small_files = SmallFiles(self)
         self.look()
 
     def refresh(self) -> None:
@@ -135,7 +140,7 @@ class IcebergTable(TableState):
         """Iceberg's own refresh keeps the credentials with which the table was loaded."""
         asked_at, loaded = time.time(), load()
         if str(loaded.uuid()) != str(self.java.uuid()):
-            raise _replaced(self.name)
+            raise replaced(self.name)
         self.java, self._loaded_at = loaded, asked_at
         self.__dict__.pop("_storage", None)
 
@@ -153,33 +158,30 @@ class IcebergTable(TableState):
         metadata = self.java.operations().current()
         location = metadata.metadataFileLocation()
         if self._seen is not self.java:
-            self._seen, self._view, self._layout = self.java, None, None
+            self._seen, self._view, self._written = self.java, None, None
         elif self._view is not None and location is not None and location == self._view.location:
             return  # as is usual where nobody but the sink commits
         view = _View(self, metadata, location)
-        layout = _Layout(
-            int(metadata.currentSchemaId()),
-            int(metadata.defaultSpecId()),
+        layout = Layout(int(metadata.currentSchemaId()), int(metadata.defaultSpecId()), int(metadata.formatVersion()))
+        written = _Written(
+            layout,
             tuple(sorted(self.as_json(metadata.specsById().keySet()))),
-            int(metadata.formatVersion()),
             str(metadata.location()),
             written_properties(view.properties),
         )
-        if layout != self._layout:
-            self._layout = layout
+        if written != self._written:
+            self._written = written
             for name in ("spec", "java_specs"):
                 self.__dict__.pop(name, None)
         self._view = view
 
     @property
-    def layout(self) -> tuple[int, int, int]:
-        """What files are written for: ids of the schema and the partition spec, and the format version."""
-        layout = self._known_layout()
-        return layout.schema_id, layout.spec_id, layout.format_version
+    def layout(self) -> Layout:
+        return self._known().layout
 
-    def _known_layout(self) -> "_Layout":
-        assert self._layout is not None
-        return self._layout
+    def _known(self) -> "_Written":
+        assert self._written is not None
+        return self._written
 
     @cached_property
     def java_specs(self) -> JavaObject:
@@ -189,15 +191,15 @@ class IcebergTable(TableState):
     @cached_property
     def spec(self) -> IcebergTableSpec:
         """What the delta writers need, as plain values. The sink's own properties aren't among the table's."""
-        by_id, layout = self.java_specs, self._known_layout()
-        data = dict(layout.properties).get("write.data.path", layout.location)
+        by_id, written = self.java_specs, self._known()
+        data = dict(written.properties).get("write.data.path", written.location)
         return IcebergTableSpec(
-            location=layout.location,
-            format_version=layout.format_version,
+            location=written.location,
+            format_version=written.layout.format_version,
             schema=str(self._calls.schema_to_json(self.java.schema())),
-            specs=tuple(str(self._calls.spec_to_json(by_id.get(i))) for i in layout.spec_ids),
-            current_spec_id=layout.spec_id,
-            properties=layout.properties,
+            specs=tuple(str(self._calls.spec_to_json(by_id.get(i))) for i in written.spec_ids),
+            current_spec_id=written.layout.spec_id,
+            properties=written.properties,
             io_properties=tuple(self._storage.at(data).items()),
         )
 
@@ -332,7 +334,7 @@ class IcebergTable(TableState):
         current = self.current_snapshot()
         return current is None or current.summary.get("total-data-files") == "0"
 
-    def has_data_under_other_specs(self) -> bool:
+    def needs_global_deletes(self) -> bool:
         """Whether a data manifest was written under another spec than the current one. Reads only the manifest list."""
         snapshot = self.java.currentSnapshot()
         if snapshot is None or len(self.spec.specs) == 1:
@@ -353,8 +355,9 @@ class IcebergTable(TableState):
     def property(self, name: str) -> str | None:
         return self._known_view().properties.get(name)
 
-    def set_property(self, name: str, value: str) -> None:
-        self.java.updateProperties().set(name, value).commit()
+    def set_property(self, name: str, value: str | None) -> None:
+        update = self.java.updateProperties()
+        (update.remove(name) if value is None else update.set(name, value)).commit()
         self.look()
 
     def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
@@ -387,7 +390,7 @@ class IcebergTable(TableState):
                 raise table_error(self.name, error) from None
         self.refresh()
 
-    def ensure_unpartitioned_spec(self) -> None:
+    def prepare_global_deletes(self) -> None:
         """Add an unpartitioned spec to the history of a partitioned table. Equality deletes under it are global.
 
         The current spec stays the same: one transaction removes its fields and adds them again.
@@ -410,245 +413,60 @@ class IcebergTable(TableState):
         transaction.commitTransaction()
         self.refresh()
 
+    def committer(self, *, newest_if_in_doubt: bool = False) -> IcebergCommitter:
+        return IcebergCommitter(self, newest_if_in_doubt=newest_if_in_doubt)
 
-_DEFAULTS = {
-    "format-version": "2",
-    # each commit adds a metadata file, and Iceberg keeps them for ever by default
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "100",
-}
-"""Default properties of new tables."""
+    def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
+        schema, spec = self.spec.iceberg_schema, self.spec
+        keys = ", ".join(f"{schema.find_field(name).field_id} {schema.find_type(name)}" for name in key)
+        shown = "" if buckets is None else f"; {buckets} buckets by {spec.current_spec}"
+        return f"{keys}{shown}; v{spec.format_version}"
 
+    def changes_since(self, base: int | None, included: set[int]) -> TableChanges | None:
+        return Changes(self, base).since(included)
 
-class Catalogs:
-    """Tables of the session's Iceberg catalogs by `catalog.namespace.table`."""
+    def appended_since(self, base: int | None) -> list[LiveFile] | None:
+        return Changes(self, base).appended()
 
-    def __init__(self, spark: SparkSession) -> None:
-        jvm = spark.sparkContext._jvm
-        assert jvm is not None
-        self.spark = spark
-        self._jvm = jvm
-        self._iceberg = jvm.org.apache.iceberg
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return spark.table(quoted_name(self.name))
 
-    def load(self, name: str) -> IcebergTable | None:
-        """The table, or None if it doesn't exist.
+    def frame_of_commit(self, snapshot_id: int) -> DataFrame | None:
+        snapshot = self.java.snapshot(snapshot_id)
+        if snapshot is None:
+            return None
+        parent = snapshot.parentId()
+        if parent is None:
+            return self.spark.sql(f"SELECT * FROM {quoted_name(self.name)} VERSION AS OF {snapshot_id}")
+        reader = self.spark.read.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot_id))
+        return reader.table(quoted_name(self.name))
 
-        :raises TemporaryError: the catalog did not answer.
-        """
-        catalog, identifier = self._resolve(name)
-        try:
-            return self._opened(name, catalog, identifier, catalog.loadTable(identifier))
-        except JAVA_ERRORS as error:
-            if java_class(error) in ("NoSuchTableException", "NoSuchNamespaceException"):
-                return None
-            raise table_error(name, error) from None
+    def live_files(self) -> Iterator[LiveFile]:
+        return live_files(self)
 
-    def create(
+    def rows_of(
+        self, files: Sequence[LiveFile]
+    ) -> AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]:
+        return rows_of(self, files)
+
+    def delete_rows(
         self,
         name: str,
-        columns: T.StructType,
-        key: Sequence[str],
-        properties: Mapping[str, str],
-        partition_spec: JavaObject | None = None,
-    ) -> IcebergTable:
-        """Create a table with `key` as identifier fields.
+        tasks: int,
+        rows: Mapping[str, tuple[IndexedFile, BitMap64]],
+        known: Callable[[str], Mapping[str, Any] | None],
+        parquet_deletes: Mapping[str, Sequence[str]],
+        created: list[str],
+    ) -> WrittenDeletes:
+        return written_deletes(self.spec, name, tasks, rows, known, parquet_deletes, created)
 
-        :param properties: properties of the table. They replace our defaults, and so do the catalog's
-            `table-default.…` properties.
-        """
-        catalog, identifier = self._resolve(name)
-        of_catalog = f"spark.sql.catalog.{name.split('.')[0]}.table-default."
-        defaults = {n: v for n, v in _DEFAULTS.items() if self.spark.conf.get(f"{of_catalog}{n}", None) is None}
-        converted = self._converted(columns)
-        ids = self._jvm.java.util.HashSet()
-        for column in key:
-            ids.add(converted.findField(column).fieldId())
-        schema = self._iceberg.Schema(converted.columns(), ids)
-        try:
-            self._ensure_namespace(catalog, identifier)
-            builder = catalog.buildTable(identifier, schema)
-            for property_name, value in (defaults | dict(properties)).items():
-                builder = builder.withProperty(property_name, value)
-            if partition_spec is not None:
-                builder = builder.withPartitionSpec(partition_spec)
-            table = builder.create()
-        except JAVA_ERRORS as error:
-            raise table_error(name, error) from None
-        return self._opened(name, catalog, identifier, table)
+    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+        return self._small_files.search(self.spec, prefix, is_enough)
 
-    def _opened(self, name: str, catalog: JavaObject, identifier: JavaObject, table: JavaObject) -> IcebergTable:
-        def load() -> JavaObject:
-            # without this, Iceberg keeps the old credentials if a REST catalog answers "not modified"
-            catalog.invalidateTable(identifier)
-            return catalog.loadTable(identifier)
-
-        return IcebergTable(self.spark, name, table, load)
-
-    def storage_properties(self, config: Config, name: str) -> dict[str, str]:
-        """By what the catalog of a table reaches files that are no table's: as configured, and as a REST catalog says
-        for all tables alike. What it vends for a table isn't for other places.
-        """
-        catalog_name = name.split(".")[0]
-        prefix = f"spark.sql.catalog.{catalog_name}."
-        given = {key.removeprefix(prefix): value for key, value in config.spark.items() if key.startswith(prefix)}
-        configured = given | config.catalogs[catalog_name]
-        if configured.get("type", "rest") != "rest":
-            return configured
-        catalog, _ = self._resolve(name)
-        rest = self._jvm.java.lang.Class.forName(
-            "org.apache.iceberg.rest.RESTCatalog", True, catalog.getClass().getClassLoader()
-        )
-        return configured | dict(catalog.properties()) if rest.isInstance(catalog) else configured
-
-    def partition_spec(self, columns: T.StructType, partition_by: Sequence[PartitionField], path: str) -> JavaObject:
-        """Iceberg's partition spec for a new table with these columns.
-
-        :param path: the table's place in the configuration.
-        :raises ConfigError: a transform doesn't fit its column's type, or two fields are the same.
-        """
-        try:
-            builder = self._iceberg.PartitionSpec.builderFor(self._converted(columns))
-        except JAVA_ERRORS as error:
-            raise ConfigError(f"{path}.columns: {java_message(error)}") from None
-        spec = builder.build()
-        for number, field in enumerate(partition_by):
-            where = f"{path}.partition_by[{number}]"
-            if field.column not in columns.names:
-                names = ", ".join(columns.names)
-                raise ConfigError(f"{where}: there is no column {field.column!r}. The columns are: {names}.")
-            parameters = [] if field.parameter is None else [field.parameter]
-            try:
-                builder = getattr(builder, field.transform)(field.column, *parameters)
-                spec = builder.build()  # only this call checks the types
-            except JAVA_ERRORS as error:
-                dtype = columns[field.column].dataType.simpleString()
-                raise ConfigError(
-                    f"{where}: {field.transform} of column {field.column}, which is {dtype}: {java_message(error)}"
-                ) from None
-        return spec
-
-    def _converted(self, columns: T.StructType) -> JavaObject:
-        """The columns as an Iceberg schema."""
-        return self._iceberg.spark.SparkSchemaUtil.convert(
-            self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
-        )
-
-    def _resolve(self, name: str) -> tuple[JavaObject, JavaObject]:
-        catalog_name, *namespace, table = name.split(".")
-        manager = self.spark._jsparkSession.sessionState().catalogManager()
-        try:
-            catalog = manager.catalog(catalog_name).icebergCatalog()
-        except JAVA_ERRORS as error:
-            raise self._unusable(catalog_name, error) from None
-        gateway = self.spark.sparkContext._gateway
-        assert gateway is not None
-        levels = gateway.new_array(self._jvm.java.lang.String, len(namespace))
-        for i, level in enumerate(namespace):
-            levels[i] = level
-        identifier = self._iceberg.catalog.TableIdentifier.of(self._iceberg.catalog.Namespace.of(levels), table)
-        return catalog, identifier
-
-    def _unusable(self, catalog: str, error: Exception) -> ConfigError | TemporaryError:
-        kind, message = java_class(error), _with_cause(error)
-        if kind in (*_REFUSALS, "ClassNotFoundException", "CatalogNotFoundException"):
-            return ConfigError(f"catalogs.{catalog}: it can't be opened: {message}. Correct its properties.")
-        prefix = f"spark.sql.catalog.{catalog}"
-        uri = self.spark.conf.get(f"{prefix}.uri", None)
-        if uri is None and self.spark.conf.get(f"{prefix}.type", None) == "rest":
-            return ConfigError(f"catalogs.{catalog}: a catalog of type rest needs its address. Add uri.")
-        at = "" if uri is None else f" at {masked(uri)}"
-        return TemporaryError(
-            f"catalog {catalog}{at} can't be opened: {message}. Nothing was applied; run again once it answers, or "
-            "correct "
-            f"catalogs.{catalog}."
-        )
-
-    def _ensure_namespace(self, catalog: JavaObject, identifier: JavaObject) -> None:
-        supports = self._jvm.java.lang.Class.forName(
-            "org.apache.iceberg.catalog.SupportsNamespaces", True, catalog.getClass().getClassLoader()
-        )
-        if not supports.isInstance(catalog) or catalog.namespaceExists(identifier.namespace()):
-            return
-        try:
-            catalog.createNamespace(identifier.namespace())
-        except JAVA_ERRORS as error:
-            if java_class(error) != "AlreadyExistsException":
-                raise
+    def compaction(self, every: int) -> RewriteDataFiles:
+        return RewriteDataFiles(self, every)
 
 
-_REFUSALS = ("IllegalArgumentException", "BadRequestException", "NotAuthorizedException", "ForbiddenException")
-
-
-def _with_cause(error: Exception) -> str:
-    """The message, and that of the innermost cause. If a catalog doesn't answer, the innermost one has its address."""
-    exception = java_exception(error)
-    while (cause := exception.getCause()) is not None:
-        exception = cause
-    message, inner = java_message(error).strip(), exception_message(exception)
-    return message if inner in message else f"{message} ({inner})"
-
-
-def _replaced(name: str) -> TableGoneError:
-    return TableGoneError(f"{name} was dropped and created again while the sink ran. Start the sink again.")
-
-
-def table_error(name: str, error: Exception) -> TableError | TemporaryError:
-    """The error that a Java exception means for the table: it is gone or was replaced, or the error is temporary."""
-    kind, message = java_class(error), java_message(error)
-    # the hadoop catalog says it by the message
-    if kind in ("NoSuchTableException", "NotFoundException") or message.startswith("Metadata file for version"):
-        return TableGoneError(
-            f"{name} is gone: it was dropped or its files were removed. Start again to create it anew. ({message})"
-        )
-    if "UUID does not match" in message:
-        return _replaced(name)
-    if kind in (*_REFUSALS, "ValidationException"):
-        return TableError(f"{name}: {message}")
-    return TemporaryError(f"{name}: catalog {name.split('.')[0]} failed: {kind}: {_with_cause(error)}")
-
-
-def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | None = None) -> T.StructType | None:
-    """The stored `columns` and metadata columns as a Spark schema. Key columns can't be null. None if the configuration
-    names no columns and `types` has none.
-
-    :param types: Spark SQL types of the columns, used if the configuration names no columns.
-    :raises ConfigError: a type is invalid, or a key can't have it.
-    """
-    if table.columns is not None:
-        types = {name: column.type for name, column in table.columns.items() if column.stored}
-    if types is None:
-        return None
-    fields = []
-    for name, text in types.items():
-        fields.append(T.StructField(name, parse_type(text, f"{path}.columns.{name}"), nullable=name not in table.key))
-    fields += [T.StructField(name, from_arrow_type(METADATA[name])) for name in table.metadata]
-    advice = "" if table.columns is not None else " (columns: say the types of all columns)"
-    for name in table.key:
-        if name not in types:
-            raise ConfigError(f"{path}.key: there is no column {name!r}. The columns are: {', '.join(types)}.")
-        dtype = T.StructType(fields)[name].dataType
-        if isinstance(dtype, T.FloatType | T.DoubleType):
-            raise ConfigError(
-                f"{path}.key: {name} is a {types[name]}; Iceberg allows no floating-point keys. Use decimal or string"
-                f"{advice}."
-            )
-        if not isinstance(dtype, T.AtomicType):
-            raise ConfigError(
-                f"{path}.key: {name} is a {types[name]}; Iceberg allows no keys that have parts. Use string{advice}."
-            )
-    return T.StructType(fields)
-
-
-def parse_type(text: str, path: str) -> T.DataType:
-    """Parse a Spark SQL type such as `decimal(12,2)`.
-
-    :raises ConfigError: the text isn't such a type.
-    """
-    from pyspark.errors import PySparkException
-
-    try:
-        return parse_ddl(text)
-    except (PySparkException, ValueError):
-        raise ConfigError(
-            f"{path}: got {text!r}, expected a Spark SQL type such as bigint, string, decimal(12,2) or timestamp"
-        ) from None
+def quoted_name(name: str) -> str:
+    """A table's full name in SQL."""
+    return ".".join(map(quoted, name.split(".")))

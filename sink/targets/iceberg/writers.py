@@ -10,7 +10,7 @@ IcebergTableSpec        what the writers know about the table
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -27,11 +27,11 @@ from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.rewrite import SmallFile
-from deltawriters.table import TableSpec
+from deltawriters.table import Bucket, TableSpec
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
 from sink.targets.iceberg.equality import EqualityDeletes
-from sink.targets.iceberg.partitions import partition_key, source_columns, split_by_partition
+from sink.targets.iceberg.partitions import key_bucket, partition_key, source_columns, split_by_partition
 from sink.targets.iceberg.position_deletes import PositionDeletes, read_position_deletes
 from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS, read_rows
 
@@ -52,7 +52,6 @@ class IcebergTableSpec(TableSpec):
     credentials, so `repr` doesn't show them.
     """
 
-    location: str
     format_version: int
     schema: str
     specs: tuple[str, ...]
@@ -98,6 +97,9 @@ class IcebergTableSpec(TableSpec):
 
     def split_by_partition(self, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
         return split_by_partition(self.current_spec, self.iceberg_schema, rows)
+
+    def key_bucket(self, key: Sequence[str]) -> Bucket | None:
+        return key_bucket(self.current_spec, self.iceberg_schema, key)
 
     def new_path(self, name: str, partition: Partition) -> str:
         """The table's location provider decides the folder."""

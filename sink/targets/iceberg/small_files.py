@@ -1,0 +1,210 @@
+"""Finds the small files of a sink's last commits in an Iceberg table's snapshots, for minor compactions
+(`sink.run.minor_compaction`).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from py4j.java_gateway import JavaObject
+from pyiceberg.transforms import VoidTransform
+
+from deltawriters.rewrite import SmallFile
+from sink.errors import TemporaryError
+from sink.spark.java_errors import JAVA_ERRORS, java_message
+from sink.targets import merge_levels
+from sink.targets.base import MINOR, Mergeable, MergeCandidates
+from sink.targets.iceberg.writers import IcebergTableSpec
+
+if TYPE_CHECKING:
+    from sink.targets.iceberg.table import IcebergTable
+
+_MOST_KNOWN = 1000
+"""The files of this many snapshots are remembered. A minor compaction never looks back so far."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one snapshot changed.
+
+    :param added: files that may be merged, if the sink made the snapshot; else the position delete files (v2).
+    :param removed: paths of the files that it removed, if it was a minor compaction.
+    """
+
+    added: Sequence["Mergeable"]
+    removed: frozenset[str] = frozenset()
+
+
+class _By(Enum):
+    """Who made a snapshot."""
+
+    SINK = auto()
+    MINOR_COMPACTION = auto()
+    OTHERS = auto()
+
+
+class SmallFiles:
+    """The small files of one table. What is known of snapshots is kept for the next search."""
+
+    def __init__(self, table: "IcebergTable") -> None:
+        self._table = table
+        self._known: dict[int, _Seen] = {}
+        self._known_as: object = None
+
+    def search(self, spec: IcebergTableSpec, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+        """See `Target.merge_candidates`."""
+        layout = spec.current_spec_id, spec.format_version
+        if self._known_as != layout or len(self._known) > _MOST_KNOWN:
+            self._known, self._known_as = {}, layout
+        try:
+            found = _Search(self._table, spec, prefix, self._known, is_enough)
+        except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot that the search reads
+            raise TemporaryError(java_message(error)) from None
+        return MergeCandidates(
+            found.number, found.commits, found.files, spec.current_spec_id, found.partitions, found.deletes
+        )
+
+
+class _Search:
+    """Finds the sink's small files in the snapshots.
+
+    `number` is the number of the next minor compaction. `commits` and `files` count what was committed since the last
+    one. `partitions` has the files that may be merged, and `deletes` all position delete files (v2) that may apply to
+    them. Both are by partition.
+
+    :param known: what is known of a snapshot, by its id. The search adds what it reads, since each file costs several
+        calls to the JVM.
+    """
+
+    def __init__(
+        self,
+        table: "IcebergTable",
+        spec: IcebergTableSpec,
+        prefix: str,
+        known: dict[int, _Seen],
+        is_enough: Callable[[int, int], bool],
+    ) -> None:
+        self.number = 1
+        self._is_enough = is_enough
+        self.commits = self.files = 0
+        self.partitions: dict[str, list[Mergeable]] = {}
+        self.deletes: dict[str, list[Mergeable]] = {}
+        self._table = table
+        self._spec = spec
+        self._sink_id = prefix.removeprefix("rowdelta.")
+        snapshots = list(self._snapshots())
+        if self._is_enough(self.commits, self.files) and not _keeps_dropped_fields(spec):
+            self._collect(snapshots, known)
+
+    def _snapshots(self) -> Iterator[tuple[JavaObject, "_By"]]:
+        """The snapshots whose files may be merged, and other writers' snapshots that may delete rows of these files;
+        newest first. Also counts the sink's commits.
+
+        The search ends at an equality delete: nobody knows which rows it deletes, but it applies to older files only.
+        """
+        java = self._table.java
+        java_snapshot, last, first_passed, older = java.currentSnapshot(), None, False, 0
+        while java_snapshot is not None:
+            summary: Mapping[str, str] = self._table.summary(java_snapshot)
+            own = summary.get("rowdelta.sink-id") == self._sink_id
+            number = int(summary[MINOR]) if own and MINOR in summary else None
+            if number is not None:
+                last = last or number
+                self.number = last + 1
+                if not self._is_enough(self.commits, self.files) or merge_levels.is_below(number, self.number):
+                    return
+                first_passed = number == 1
+            elif summary.get("deleted-data-files", "0") != "0" or self._removes_deletes(summary):
+                return
+            if java_snapshot.schemaId() != java.schema().schemaId():
+                return
+            if own:
+                if number is None and last is None:
+                    self.commits += 1
+                    self.files += self._added(summary)
+                older += number is None and (first_passed or last is None)
+            by = _By.OTHERS if not own else _By.SINK if number is None else _By.MINOR_COMPACTION
+            if own or summary.get("added-position-delete-files", "0") != "0":
+                yield java_snapshot, by
+            if summary.get("added-equality-delete-files", "0") != "0":
+                return
+            if older >= merge_levels.EVERY**2 and self._is_enough(self.commits, self.files):
+                return  # these commits are from before minor compactions existed; there may be very many of them
+            parent = java_snapshot.parentId()
+            java_snapshot = None if parent is None else java.snapshot(parent)
+
+    def _added(self, summary: Mapping[str, str]) -> int:
+        """How many files of the snapshot can be merged. In v3, delete files can't be."""
+        deletes = summary.get("added-delete-files", "0") if self._spec.format_version < 3 else "0"
+        return int(summary.get("added-data-files", "0")) + int(deletes)
+
+    def _removes_deletes(self, summary: Mapping[str, str]) -> bool:
+        """Whether delete files were removed that matter here. In v3 each commit removes deletion vectors, but minor
+        compactions don't merge these.
+        """
+        return self._spec.format_version < 3 and summary.get("removed-delete-files", "0") != "0"
+
+    def _collect(self, snapshots: Sequence[tuple[JavaObject, "_By"]], known: dict[int, _Seen]) -> None:
+        gone = set[str]()
+        for snapshot, by in snapshots:
+            number = int(snapshot.snapshotId())
+            if number not in known:
+                removed = self._removed(snapshot) if by is _By.MINOR_COMPACTION else ()
+                known[number] = _Seen(list(self._files(snapshot, by)), frozenset(removed))
+            for file in known[number].added:
+                if file.small.path in gone:
+                    continue
+                if by is not _By.OTHERS:
+                    self.partitions.setdefault(file.partition, []).append(file)
+                if not file.is_data:
+                    self.deletes.setdefault(file.partition, []).append(file)
+            gone |= known[number].removed
+
+    def _removed(self, snapshot: JavaObject) -> Iterator[str]:
+        """Paths that the snapshot removed. Iceberg also removes by itself delete files that are older than all data."""
+        io = self._table.java.io()
+        removed = [snapshot.removedDataFiles(io)]
+        if self._spec.format_version < 3:
+            removed.append(snapshot.removedDeleteFiles(io))
+        return (str(file.location()) for files in removed for file in self._table.elements(files))
+
+    def _files(self, snapshot: JavaObject, by: "_By") -> Iterator[Mergeable]:
+        """The files that the snapshot added under the current spec: small data files, if the sink made the snapshot,
+        and position delete files (v2).
+        """
+        io = self._table.java.io()
+        sequence_number = int(snapshot.sequenceNumber())
+        fields = [str(field.field_id) for field in self._spec.current_spec.fields]
+        added = [snapshot.addedDataFiles(io)] if by is not _By.OTHERS else []
+        if self._spec.format_version < 3:
+            added.append(snapshot.addedDeleteFiles(io))
+        for java in (java for files in added for java in self._table.elements(files)):
+            if java.specId() != self._spec.current_spec_id:
+                continue
+            content = self._table.described(java)
+            kind, size = content["content"].upper(), content["file-size-in-bytes"]
+            if kind != "DATA" and not kind.startswith("POSITION"):
+                continue
+            if kind == "DATA" and (size * 2 > self._spec.target_file_size or self._has_unknown_row_ids(content)):
+                continue
+            partition = dict(zip(fields, content.get("partition", [None] * len(fields)), strict=True))
+            small = SmallFile(content["file-path"], size, content.get("first-row-id"), sequence_number)
+            # in v2 only the delete files tell which rows are live
+            rows = content["record-count"] if self._spec.format_version >= 3 else None
+            yield Mergeable(kind == "DATA", json.dumps(partition), rows, small, java)
+
+    def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
+        """Whether the file was written before the table became v3. Such a file got its row ids later, and the manifest
+        that added the file doesn't have them.
+        """
+        return self._spec.format_version >= 3 and "first-row-id" not in content
+
+
+def _keeps_dropped_fields(spec: IcebergTableSpec) -> bool:
+    """Whether the current spec has only dropped partition fields, as in a table that was v1. Iceberg 1.11 can't read
+    the JSON of a file with their nulls.
+    """
+    fields = spec.current_spec.fields
+    return bool(fields) and all(isinstance(field.transform, VoidTransform) for field in fields)

@@ -1,0 +1,294 @@
+"""An Iceberg table's state: where the sink's position is, also after a rollback, and whether the sink can write it.
+
+Either Iceberg's Java library reads the state (`sink.targets.iceberg.table`), or the sink itself, from the metadata's
+JSON (`sink.targets.iceberg.metadata`).
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sink.errors import TableError
+from sink.targets.base import NO_FLOATS, LastCommit, StoredPosition, TableState
+from sink.targets.iceberg.table_properties import FEATURES, check_properties, check_types, ignored
+
+if TYPE_CHECKING:
+    from sink.config import TableSection
+    from sink.sources.source import Position
+    from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
+    from sink.targets.iceberg.writers import IcebergTableSpec
+
+_OWN = "rowdelta."
+"""Begins the names of the properties that the sink sets."""
+
+
+def written_properties(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The properties by which the table is written, sorted: all but those that the sink sets."""
+    return tuple(sorted((name, value) for name, value in properties.items() if not name.startswith(_OWN)))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One snapshot of a table.
+
+    :param timestamp_ms: milliseconds since 1970.
+    :param summary: counts of what it added and removed, and notes of its author.
+    """
+
+    snapshot_id: int
+    parent_id: int | None
+    sequence_number: int
+    timestamp_ms: int
+    summary: Mapping[str, str]
+
+    @classmethod
+    def of_json(cls, described: Mapping[str, Any]) -> "Snapshot":
+        """From the table's metadata (Iceberg spec, Snapshots)."""
+        return cls(
+            snapshot_id=int(described["snapshot-id"]),
+            parent_id=described.get("parent-snapshot-id"),
+            sequence_number=int(described.get("sequence-number", 0)),
+            timestamp_ms=int(described["timestamp-ms"]),
+            summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What files are written for."""
+
+    schema_id: int
+    spec_id: int
+    format_version: int
+
+
+class IcebergState(TableState):
+    """An Iceberg table as it was when it was read."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> "IcebergTableSpec": ...
+
+    @abstractmethod
+    def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
+        """The snapshot with this id; None if it isn't known (any more)."""
+
+    @abstractmethod
+    def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
+        """Whether a snapshot is the same as another one, or one of its known ancestors."""
+
+    @abstractmethod
+    def expired_snapshots(self) -> "ExpiredSnapshots":
+        """What can still be found out about snapshots that have expired.
+
+        :raises NeedsSparkError: only Spark can tell.
+        """
+
+    @abstractmethod
+    def is_sorted(self) -> bool:
+        """Whether the table has a sort order."""
+
+    def current_snapshot(self) -> Snapshot | None:
+        return self.snapshot(self.snapshot_id())
+
+    def last_commit(self) -> LastCommit | None:
+        current = self.current_snapshot()
+        if current is None:
+            return None
+        counts = (
+            f"{current.summary.get('total-data-files')} data files, {current.summary.get('total-delete-files')} delete "
+            f"files, {int(current.summary.get('total-equality-deletes') or 0):,} equality deletes"
+        )
+        return LastCommit(current.snapshot_id, current.timestamp_ms, counts)
+
+    def identifiers(self) -> tuple[str, ...]:
+        check_types(self)
+        schema = self.spec.iceberg_schema
+        names = schema.identifier_field_names()
+        columns = (schema.find_column_name(field.field_id) for field in schema.fields)
+        return tuple(name for name in columns if name in names)
+
+    def check_writable(self) -> None:
+        check_properties(self.name, self.spec.properties_by_name)
+        check_types(self)
+        if self.spec.format_version < 2:
+            raise TableError(f"{self.name} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3.")
+
+    def check_fits(self, section: "TableSection") -> None:
+        self._check_key(section)
+        self._check_partitioning(section)
+
+    def not_followed(self) -> Iterator[str]:
+        yield from ignored(self.spec.properties_by_name)
+        if self.is_sorted():
+            yield f"the table's sort order is not followed: {FEATURES['sort order'].does}"
+        for column in self.spec.iceberg_schema.fields:
+            if column.write_default is not None:
+                does = FEATURES["write default of a column"].does
+                yield f"the write default of column {column.name} is not followed: {does}"
+
+    def _check_key(self, section: "TableSection") -> None:
+        schema = self.spec.iceberg_schema
+        identifiers = schema.identifier_field_names()
+        if section.mode == "append":
+            return
+        if identifiers and identifiers != set(section.key):
+            raise TableError(
+                f"{section.target} has the identifier fields {sorted(identifiers)}, but key is {section.key}. They "
+                "must be the same."
+            )
+        for name in section.key:
+            if str(schema.find_type(name)) in ("float", "double"):
+                raise TableError(
+                    f"{section.target}: key column {name} is floating-point, which Iceberg doesn't allow in a key."
+                )
+            if str(schema.find_type(name)).startswith("fixed"):
+                # Iceberg's Java reader reuses the array of a fixed value, so only the last key of an equality delete
+                # file takes effect
+                raise TableError(
+                    f"{section.target}: key column {name} is {schema.find_type(name)}. For this type Iceberg 1.11 "
+                    "applies only one equality delete of each file. Use binary, string or uuid."
+                )
+
+    def _check_partitioning(self, section: "TableSection") -> None:
+        from pyiceberg.transforms import IdentityTransform
+
+        schema, fields = self.spec.iceberg_schema, self.spec.current_spec.fields
+        for field in fields:
+            dtype = str(schema.find_type(field.source_id))
+            if isinstance(field.transform, IdentityTransform) and dtype in ("float", "double"):
+                raise TableError(
+                    f"{section.target} is partitioned by {schema.find_column_name(field.source_id)}, which is "
+                    f"floating-point. {NO_FLOATS}"
+                )
+        if not section.partition_by:
+            return
+        actual = [(str(f.transform), schema.find_column_name(f.source_id)) for f in fields]
+        wanted = [
+            (f.transform if f.parameter is None else f"{f.transform}[{f.parameter}]", f.column)
+            for f in section.partition_fields
+        ]
+        if actual != wanted:
+            shown = ", ".join(f"{transform} of {column}" for transform, column in actual) or "not partitioned"
+            raise TableError(
+                f"{section.target} exists, and its partitioning ({shown}) differs from partition_by. The table can't "
+                "be changed this way: correct partition_by, or leave it out."
+            )
+
+    def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
+        """The sink's position in the current snapshot.
+
+        The property has the newest position. After a rollback it is ahead of the data. Then the nearest ancestor
+        snapshot that this sink committed has the right position. If the property's own snapshot is unknown, there may
+        or may not have been a rollback: ancestors expire, and so do snapshots that were rolled back.
+
+        :param newest_if_in_doubt: take the newest position if the snapshots that are known don't tell. It may be ahead
+            of the data.
+        :raises TableError: the table was rolled back, or replaced, and no known snapshot has a position; or everything
+            that could tell is gone.
+        :raises NeedsSparkError: only Spark can tell.
+        """
+        text = self.property(f"{prefix}.position")
+        if text is None:
+            return None
+        stored = json.loads(text)
+        current, committed = self.current_snapshot(), stored.get("snapshot-id")
+        result = StoredPosition(stored["position"], stored["operation"], committed, stored.get("index"), committed)
+        if committed is None or (current is not None and current.snapshot_id == committed):
+            return result  # nearly always
+        if current is not None and self.is_ancestor(committed, current.snapshot_id):
+            return self._with_newer_index(result, prefix, current.snapshot_id)
+        found = self._position_in(current, prefix, stored, newest_if_in_doubt=newest_if_in_doubt)
+        if found is not None:
+            return found
+        assert current is not None
+        return self._with_newer_index(result, prefix, current.snapshot_id)
+
+    def position_in(self, snapshot_id: int, prefix: str) -> "Position | None":
+        """The sink's position in a known snapshot, whether or not the sink committed it. None if it is unknown.
+
+        :raises NeedsSparkError: only Spark can tell.
+        """
+        stored = json.loads(self.property(f"{prefix}.position") or "{}")
+        if stored.get("snapshot-id") is None:
+            return None
+        try:
+            found = self._position_in(self.snapshot(snapshot_id), prefix, stored)
+        except TableError:
+            return None
+        position: Position = stored["position"] if found is None else found.position
+        return position
+
+    def _position_in(
+        self,
+        snapshot: Snapshot | None,
+        prefix: str,
+        stored: Mapping[str, Any],
+        *,
+        newest_if_in_doubt: bool = False,
+    ) -> StoredPosition | None:
+        """Follow a snapshot's ancestors to the nearest one that the sink committed. None if this is the commit that has
+        the newest position, `stored`.
+
+        :raises TableError: see `position`.
+        """
+        committed, sequence_number = stored.get("snapshot-id"), self._sequence_number(prefix, stored)
+        trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == str(committed)
+        may_have_expired = is_behind = False
+        expired = None
+        while snapshot is not None:
+            if snapshot.snapshot_id == committed:
+                return None
+            summary = snapshot.summary.get(f"{prefix}.position")
+            if summary is not None:
+                older = json.loads(summary)
+                number = snapshot.snapshot_id
+                return StoredPosition(older["position"], older["operation"], number, older.get("index"), number)
+            parent = snapshot.parent_id
+            if parent == committed:
+                return None
+            # Sequence numbers rise from parent to child. So if the commit were an ancestor of a snapshot that has the
+            # next number after it, or a lower one, it would have to be the parent.
+            is_behind = is_behind or (sequence_number > 0 and snapshot.sequence_number <= sequence_number + 1)
+            known = self.snapshot(parent)
+            if known is None and parent is not None and not trusted:
+                expired = expired or self.expired_snapshots()
+                known = expired.parent(snapshot)
+            may_have_expired = parent is not None and known is None
+            snapshot = known
+        if may_have_expired and not is_behind:
+            if trusted or (sequence_number and expired is not None and expired.has_files_of(sequence_number)):
+                return None
+            raise TableError(
+                f"{self.name}: the snapshot of this sink's last commit has expired, and so has everything that could "
+                "tell whether the table was rolled back before that commit. If it was not, set the table property "
+                f"'{prefix}.not-rolled-back' to '{committed}', and start again. If it was, remove the stored position "
+                "to read the source again from the start (see docs/operations.md, Reset)."
+            )
+        raise TableError(
+            f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
+            "the source again from the start, remove the stored position (see docs/operations.md, Reset)."
+        )
+
+    def _sequence_number(self, prefix: str, stored: Mapping[str, Any]) -> int:
+        """Sequence number of the snapshot that has the position `stored`, or 0 if it isn't known. See
+        `IcebergCommitter.settle`.
+        """
+        text = self.property(f"{prefix}.sequence-number")
+        noted = json.loads(text) if text is not None else {}
+        if noted.get("operation") == stored["operation"]:
+            return int(noted["sequence-number"])
+        return int(stored.get("sequence-number", 0))
+
+    def _with_newer_index(self, stored: StoredPosition, prefix: str, current: int) -> StoredPosition:
+        """The position, with a rewrite's index version if a rewrite came after the commit."""
+        text = self.property(f"{prefix}.index")
+        newer = json.loads(text) if text is not None else {}
+        if newer.get("operation") != stored.operation:
+            return stored
+        number = int(newer["snapshot-id"])
+        if current != number and not self.is_ancestor(number, current):
+            return stored
+        return replace(stored, index=newer["index"], index_snapshot_id=number)

@@ -1,0 +1,52 @@
+"""How often and how fast a refused commit is tried again."""
+
+import random
+import time
+
+from sink.errors import TemporaryError
+from sink.spark.java_errors import JAVA_ERRORS, java_message
+
+_MOST_DOUBLINGS = 30
+"""A pause is doubled at most this often. Every limit is reached before, and the number doesn't overflow."""
+
+
+class Retries:
+    """Counts how often a micro-batch is committed again, whatever the reasons for the refusals. The table's
+    `commit.retry.*` settings give the limit and the pauses.
+
+    :param table: name of the table, for messages.
+    :param number: most retries.
+    :param shortest: seconds to wait before the first retry.
+    :param longest: most seconds to wait before a retry.
+    """
+
+    def __init__(self, table: str, number: int, shortest: float, longest: float) -> None:
+        self._table = table
+        self._number = number
+        self._shortest = shortest
+        self._longest = longest
+        self._done = 0
+        self._last: Exception | None = None
+
+    def wait(self, refusal: Exception) -> None:
+        """Call this before another attempt. The same refusal counts only once, even if several callers report it.
+
+        :raises TemporaryError: the limit is reached.
+        """
+        if refusal is self._last:
+            return
+        self._last = refusal
+        if self._done >= self._number:
+            reason = java_message(refusal) if isinstance(refusal, JAVA_ERRORS) else refusal
+            raise TemporaryError(
+                f"{self._table}: other writers kept committing in between, and the table's commit.retry settings are "
+                "used up. Nothing was applied; run again, or raise commit.retry.num-retries. Last conflict: "
+                f"{reason}"
+            )
+        time.sleep(doubled(self._shortest, self._done, self._longest) * random.uniform(0.9, 1.1))
+        self._done += 1
+
+
+def doubled(pause: float, times: int, longest: float) -> float:
+    """A pause that is twice as long after each failure, up to the longest."""
+    return min(longest, pause * 2.0 ** min(times, _MOST_DOUBLINGS))
