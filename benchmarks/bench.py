@@ -24,9 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks import merge_baseline
 from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session
 from benchmarks.workload import SPARK_TABLE_SCHEMA, Dataset, Totals, Workload, checksum, publish, totals, write_dataset
-from deltawriters.parquet import COMPRESSION_LEVEL
 from sink.config import Config
 from sink.spark import session
+from sink.targets.iceberg.writers import COMPRESSION_LEVEL
 
 FILES_PER_BATCH = 2
 SCANS = 7

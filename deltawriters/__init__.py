@@ -1,5 +1,5 @@
-"""Arrow record batches of changes in, Iceberg data and delete files out. This package knows no Spark and no catalog,
-and commits nothing.
+"""Arrow record batches of changes in, data and delete files out. This package knows no Spark, no catalog and no table
+format, and commits nothing. A `TableSpec` stands for the table; `sink.targets` has one for each format.
 
 The parts nest, and all have the same two verbs, `write` and `close() -> list[ContentFile]`:
 
@@ -7,8 +7,8 @@ The parts nest, and all have the same two verbs, `write` and `close() -> list[Co
     ├─ PartitionedWriter            splits rows by partition value: fanout while rows keep coming, clustered at the end
     │  └─ RollingFileWriter         starts a new data file at the target size
     │     └─ ParquetFileWriter      one Parquet file and its column metrics
-    ├─ PositionDeletes              rows of this commit that a later change superseded: Parquet (v2), vectors (v3)
-    └─ EqualityDeletes              keys that the table may hold from earlier snapshots
+    ├─ Deletes                      rows of this commit that a later change superseded, in the format's way
+    └─ KeyDeletes                   keys that the table may hold from earlier snapshots, if the format has such deletes
 
 A table that only grows has an `AppendWriter` (`append.py`) instead of the `DeltaWriter`. It needs no key, and collapses
 and deletes nothing.
@@ -23,7 +23,7 @@ and deletes nothing.
 A failed task calls `abort()` instead of `close()`. `abort()` deletes the files that the task wrote.
 """
 
-from deltawriters.content import ContentFile, FileContent
+from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.delta import CardinalityError, DeltaOptions, DeltaWriter, WriteResult
 from deltawriters.table import TableSpec, TaskId
 
@@ -33,6 +33,7 @@ __all__ = [
     "DeltaOptions",
     "DeltaWriter",
     "FileContent",
+    "Partition",
     "TableSpec",
     "TaskId",
     "WriteResult",

@@ -2,9 +2,9 @@
 
 One rule of Iceberg shapes the writer (spec, "Scan Planning"): an equality delete applies to data files with a strictly
 lower sequence number, and all files of a commit have the same sequence number. So an equality delete can't remove a row
-of the same commit; only a position delete can. Therefore the writer remembers the row's place for every key of the
-commit, until the commit ends. Flink's `BaseTaskWriter.BaseEqualityDeltaWriter` does the same with its `insertedRowMap`,
-row by row; this writer does it buffer by buffer.
+of the same commit; only a position delete can, and other formats have no other deletes. Therefore the writer remembers
+the row's place for every key of the commit, until the commit ends. Flink's `BaseTaskWriter.BaseEqualityDeltaWriter`
+does the same with its `insertedRowMap`, row by row; this writer does it buffer by buffer.
 
 The key map holds the collapsed changes of the commit so far. A flush collapses map entries and buffered changes
 together, by the same comparison. So changes may arrive in any order, and the outcome doesn't depend on when the writer
@@ -24,10 +24,9 @@ from changelog.rows import HASH, KIND, ORDER, RowKind
 from deltawriters import partitioning
 from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, settle, tied_rows
 from deltawriters.content import ContentFile, FileContent
-from deltawriters.equality import EqualityDeletes
+from deltawriters.deletes import FLUSH_THRESHOLD, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.partitioning import PartitionedWriter, as_table_types, source_columns, storage
-from deltawriters.positions import FLUSH_THRESHOLD, PositionDeletes
+from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, register, resolve
 from deltawriters.rowhash import row_hash
 from deltawriters.table import TableSpec, TaskId
@@ -54,7 +53,8 @@ class DeltaOptions:
     :param deletes_carry_row: a -D row has the old values of the partition source columns. A -U row always has them.
     :param content: the columns whose content settles ties. Empty means all columns.
     :param flush_bytes: the writer buffers this many Arrow bytes before it writes rows.
-    :param position_delete_threshold: the writer holds this many positions before it writes a v2 position delete file.
+    :param position_delete_threshold: the writer holds this many positions before it writes a file of them, if the
+        format has such files.
     """
 
     key: tuple[str, ...]
@@ -107,13 +107,12 @@ class DeltaWriter:
         self._factory = FileFactory(table, task)
         self._files = DataFiles()
         self._data = PartitionedWriter(table, self._factory, self._files, lasting=lasting)
-        self._positions = PositionDeletes(table, self._factory, self._files, options.position_delete_threshold)
+        self._deletes = table.deletes(self._factory, self._files, options.position_delete_threshold)
         self._map = _KeyMap.empty()
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
         self._kind_counts = np.zeros(len(RowKind), np.int64)
-        spec = table.current_spec
-        self._sources = source_columns(spec, table.iceberg_schema)
+        self._sources = list(table.source_columns)
         self._partitioned_by_key = set(self._sources) <= set(options.key)
 
     @property
@@ -139,13 +138,11 @@ class DeltaWriter:
         self._flush(last=True)
         data_files = self._data.close()
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
-        if self._index is not None:
-            resolved = self._resolve(self._index)
-            return WriteResult(data_files + self._positions.close(), rows, resolved)
-        files = data_files + self._positions.close()
-        if not self._options.table_is_empty and len(self._map):
-            files += self._equality_deletes()
-        return WriteResult(files, rows)
+        resolved = None if self._index is None else self._resolve(self._index)
+        files = self._deletes.close(data_files)
+        if self._index is None and not self._options.table_is_empty and len(self._map):
+            files += self._key_deletes()
+        return WriteResult(files, rows, resolved)
 
     def abort(self) -> None:
         """Give up: close open files and delete everything written."""
@@ -171,7 +168,7 @@ class DeltaWriter:
         # Keys 0..m-1 are the keys of the map: ids are numbered by first appearance, and the map's rows come first.
         changed = outcome.last >= m
         superseded = np.flatnonzero(changed[:m] & (known.file != NOWHERE))
-        self._positions.delete(known.file[superseded], known.pos[superseded])
+        self._deletes.delete(known.file[superseded], known.pos[superseded])
 
         file = np.full(len(outcome.last), NOWHERE, np.int64)
         pos = np.zeros(len(outcome.last), np.int64)
@@ -215,7 +212,7 @@ class DeltaWriter:
         if not self._table.unites_deletes:
             for rows in result.old_rows:
                 number = register(rows, self._files)
-                self._positions.delete(np.full(len(rows.positions), number, np.int64), rows.positions)
+                self._deletes.delete(np.full(len(rows.positions), number, np.int64), rows.positions)
         return result
 
     def _collapse(self, keys: pa.Table, orders: pa.Table, kinds: npt.NDArray[np.int8], changes: pa.Table) -> Collapsed:
@@ -272,16 +269,16 @@ class DeltaWriter:
         outcome = collapse([storage(column) for column in keys.columns], order, kinds)
         return _take(candidates, outcome.first)
 
-    def _equality_deletes(self) -> list[ContentFile]:
-        """Write equality deletes for all keys that earlier snapshots may have."""
-        deletes = EqualityDeletes(self._table, self._factory, self._options.key)
+    def _key_deletes(self) -> list[ContentFile]:
+        """Write deletes for all keys that earlier snapshots may have."""
+        deletes = self._table.key_deletes(self._factory, self._options.key)
         assert self._map.keys is not None
         for start, stop in _portions(self._map.keys, self._map.first):
             first = None if self._map.first is None else self._map.first.slice(start, stop - start)
             self._delete_keys(self._map.keys.slice(start, stop - start), first, deletes)
         return deletes.close()
 
-    def _delete_keys(self, keys: pa.Table, first: pa.Table | None, deletes: EqualityDeletes) -> None:
+    def _delete_keys(self, keys: pa.Table, first: pa.Table | None, deletes: KeyDeletes) -> None:
         types = self._table.arrow_schema
         keys = as_table_types(keys, pa.schema([types.field(name) for name in self._options.key]))
         if first is not None:

@@ -1,15 +1,12 @@
 """The files of one task: a factory that names the files and remembers their paths, and the rolling data file writer."""
 
 from dataclasses import dataclass
-from urllib.parse import quote_plus
 
 import numpy as np
 import pyarrow as pa
-from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
-from pyiceberg.typedef import Record
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, FileContent, Partition, StoredPartition
+from deltawriters.content import ContentFile, Partition
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.table import TableSpec, TaskId
 
@@ -25,16 +22,14 @@ class FileFactory:
         self._task = task
         self.created: list[str] = []
 
-    def new_path(self, partition: Partition | StoredPartition, extension: str = "parquet") -> str:
-        """A path that no other task attempt uses. The table's location provider decides the folder."""
-        name = self._task.file_name(len(self.created) + 1, extension)
-        key = _partition_key(self._table, partition) if isinstance(partition, Partition) else None
-        path = self._table.locations.new_data_location(name, key)
+    def new_path(self, partition: Partition, extension: str = "parquet") -> str:
+        """A path that no other task attempt uses. The table decides the folder."""
+        path = self._table.new_path(self._task.file_name(len(self.created) + 1, extension), partition)
         self.created.append(path)
         return path
 
     def delete_all(self) -> None:
-        """Delete the files that this task wrote. Iceberg's orphan clean-up later finds files that can't be deleted."""
+        """Delete the files that this task wrote. The format's clean-up later finds files that can't be deleted."""
         for path in self.created:
             try:
                 self._table.io.delete(path)
@@ -57,12 +52,12 @@ class DataFiles:
 
     def __init__(self) -> None:
         self._paths: list[str] = []
-        self._partitions: list[Partition | StoredPartition] = []
+        self._partitions: list[Partition] = []
 
     def __len__(self) -> int:
         return len(self._paths)
 
-    def add(self, path: str, partition: Partition | StoredPartition) -> int:
+    def add(self, path: str, partition: Partition) -> int:
         self._paths.append(path)
         self._partitions.append(partition)
         return len(self._paths) - 1
@@ -70,7 +65,7 @@ class DataFiles:
     def path(self, file: int) -> str:
         return self._paths[file]
 
-    def partition(self, file: int) -> Partition | StoredPartition:
+    def partition(self, file: int) -> Partition:
         return self._partitions[file]
 
 
@@ -98,7 +93,7 @@ class RollingFileWriter:
         file = np.empty(rows.num_rows, np.int64)
         pos = np.empty(rows.num_rows, np.int64)
         start = 0
-        for chunk in self._row_groups(rows):
+        for chunk in self._row_groups(self._table.file_rows(rows)):
             writer = self._writer()
             stop = start + chunk.num_rows
             file[start:stop] = self._number
@@ -123,19 +118,15 @@ class RollingFileWriter:
             path = self._factory.new_path(self._partition)
             self._number = self._files.add(path, self._partition)
             self._current = ParquetFileWriter(
-                self._table, path, self._table.iceberg_schema, self._table.arrow_schema, lasting=self._lasting
+                self._table.io, path, self._table.file_schema, self._table.compression, lasting=self._lasting
             )
         return self._current
 
     def _roll(self) -> None:
         if self._current is None:
             return
-        size, metrics = self._current.close()
-        self._done.append(
-            ContentFile(
-                FileContent.DATA, self._current.path, self._partition, self._current.rows, size, metrics=metrics
-            )
-        )
+        facts = self._current.close()
+        self._done.append(self._table.data_file(self._current.path, self._partition, facts))
         self._current = None
 
     def _row_groups(self, rows: pa.Table) -> list[pa.Table]:
@@ -146,32 +137,3 @@ class RollingFileWriter:
         per_row = max(1, rows.nbytes // max(1, rows.num_rows))
         length = max(1, limit // per_row)
         return [rows.slice(offset, length) for offset in range(0, rows.num_rows, length)]
-
-
-def _partition_key(table: TableSpec, partition: Partition) -> PartitionKey | None:
-    if partition.spec.is_unpartitioned():
-        return None
-    values = [
-        PartitionFieldValue(field, value) for field, value in zip(partition.spec.fields, partition.values, strict=True)
-    ]
-    return _TransformedKey(values, partition.spec, table.iceberg_schema)
-
-
-class _TransformedKey(PartitionKey):
-    """A partition key from transformed values. PyIceberg's own class transforms the values itself, and so allows only
-    one partition field for each source column. This class allows any number.
-    """
-
-    @property
-    def partition(self) -> Record:
-        return Record(*(value.value for value in self.field_values))
-
-    def to_path(self) -> str:
-        try:
-            return super().to_path()
-        except (OverflowError, ValueError):
-            # The year is outside the range of Python's dates. The path may have the stored number instead, because
-            # readers take partition values from the metadata, not from the path.
-            return "/".join(
-                f"{quote_plus(part.field.name)}={quote_plus(str(part.value))}" for part in self.field_values
-            )

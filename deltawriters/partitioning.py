@@ -1,16 +1,8 @@
-"""Computes the partition value of each row, and writes each row to the rolling writer of its partition."""
-
-from collections.abc import Iterator, Sequence
-from typing import Any
+"""Writes each row to the rolling writer of its partition."""
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
-from pyiceberg.transforms import VoidTransform
 
-from deltawriters.collapse import Ints, dense_ids
 from deltawriters.content import ContentFile, Partition
 from deltawriters.files import DataFiles, FileFactory, Locations, RollingFileWriter
 from deltawriters.table import TableSpec
@@ -29,32 +21,8 @@ packing was for nothing: it cost 10 to 20 ms for 85,000 rows. But a file that st
 """
 
 
-def source_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
-    """Top-level columns that the partition values derive from, without repeats."""
-    names = [schema.find_column_name(field.source_id) for field in spec.fields]
-    return list(dict.fromkeys(name.split(".")[0] for name in names if name is not None))
-
-
-def split_by_partition(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
-    """Each partition that occurs in `rows`, with the numbers of its rows in ascending order.
-
-    :param rows: at least the spec's source columns, in the table's Arrow types.
-    """
-    if spec.is_unpartitioned():
-        yield Partition(spec, ()), np.arange(rows.num_rows)
-        return
-    columns = [_transformed(field, schema, rows) for field in spec.fields]
-    ids, count = dense_ids(columns)
-    by_partition = np.argsort(ids, kind="stable")
-    bounds = np.searchsorted(ids[by_partition], np.arange(count + 1))
-    for partition in range(count):
-        numbers = by_partition[bounds[partition] : bounds[partition + 1]]
-        values = tuple(_internal_value(column, int(numbers[0])) for column in columns)
-        yield Partition(spec, values), numbers
-
-
 class PartitionedWriter:
-    """Data files of one task under the table's current spec.
+    """Data files of one task under the table's current layout.
 
     While rows keep coming, the writer keeps a file open for every partition (fanout). If there are more than
     `MAX_OPEN_WRITERS`, it finishes the least recently used file. In the last write of a task, it writes one partition
@@ -78,7 +46,7 @@ class PartitionedWriter:
         :param last: no more rows will come.
         """
         located = Locations(np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64))
-        for partition, numbers in split_by_partition(self._table.current_spec, self._table.iceberg_schema, rows):
+        for partition, numbers in self._table.split_by_partition(rows):
             writer = self._open.pop(partition, None)
             if writer is None:
                 lasting = self._lasting or rows.nbytes >= LASTING_BYTES
@@ -125,13 +93,6 @@ def large_type(dtype: pa.DataType) -> pa.DataType:
     return pa.large_binary() if pa.types.is_binary(dtype) else dtype
 
 
-def aligned(column: pa.Array) -> pa.Array:
-    """`column`, with decimals aligned to 16 bytes. PyIceberg's transforms in Rust panic at other decimals, and Spark's
-    Arrow streams align to 8 bytes.
-    """
-    return column.take(pa.array(np.arange(len(column)))) if pa.types.is_decimal(column.type) else column
-
-
 def as_table_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """`rows` in the Arrow types and with the field ids of `schema`. Columns that already have the right type are not
     copied.
@@ -144,31 +105,3 @@ def _cast(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
     if isinstance(dtype, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(dtype, storage(column).cast(dtype.storage_type))
     return column if column.type == dtype else column.cast(dtype)
-
-
-def _transformed(field: Any, schema: Schema, rows: pa.Table) -> pa.Array:
-    name = schema.find_column_name(field.source_id)
-    if name is None or isinstance(field.transform, VoidTransform):
-        return pa.nulls(rows.num_rows, pa.int32())
-    source = aligned(storage(_nested(rows, name.split(".")) if name not in rows.column_names else rows.column(name)))
-    transform = field.transform.pyarrow_transform(schema.find_type(field.source_id))
-    return storage(transform(source))
-
-
-def _nested(rows: pa.Table, path: Sequence[str]) -> pa.Array:
-    column = rows.column(path[0]).combine_chunks()
-    for name in path[1:]:
-        column = pc.struct_field(column, name)
-    return column
-
-
-def _internal_value(column: pa.Array, row: int) -> Any:
-    """A partition value in Iceberg's internal representation: dates and times are integers."""
-    dtype = column.type
-    if pa.types.is_date32(dtype):
-        column = column.slice(row, 1).cast(pa.int32())
-    elif pa.types.is_timestamp(dtype) or pa.types.is_time(dtype):
-        column = column.slice(row, 1).cast(pa.int64())
-    else:
-        column = column.slice(row, 1)
-    return column[0].as_py()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, StoredPartition
+from deltawriters.content import ContentFile, Partition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import (
     SUPERSEDES,
@@ -26,7 +26,6 @@ from deltawriters.keyindex import (
     write_run,
 )
 from deltawriters.partitioning import large_type, storage
-from deltawriters.positions import PositionDeletes
 from deltawriters.table import TableSpec, TaskId
 
 NOWHERE = -1
@@ -123,12 +122,6 @@ def resolve(
     known = np.zeros(len(file), np.bool_)
     known[located.query] = True
     live = file != NOWHERE
-    own = [
-        IndexedFile(
-            files.path(number), files.partition(number).spec_id, files.partition(number).json(table.iceberg_schema)
-        )
-        for number in range(len(files))
-    ]
     entries = Entries(
         high=high,
         low=low,
@@ -136,7 +129,7 @@ def resolve(
         # `rows_appended_meanwhile` finds them there.
         file=np.where(live, file.astype(np.uint32) | SUPERSEDES, TOMBSTONE),
         pos=np.where(live, pos, 0).astype(np.uint32),
-        files=tuple(own),
+        files=tuple(indexed(files.path(number), files.partition(number)) for number in range(len(files))),
     )
     run = index.run_name
     return IndexResult(
@@ -166,17 +159,22 @@ def rows_appended_meanwhile(own: IndexSlice, appended: IndexSlice) -> list[OldRo
 
 
 def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows]) -> list[ContentFile]:
-    """Write position delete files (v2) for rows of earlier snapshots, without a delta writer."""
+    """Write delete files for rows of earlier snapshots, without a delta writer."""
     files = DataFiles()
-    deletes = PositionDeletes(table, FileFactory(table, task), files)
+    deletes = table.deletes(FileFactory(table, task), files)
     for old in rows:
         deletes.delete(np.full(len(old.positions), register(old, files), np.int64), old.positions)
-    return deletes.close()
+    return deletes.close([])
+
+
+def indexed(path: str, partition: Partition) -> IndexedFile:
+    """A data file as the key index stores it."""
+    return IndexedFile(path, partition.spec_id, json.loads(partition.text))
 
 
 def register(rows: OldRows, files: DataFiles) -> int:
     """Add the data file of an earlier snapshot to `files`, and return its number."""
-    return files.add(rows.file.path, StoredPartition(rows.file.spec_id, json.dumps(rows.file.partition)))
+    return files.add(rows.file.path, Partition(rows.file.spec_id, json.dumps(rows.file.partition)))
 
 
 def _by_file(located: Located) -> list[OldRows]:

@@ -1,21 +1,21 @@
-"""What a writer must know about its table: schema, partition specs, properties, location and storage access."""
+"""What a writer must know about its table, whatever the table's format. Each format has its own `TableSpec`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
-from pyiceberg.table.locations import LocationProvider, load_location_provider
 
-TARGET_FILE_SIZE = "write.target-file-size-bytes"
-TARGET_FILE_SIZE_DEFAULT = 512 * 1024 * 1024
-ROW_GROUP_SIZE = "write.parquet.row-group-size-bytes"
-ROW_GROUP_SIZE_DEFAULT = 128 * 1024 * 1024
+from deltawriters.collapse import Ints
+from deltawriters.content import ContentFile, Partition
+from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
+from deltawriters.parquet import Compression, ParquetFacts
+
+if TYPE_CHECKING:
+    from deltawriters.files import DataFiles, FileFactory
+    from deltawriters.rewrite import SmallFile
 
 
 @dataclass(frozen=True)
@@ -36,107 +36,143 @@ class TaskId:
 
 
 @dataclass(frozen=True)
-class TableSpec:
-    """What the writers know about an Iceberg table. The fields are plain strings, so that the object pickles small, and
-    each worker parses them once.
+class Bucket(ABC):
+    """A key column. The table is partitioned by it, in `count` buckets."""
 
-    `schema` and `specs` are JSON as in Appendix C of the Iceberg spec (`SchemaParser.toJson`,
-    `PartitionSpecParser.toJson`). `io_properties` are the catalog's FileIO properties (`s3.endpoint`, …). They may hold
-    credentials, so `repr` doesn't show them.
+    column: str
+    count: int
+
+    @abstractmethod
+    def numbers(self, values: pa.Array) -> Ints:
+        """The bucket of each value, from 0 to `count` - 1.
+
+        :param values: of the column, in the types that Spark gives, without nulls.
+        """
+
+
+@dataclass(frozen=True)
+class TableSpec(ABC):
+    """What the writers know about a table. The fields of a format's class are plain values, so that the object pickles
+    small, and each worker parses them once.
+
+    :param location: root of the table's files.
     """
 
     location: str
-    format_version: int
-    schema: str
-    specs: tuple[str, ...]
-    current_spec_id: int
-    properties: tuple[tuple[str, str], ...] = ()
-    io_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields without the cached properties, which would double the size."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
-    @cached_property
-    def iceberg_schema(self) -> Schema:
-        return _parse_schema(self.schema)
-
-    @cached_property
-    def arrow_schema(self) -> pa.Schema:
-        """The table's schema in Arrow, with Parquet field ids. Data files have this schema."""
-        return _small_types(schema_to_pyarrow(self.iceberg_schema))
-
-    @cached_property
-    def specs_by_id(self) -> Mapping[int, PartitionSpec]:
-        specs = (PartitionSpec.model_validate_json(spec) for spec in self.specs)
-        return {spec.spec_id: spec for spec in specs}
-
-    @cached_property
-    def current_spec(self) -> PartitionSpec:
-        return self.specs_by_id[self.current_spec_id]
-
-    @cached_property
-    def unpartitioned_spec_id(self) -> int | None:
-        """Id of the unpartitioned spec, or None if the table has none. Equality deletes under this spec are global
-        (spec, "Scan Planning").
-        """
-        return next((i for i, spec in self.specs_by_id.items() if spec.is_unpartitioned()), None)
+    @property
+    @abstractmethod
+    def io(self) -> FileIO:
+        """Reads, writes and deletes the table's files."""
 
     @property
-    def unites_deletes(self) -> bool:
-        """Whether the deletes of earlier snapshots' rows are written once a commit, instead of by each task.
+    @abstractmethod
+    def properties_by_name(self) -> Mapping[str, str]:
+        """The table's properties, without those in which the sink keeps its state."""
 
-        This is true in v3, since a data file has only one deletion vector. It is also true in an unpartitioned table,
-        where a scan reads each position delete file with every data file. In a partitioned v2 table there may be many
-        delete files, so the tasks write them side by side.
+    @property
+    @abstractmethod
+    def arrow_schema(self) -> pa.Schema:
+        """The table's columns. Changes are cast to these types."""
+
+    @property
+    @abstractmethod
+    def file_schema(self) -> pa.Schema:
+        """The columns of data files, with Parquet field ids. A format may leave partition columns out, and give the
+        columns other names.
         """
-        return self.format_version >= 3 or self.current_spec.is_unpartitioned()
 
-    @cached_property
-    def properties_by_name(self) -> dict[str, str]:
-        return dict(self.properties)
+    @abstractmethod
+    def file_rows(self, rows: pa.Table) -> pa.Table:
+        """Rows as a data file has them. Copies no values.
 
-    @cached_property
-    def locations(self) -> LocationProvider:
-        return load_location_provider(self.location, self.properties_by_name)
+        :param rows: columns and types of `arrow_schema`.
+        :return: columns and types of `file_schema`.
+        """
 
-    @cached_property
-    def io(self) -> FileIO:
-        return PyArrowFileIO(dict(self.io_properties))
+    @property
+    @abstractmethod
+    def source_columns(self) -> tuple[str, ...]:
+        """Top-level columns that the partition values derive from, without repeats."""
 
-    @cached_property
+    @abstractmethod
+    def split_by_partition(self, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
+        """Each partition that occurs in `rows`, with the numbers of its rows in ascending order.
+
+        :param rows: at least the source columns, in the table's Arrow types.
+        """
+
+    def key_bucket(self, key: Sequence[str]) -> Bucket | None:
+        """The first key column by whose buckets the table is partitioned. None if there is no such column."""
+        return None
+
+    @abstractmethod
+    def new_path(self, name: str, partition: Partition) -> str:
+        """Where a new file of this name and partition goes."""
+
+    @property
+    @abstractmethod
     def target_file_size(self) -> int:
-        return int(self.properties_by_name.get(TARGET_FILE_SIZE, TARGET_FILE_SIZE_DEFAULT))
+        """Bytes at which a data file is finished."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def row_group_size(self) -> int:
-        return int(self.properties_by_name.get(ROW_GROUP_SIZE, ROW_GROUP_SIZE_DEFAULT))
+        """Arrow bytes of a row group."""
 
+    @property
+    @abstractmethod
+    def compression(self) -> Compression:
+        """How files are compressed."""
 
-@lru_cache(maxsize=64)
-def _parse_schema(json: str) -> Schema:
-    return Schema.model_validate_json(json)
+    @property
+    @abstractmethod
+    def unites_deletes(self) -> bool:
+        """Whether the deletes of earlier commits' rows are written once a commit, instead of by each task."""
 
+    @abstractmethod
+    def data_file(self, path: str, partition: Partition, facts: ParquetFacts) -> ContentFile:
+        """The description of a data file that was written."""
 
-def _small_types(schema: pa.Schema) -> pa.Schema:
-    """`schema` with 32-bit offsets. PyIceberg's schemas have 64-bit offsets, but Spark sends 32-bit offsets. So the
-    cast to the table's types copies nothing.
-    """
-    return pa.schema([field.with_type(_small_type(field.type)) for field in schema], metadata=schema.metadata)
+    @abstractmethod
+    def deletes(self, factory: "FileFactory", files: "DataFiles", flush_threshold: int = FLUSH_THRESHOLD) -> Deletes:
+        """A task's deletes by position.
 
+        :param factory: names new files.
+        :param files: the data files whose numbers `Deletes.delete` takes.
+        :param flush_threshold: positions held before a file of positions is written, if the format has such files.
+        """
 
-def _small_type(dtype: pa.DataType) -> pa.DataType:
-    if pa.types.is_large_string(dtype):
-        return pa.string()
-    if pa.types.is_large_binary(dtype):
-        return pa.binary()
-    if pa.types.is_large_list(dtype):
-        return pa.list_(dtype.value_field.with_type(_small_type(dtype.value_type)))
-    if pa.types.is_struct(dtype):
-        return pa.struct([f.with_type(_small_type(f.type)) for f in dtype])
-    if pa.types.is_map(dtype):
-        return pa.map_(
-            dtype.key_field.with_type(_small_type(dtype.key_type)),
-            dtype.item_field.with_type(_small_type(dtype.item_type)),
-        )
-    return dtype
+    @abstractmethod
+    def key_deletes(self, factory: "FileFactory", key: tuple[str, ...]) -> KeyDeletes:
+        """A task's deletes by key.
+
+        :raises ValueError: the format has none.
+        """
+
+    @property
+    @abstractmethod
+    def of_moved_rows(self) -> "TableSpec":
+        """The table as a minor compaction writes it: with the columns, if the format has them, in which a row keeps its
+        id when it moves.
+        """
+
+    @abstractmethod
+    def moved_rows(self, small: "SmallFile", partition: Partition) -> pa.Table:
+        """All rows of a data file, also deleted ones, as a minor compaction moves them.
+
+        :return: columns and types of `of_moved_rows.arrow_schema`.
+        :raises OtherColumnsError: the file has other columns than the table.
+        """
+
+    @abstractmethod
+    def deleted_rows(self, deletes: "SmallFile") -> tuple[list[str], Ints, Ints]:
+        """Read a file of n deletes by position, if the format has such files.
+
+        :return: paths of the data files, and for each of the n deletes the data file's number among them and the
+            position.
+        """

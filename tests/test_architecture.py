@@ -43,9 +43,25 @@ def imported_by(module: str) -> set[str]:
     return set(result.stdout.split())
 
 
+def test_writers_know_no_table_format() -> None:
+    """PyIceberg is there for storage, and for nothing of Iceberg."""
+    found = set()
+    for file in (ROOT / "deltawriters").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            found |= {name for name in names if name.startswith(("pyiceberg", "delta"))}
+    assert {name for name in found if not name.startswith("deltawriters")} == {"pyiceberg.io", "pyiceberg.io.pyarrow"}
+
+
 @pytest.mark.parametrize("module", ["deltawriters", "changelog.rows"])
 def test_writers_load_without_spark(module: str) -> None:
     assert not {"pyspark", "py4j", "sink"} & imported_by(module)
+
+
+@pytest.mark.parametrize("target", ["iceberg"])
+def test_what_a_target_adds_to_the_writers_loads_without_spark(target: str) -> None:
+    assert not {"pyspark", "py4j"} & imported_by(f"sink.targets.{target}.writers")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +75,13 @@ def test_writers_load_without_spark(module: str) -> None:
 )
 def test_a_start_imports_no_more_than_it_needs(module: str, others: set[str]) -> None:
     assert not others & imported_by(module)
+
+
+def test_workers_are_forked_with_all_that_a_task_needs() -> None:
+    """A task that finds a module missing imports it, in each new worker again."""
+    code = "import sys, sink.spark.daemon; print(*sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"sink.spark.task", "sink.targets.iceberg.writers"} <= set(result.stdout.split())
 
 
 _MOVING = r"org\.apache\.spark\.sql\.execution\.streaming"

@@ -52,9 +52,7 @@ class CorruptIndexError(Exception):
 
 @dataclass(frozen=True)
 class IndexedFile:
-    """A data file that entries point into. `partition` maps partition field id to JSON single value, as in
-    `ContentFile.to_json`.
-    """
+    """A data file that entries point into. `spec_id` and `partition` are those of its `Partition`, read from JSON."""
 
     path: str
     spec_id: int

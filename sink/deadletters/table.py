@@ -369,8 +369,8 @@ def _check_columns(table: TableState) -> None:
             f"{table.name} has no column {missing[0]!r}, so it can't be the dead-letter table. Its columns must be: "
             f"{', '.join(COLUMNS.fieldNames())}. Drop it, or give sink.dead_letter_table another name."
         )
-    for field in table.spec.iceberg_schema.fields:
-        if field.required and field.name not in COLUMNS.fieldNames():
+    for field in table.spec.arrow_schema:
+        if not field.nullable and field.name not in COLUMNS.fieldNames():
             raise TableError(
                 f"{table.name} is the dead-letter table, and its column {field.name!r}, which the sink doesn't know, "
                 "is required. "

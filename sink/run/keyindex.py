@@ -41,14 +41,15 @@ from pyspark.sql import functions as F
 from changelog.row_kind_columns import binary_uuid, quoted
 from deltawriters import TableSpec
 from deltawriters.keyindex import BASE, IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
-from deltawriters.positions import bitmap
 from deltawriters.resolve import OldRows, rows_appended_meanwhile
+from deltawriters.table import Bucket
+from deltawriters.vectors import bitmap
 from sink.errors import TableError
 from sink.run.deletion_vectors import DeletionVectors, Vector
 from sink.run.plan import TablePlan
 from sink.spark import task
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
-from sink.spark.routing import RANGES, Bucket, KeyHash, bucket_of_key
+from sink.spark.routing import RANGES, KeyHash
 from sink.targets.base import IndexCommit, LiveFile, StoredPosition, Target
 
 log = logging.getLogger("rowdelta")
@@ -172,7 +173,7 @@ class KeyIndex:
     def key_hash(self, spec: TableSpec) -> KeyHash:
         """How keys are hashed. If the table has a suitable number of buckets of a key column, a hash begins with it."""
         key = tuple(self._plan.section.key)
-        bucket = bucket_of_key(key, spec)
+        bucket = spec.key_bucket(key)
         is_fit = bucket is not None and _FEWEST_BUCKETS <= bucket.count <= RANGES
         return KeyHash(key, bucket if is_fit else None)
 
@@ -457,7 +458,7 @@ class KeyIndex:
         for file in changed:
             vectors[file.path] = file.vector
             parquet_deletes.pop(file.path, None)
-            if file.parquet_deletes and self._table.spec.format_version >= 3:
+            if file.parquet_deletes:
                 parquet_deletes[file.path] = file.parquet_deletes
         return replace(
             version,

@@ -56,7 +56,7 @@ from sink.spark.exchange import (
     in_arrow,
 )
 from sink.spark.failures import TaskFailure, failure_of
-from sink.spark.routing import RANGES, KeyHash, bucket_of_key
+from sink.spark.routing import RANGES, KeyHash
 from sink.targets.base import (
     ROWS,
     SINK_ID,
@@ -655,7 +655,7 @@ class TableSink:
         """The hash that decides which task gets a change."""
         if self._key_index is not None:
             return self._key_index.key_hash(self._spec)
-        bucket = bucket_of_key(self.plan.section.key, self._spec)
+        bucket = self._spec.key_bucket(self.plan.section.key)
         return KeyHash(tuple(self.plan.section.key), bucket if bucket is not None and bucket.count >= tasks else None)
 
     def _combine(self) -> task.Combine | None:

@@ -14,7 +14,6 @@ from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
-from deltawriters.partitioning import source_columns
 from sink.config import RESERVED, Config, TableSection
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.columns import parse_type, wanted_columns
@@ -104,7 +103,7 @@ def plan_table(
         columns = table.columns()
         _check_columns(section, wanted, columns)
         table.check_fits(section)
-        sources = tuple(source_columns(table.spec.current_spec, table.spec.iceberg_schema))
+        sources = table.spec.source_columns
     plan = _plan(config, section, path, columns, sources, table is not None)
     check_computed(catalogs.spark, plan, path)
     ignored = catalogs.not_followed(section) if table is None else table.not_followed()

@@ -8,7 +8,9 @@ import gc
 
 from pyspark.daemon import manager
 
-import sink.spark.task  # noqa: F401 - no more than imports: a thread would be missing in the forked workers
+# no more than imports: a thread would be missing in the forked workers
+import sink.spark.task
+import sink.targets.iceberg.writers  # noqa: F401 - tasks import it when they unpickle a table
 
 if __name__ == "__main__":
     gc.freeze()  # workers collect garbage after each task, and needn't look through all modules for it

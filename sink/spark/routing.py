@@ -3,19 +3,16 @@
 The hash is Spark's `xxhash64`, written in NumPy.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import IcebergType
 
 from changelog.rows import BAD, HASH
-from deltawriters import TableSpec
 from deltawriters.keyindex import xxhash64
-from deltawriters.partitioning import aligned
+from deltawriters.table import Bucket
 
 RANGES = 1024
 """The top 10 bits of a hash choose the task. So if there were more tasks than this, some would get no rows."""
@@ -24,15 +21,6 @@ _RANGE_BITS = 10
 _BELOW = np.uint64(64 - _RANGE_BITS)
 
 Hashes = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A key column. The table is partitioned by it, in `count` buckets."""
-
-    column: str
-    type: IcebergType
-    count: int
 
 
 @dataclass(frozen=True)
@@ -56,8 +44,7 @@ class KeyHash:
         by_key = xxhash64([keys.column(name) for name in self.key])
         if self.bucket is None:
             return by_key
-        transform = BucketTransform(self.bucket.count).pyarrow_transform(self.bucket.type)
-        numbers = transform(aligned(keys.column(self.bucket.column))).to_numpy().astype(np.uint64) % np.uint64(RANGES)
+        numbers = self.bucket.numbers(keys.column(self.bucket.column)).astype(np.uint64) % np.uint64(RANGES)
         share = np.uint64(max(1, RANGES // self.bucket.count))
         hashes: Hashes = (numbers * share << _BELOW) | (by_key >> np.uint64(_RANGE_BITS))
         return hashes
@@ -73,16 +60,6 @@ class KeyHash:
                 hashes = np.zeros(len(keys), np.uint64)
                 hashes[good.to_numpy(zero_copy_only=False)] = self(keys.filter(good))
             yield batch.append_column(HASH, pa.array(hashes.view(np.int64)))
-
-
-def bucket_of_key(key: Sequence[str], table: TableSpec) -> Bucket | None:
-    """The first key column by whose buckets the table is partitioned. None if there is no such column."""
-    schema = table.iceberg_schema
-    for field in table.current_spec.fields:
-        source = schema.find_column_name(field.source_id)
-        if isinstance(field.transform, BucketTransform) and source is not None and source in key:
-            return Bucket(source, schema.find_type(field.source_id), field.transform.num_buckets)
-    return None
 
 
 def owner(hashes: Hashes, tasks: int) -> npt.NDArray[np.int64]:

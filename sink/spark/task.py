@@ -34,9 +34,9 @@ from deltawriters.combine import combined
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.positions import bitmap
 from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.rewrite import RewriteGroup, Rewriter
+from deltawriters.vectors import bitmap
 from sink.spark.exchange import Step, owned, packed
 from sink.spark.routing import KeyHash, range_of
 
@@ -364,9 +364,8 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         if dead:
             dead.abort()
         raise
-    schema = plan.table.iceberg_schema
     summary: dict[str, Any] = {
-        "files": [file.to_json(schema) for file in result.files],
+        "files": [file.description for file in result.files],
         "rows": result.rows,
         "bytes": sum(file.size_in_bytes for file in result.files),
         "records": {content.value: result.records(content) for content in FileContent},
@@ -380,7 +379,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     if plan.index and result.index:
         summary["index"] = _index_summary(result, plan.table)
     if plan.dead_letters:
-        summary["dead_letters"] = [file.to_json(plan.dead_letters.iceberg_schema) for file in dead_files]
+        summary["dead_letters"] = [file.description for file in dead_files]
     paths = writer.created_paths + (dead.created_paths if dead else [])
     if plan.index and result.index:
         paths += [f"{plan.index.slice.location}/{run.name}" for run in (*result.index.runs, *result.index.merged)]
@@ -508,9 +507,8 @@ def rewritten(
     """
     result = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task).rewrite(groups)
     written(result.paths)
-    schema = plan.table.iceberg_schema
     return {
-        "files": [file.to_json(schema) for file in result.files],
+        "files": [file.description for file in result.files],
         "runs": [run.to_json() for run in result.runs],
     }
 
@@ -575,7 +573,7 @@ def _forget_archives() -> None:
 
 
 def _index_summary(result: WriteResult, table: TableSpec) -> dict[str, Any]:
-    index, schema = result.index, table.iceberg_schema
+    index = result.index
     assert index is not None
     old_rows = [
         {
@@ -590,7 +588,7 @@ def _index_summary(result: WriteResult, table: TableSpec) -> dict[str, Any]:
         "runs": [run.to_json() for run in index.runs],
         "merged": [run.to_json() for run in index.merged],
         "old_rows": old_rows,
-        "new_vectors": [file.to_json(schema) for file in result.files if file.file_format == "PUFFIN"],
+        "new_vectors": [file.description for file in result.files if file.has_vector],
         "keys": {name: getattr(index, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
     }
 

@@ -168,7 +168,7 @@ class LiveFile:
     """A data file of the current state.
 
     :param vector: its deletion vector, in the format's terms, with `record-count`; None if it has none.
-    :param parquet_deletes: Iceberg's position delete files that apply to it.
+    :param parquet_deletes: Iceberg's position delete files that apply to it, if the table was v2 and has vectors now.
     :param handle: what the format needs to read it (`Target.rows_of`).
     """
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.parquet as pq
-from pyiceberg.schema import Schema
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
 
-from deltawriters import ContentFile, FileContent, TableSpec
+from deltawriters import ContentFile, FileContent
+from sink.targets.iceberg.writers import IcebergTableSpec
 
 
 @dataclass
 class Lake:
-    table: TableSpec
+    table: IcebergTableSpec
     snapshots: list[list[ContentFile]] = field(default_factory=list)
 
     def commit(self, files: list[ContentFile]) -> None:
@@ -38,8 +38,8 @@ class Lake:
                 if delete.content is FileContent.POSITION_DELETES and delete_sequence >= sequence:
                     dead |= _positions(delete, data.path)
                 if delete.content is FileContent.EQUALITY_DELETES and delete_sequence > sequence:
-                    unpartitioned = self.table.specs_by_id[delete.partition.spec_id].is_unpartitioned()
-                    if unpartitioned or _same_partition(delete, data, self.table.iceberg_schema):
+                    unpartitioned = self.table.specs_by_id[delete.description["spec-id"]].is_unpartitioned()
+                    if unpartitioned or _same_partition(delete, data):
                         keys.append(_keys(delete))
             for position, row in enumerate(pq.read_table(data.path).to_pylist()):
                 deleted = any(tuple(row[name] for name in names) in values for names, values in keys)
@@ -48,14 +48,13 @@ class Lake:
         return live
 
 
-def _same_partition(delete: ContentFile, data: ContentFile, schema: Schema) -> bool:
-    same_spec = delete.partition.spec_id == data.partition.spec_id
-    return same_spec and delete.partition.json(schema) == data.partition.json(schema)
+def _same_partition(delete: ContentFile, data: ContentFile) -> bool:
+    return all(delete.description[name] == data.description[name] for name in ("spec-id", "partition"))
 
 
 def _positions(delete: ContentFile, path: str) -> set[int]:
-    if delete.file_format == "PUFFIN":
-        if delete.referenced_data_file != path:
+    if delete.description["file-format"] == "PUFFIN":
+        if delete.description["referenced-data-file"] != path:
             return set()
         with open(delete.path, "rb") as stream:
             vectors = deletion_vectors_from_puffin_file(PuffinFile(stream.read()))

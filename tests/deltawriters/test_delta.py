@@ -21,7 +21,6 @@ from deltawriters import (
     DeltaOptions,
     DeltaWriter,
     FileContent,
-    TableSpec,
     TaskId,
     delta,
     partitioning,
@@ -29,6 +28,7 @@ from deltawriters import (
 )
 from deltawriters.keyindex import IndexSlice, RunInfo, low_hash, xxhash64
 from deltawriters.resolve import IndexTask
+from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.lake import Lake
 
 SCHEMA = """{"type":"struct","schema-id":0,"identifier-field-ids":[1,2],"fields":[
@@ -45,9 +45,9 @@ ORDER = order_column(0)
 
 def table_at(
     folder: str | Path, spec: str = UNPARTITIONED, version: int = 2, properties: dict[str, str] | None = None
-) -> TableSpec:
+) -> IcebergTableSpec:
     specs = (UNPARTITIONED,) if spec == UNPARTITIONED else (UNPARTITIONED, spec)
-    return TableSpec(str(folder), version, SCHEMA, specs, len(specs) - 1, tuple((properties or {}).items()))
+    return IcebergTableSpec(str(folder), version, SCHEMA, specs, len(specs) - 1, tuple((properties or {}).items()))
 
 
 def batch(changes: list[tuple[RowKind, int, dict[str, Any]]]) -> pa.RecordBatch:
@@ -64,7 +64,7 @@ def batch(changes: list[tuple[RowKind, int, dict[str, Any]]]) -> pa.RecordBatch:
 
 
 def write(
-    table: TableSpec, options: DeltaOptions, *batches: pa.RecordBatch, operation: str = "op"
+    table: IcebergTableSpec, options: DeltaOptions, *batches: pa.RecordBatch, operation: str = "op"
 ) -> list[ContentFile]:
     writer = DeltaWriter(table, options, TaskId(0, 1, operation))
     for changes in batches:
@@ -111,7 +111,7 @@ def test_a_written_row_that_changes_again_gets_a_position_delete(tmp_path: Path,
     lake = Lake(table, [files])
     assert lake.rows() == [{"id": 1, "shop": "s", "region": "eu", "amount": None}]
     deletes = [file for file in files if file.content is FileContent.POSITION_DELETES]
-    assert {file.file_format for file in deletes} == {"PARQUET" if version == 2 else "PUFFIN"}
+    assert {file.description["file-format"] for file in deletes} == {"PARQUET" if version == 2 else "PUFFIN"}
 
 
 def test_late_arrival_of_an_earlier_change_changes_nothing(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_changelog_mode_finds_the_first_change_across_flushes_in_any_order(tmp_p
             table, DeltaOptions(KEY, mode="changelog", flush_bytes=EVERY_BATCH), *order, operation=str(number)
         )
         (delete,) = [file for file in files if file.content is FileContent.EQUALITY_DELETES]
-        assert list(delete.partition.json(table.iceberg_schema).values()) == ["eu"]
+        assert list(delete.description["partition"].values()) == ["eu"]
 
 
 def test_an_update_moves_the_row_to_its_new_partition(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_an_unknown_old_partition_is_deleted_from_globally(tmp_path: Path) -> No
     lake.commit(files)
     assert [row["region"] for row in lake.rows()] == ["us"]
     (delete,) = [file for file in files if file.content is FileContent.EQUALITY_DELETES]
-    assert table.specs_by_id[delete.partition.spec_id].is_unpartitioned()
+    assert table.specs_by_id[delete.description["spec-id"]].is_unpartitioned()
 
 
 def test_data_files_roll_at_the_target_size(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from deltawriters import TableSpec
 from deltawriters.content import ContentFile
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import SUPERSEDES, Entries, IndexedFile, IndexSlice, low_hash, write_run
@@ -16,6 +15,7 @@ from deltawriters.parquet import ParquetFileWriter
 from deltawriters.partitioning import LASTING_BYTES, PartitionedWriter
 from deltawriters.rewrite import RewriteGroup, Rewriter, SmallFile
 from deltawriters.table import TaskId
+from sink.targets.iceberg.writers import IcebergTableSpec
 
 SCHEMA = """{"type":"struct","schema-id":0,"identifier-field-ids":[1],"fields":[
   {"id":1,"name":"id","required":true,"type":"long"},
@@ -26,9 +26,9 @@ UNPARTITIONED = '{"spec-id":0,"fields":[]}'
 BY_ID = '{"spec-id":0,"fields":[{"name":"id_bucket","transform":"bucket[8]","source-id":1,"field-id":1000}]}'
 
 
-def table_at(folder: Path, spec: str = UNPARTITIONED, **properties: str) -> TableSpec:
+def table_at(folder: Path, spec: str = UNPARTITIONED, **properties: str) -> IcebergTableSpec:
     named = {f"write.parquet.{name.replace('_', '-')}": value for name, value in properties.items()}
-    return TableSpec(str(folder), 2, SCHEMA, (spec,), 0, tuple(named.items()))
+    return IcebergTableSpec(str(folder), 2, SCHEMA, (spec,), 0, tuple(named.items()))
 
 
 def texts(count: int, words: int) -> pa.Array:
@@ -40,7 +40,7 @@ def texts(count: int, words: int) -> pa.Array:
     )
 
 
-def rows(table: TableSpec, count: int) -> pa.Table:
+def rows(table: IcebergTableSpec, count: int) -> pa.Table:
     """Customers and notes repeat, every thousands of rows; a comment is never the same."""
     random = np.random.default_rng(1)
     columns = [
@@ -52,15 +52,17 @@ def rows(table: TableSpec, count: int) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=table.arrow_schema)
 
 
-def write(table: TableSpec, written: pa.Table, *, lasting: bool = False) -> list[ContentFile]:
+def write(table: IcebergTableSpec, written: pa.Table, *, lasting: bool = False) -> list[ContentFile]:
     writer = PartitionedWriter(table, FileFactory(table, TaskId(0, 1, "op")), DataFiles(), lasting=lasting)
     writer.write(written, last=True)
     return writer.close()
 
 
-def bytes_of(table: TableSpec, written: pa.Table, level: int) -> int:
+def bytes_of(table: IcebergTableSpec, written: pa.Table, level: int) -> int:
     """Size of the files at a level of zstd."""
-    leveled = TableSpec(table.location, 2, SCHEMA, table.specs, 0, (("write.parquet.compression-level", str(level)),))
+    leveled = IcebergTableSpec(
+        table.location, 2, SCHEMA, table.specs, 0, (("write.parquet.compression-level", str(level)),)
+    )
     return sum(file.size_in_bytes for file in write(leveled, written))
 
 
@@ -126,7 +128,7 @@ def test_values_that_repeat_after_thousands_of_rows_get_a_dictionary(tmp_path: P
 def test_a_file_of_few_rows(tmp_path: Path, count: int) -> None:
     table = table_at(tmp_path)
     written = rows(table, 20).slice(0, count)
-    writer = ParquetFileWriter(table, f"{tmp_path}/a.parquet", table.iceberg_schema, table.arrow_schema, lasting=True)
+    writer = ParquetFileWriter(table.io, f"{tmp_path}/a.parquet", table.file_schema, table.compression, lasting=True)
     writer.write(written)
     writer.close()
     assert pq.read_table(f"{tmp_path}/a.parquet").to_pylist() == written.to_pylist()

@@ -10,7 +10,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, TruncateTransform
 from pyiceberg.types import DecimalType, NestedField
 
-from deltawriters.partitioning import split_by_partition
+from sink.targets.iceberg.partitions import split_by_partition
 
 
 @pytest.mark.parametrize("transform", [BucketTransform(4), TruncateTransform(100)])
@@ -28,7 +28,7 @@ def test_decimals_where_spark_left_them(transform: BucketTransform | TruncateTra
     spec = PartitionSpec(PartitionField(1, 1000, transform, "amount_part"))
     found, expected = (
         [
-            (partition.values, rows.tolist())
+            (partition, rows.tolist())
             for partition, rows in split_by_partition(spec, schema, pa.table([column], ["amount"]))
         ]
         for column in (unaligned, amounts)

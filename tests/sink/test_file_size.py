@@ -11,11 +11,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from changelog.rows import BAD, BAD_FIELDS, KIND, RowKind, order_column
-from deltawriters import DeltaOptions, TableSpec, TaskId
+from deltawriters import DeltaOptions, TaskId
 from deltawriters.partitioning import LASTING_BYTES
 from sink.config import TableSection
 from sink.run.plan import files_last
 from sink.spark import task
+from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.sink.harness import Job
 
 ROWS = 150_000
@@ -78,7 +79,7 @@ def test_small_files_that_last_are_packed_well(tmp_path: Path, options: DeltaOpt
     def written(*, lasting: bool, level: int | None = None) -> int:
         """Bytes of the files."""
         properties = (("write.parquet.compression-level", str(level)),) if level else ()
-        table = TableSpec(str(tmp_path), 2, schema, ('{"spec-id":0,"fields":[]}',), 0, properties)
+        table = IcebergTableSpec(str(tmp_path), 2, schema, ('{"spec-id":0,"fields":[]}',), 0, properties)
         plan = task.TaskPlan(table, options, "op", "lake.shop.orders", None, None, lasting=lasting)
         summary, _ = task._written(plan, TaskId(0, 1, "op"), [batch])
         assert summary["records"]["DATA"] == rows.num_rows

@@ -25,8 +25,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.rows import HASH
 from deltawriters.keyindex import xxhash64
-from sink.spark.routing import RANGES, Bucket, KeyHash
+from sink.spark.routing import RANGES, KeyHash
 from sink.spark.versions import to_arrow
+from sink.targets.iceberg.partitions import IcebergBucket
 
 COUNT = 2000
 
@@ -129,7 +130,7 @@ def test_hashes_that_begin_with_a_bucket_are_the_same(
     """By PyIceberg as by Iceberg's own function in Spark: each bucket is one task's, and an index of earlier releases
     stays right.
     """
-    hash_keys = KeyHash(("c0",), Bucket("c0", iceberg, count))
+    hash_keys = KeyHash(("c0",), IcebergBucket("c0", count, iceberg))
     schema = T.StructType([T.StructField("c0", T.DataType.fromDDL(name))])
     rows = spark.createDataFrame([(value,) for value in column(name, 5)], schema)
     top = F.expr(f"lake.system.bucket({count}, c0)") % RANGES * max(1, RANGES // count)

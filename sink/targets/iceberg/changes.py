@@ -13,10 +13,10 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from deltawriters import TableSpec
 from deltawriters.keyindex import IndexedFile
 from sink.targets.base import LiveFile, TableChanges
 from sink.targets.iceberg.compaction import OWN
+from sink.targets.iceberg.writers import IcebergTableSpec
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -165,7 +165,7 @@ def _described_scan(table: "IcebergTable", scan: JavaObject) -> LiveFile:
         others.append(content["file-path"])
         if content["file-format"].upper() == "PUFFIN":
             vector = content
-        elif content["content"].upper().startswith("POSITION"):
+        elif table.spec.format_version >= 3 and content["content"].upper().startswith("POSITION"):
             parquet.append(content["file-path"])
     fields = table.spec.specs_by_id[data["spec-id"]].fields
     partition = data.get("partition", [None] * len(fields))
@@ -189,7 +189,7 @@ def _only_append(snapshots: Sequence[JavaObject]) -> bool:
     return all(str(snapshot.operation()) == "append" for snapshot in snapshots)
 
 
-def _deleted_from(table: TableSpec, deletes: str) -> set[str]:
+def _deleted_from(table: IcebergTableSpec, deletes: str) -> set[str]:
     """The data files whose rows a Parquet position delete file deletes.
 
     :raises OSError: it can't be read.

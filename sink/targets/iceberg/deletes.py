@@ -8,16 +8,18 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from deltawriters import TableSpec, TaskId
-from deltawriters.content import StoredPartition
+from deltawriters import TaskId
+from deltawriters.content import Partition
 from deltawriters.keyindex import IndexedFile
-from deltawriters.positions import bitmap, positions_of, read_deletion_vectors, write_deletion_vectors
 from deltawriters.resolve import OldRows, delete_rows
+from deltawriters.vectors import bitmap, positions_of
 from sink.targets.base import WrittenDeletes
+from sink.targets.iceberg.puffin import read_deletion_vectors, write_deletion_vectors
+from sink.targets.iceberg.writers import IcebergTableSpec
 
 
 def written_deletes(
-    table: TableSpec,
+    table: IcebergTableSpec,
     name: str,
     tasks: int,
     rows: Mapping[str, tuple[IndexedFile, BitMap64]],
@@ -32,7 +34,7 @@ def written_deletes(
         old = (OldRows(file, positions_of(deleted)) for file, deleted in rows.values() if len(deleted))
         for delete in delete_rows(table, TaskId(tasks, 0, name), old):
             created.append(delete.path)
-            files.append(json.dumps(delete.to_json(table.iceberg_schema)))
+            files.append(json.dumps(delete.description))
     elif rows:
         replaced = {path: vector for path in rows if (vector := known(path)) is not None}
         earlier = _stored_vectors(table, list(replaced.values()))
@@ -47,19 +49,17 @@ def written_deletes(
             united.append((path, _partition(file), positions))
         puffin = table.locations.new_data_location(f"{name}-deletes.puffin", None)
         created.append(puffin)
-        for new in write_deletion_vectors(table, puffin, united):
-            content = new.to_json(table.iceberg_schema)
-            assert new.referenced_data_file is not None
-            vectors[new.referenced_data_file] = content
-            files.append(json.dumps(content))
+        for new in write_deletion_vectors(table.io, puffin, united):
+            vectors[new.description["referenced-data-file"]] = new.description
+            files.append(json.dumps(new.description))
     return WrittenDeletes(files, removed, vectors)
 
 
-def _partition(file: IndexedFile) -> StoredPartition:
-    return StoredPartition(file.spec_id, json.dumps(file.partition))
+def _partition(file: IndexedFile) -> Partition:
+    return Partition(file.spec_id, json.dumps(file.partition))
 
 
-def _stored_vectors(table: TableSpec, vectors: Sequence[Mapping[str, Any]]) -> dict[str, BitMap64]:
+def _stored_vectors(table: IcebergTableSpec, vectors: Sequence[Mapping[str, Any]]) -> dict[str, BitMap64]:
     """Data file -> deleted positions, read from vectors that are given as `ContentFileParser` JSON."""
     by_path: dict[str, list[Mapping[str, Any]]] = {}
     for vector in vectors:
@@ -72,7 +72,7 @@ def _stored_vectors(table: TableSpec, vectors: Sequence[Mapping[str, Any]]) -> d
     return stored
 
 
-def _parquet_positions(table: TableSpec, deletes: str, data_file: str) -> BitMap64:
+def _parquet_positions(table: IcebergTableSpec, deletes: str, data_file: str) -> BitMap64:
     with table.io.new_input(deletes).open() as stream:
         rows = pq.read_table(stream, columns=["pos"], filters=[("file_path", "=", data_file)])
     return bitmap(rows.column("pos").to_numpy().astype(np.int64))

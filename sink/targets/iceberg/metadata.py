@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
     from changelog.spec import ColumnSpec
-    from deltawriters import TableSpec
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
     from sink.targets.iceberg.rest_client import RestClient
+    from sink.targets.iceberg.writers import IcebergTableSpec
 
 Metadata = Mapping[str, Any]
 _Properties = Mapping[str, str]
@@ -64,14 +64,14 @@ class MetadataTable(IcebergState):
         self._snapshots = {int(snapshot["snapshot-id"]): snapshot for snapshot in metadata.get("snapshots", ())}
 
     @cached_property
-    def spec(self) -> "TableSpec":
-        from deltawriters import TableSpec
+    def spec(self) -> "IcebergTableSpec":
+        from sink.targets.iceberg.writers import IcebergTableSpec
 
         metadata = self._metadata
         if "schemas" not in metadata or "partition-specs" not in metadata:
             raise NeedsSparkError("metadata of an old version")
         specs = sorted(metadata["partition-specs"], key=lambda spec: int(spec["spec-id"]))
-        return TableSpec(
+        return IcebergTableSpec(
             location=metadata["location"],
             format_version=int(metadata["format-version"]),
             schema=json.dumps(self._schema),

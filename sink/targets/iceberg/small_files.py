@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from py4j.java_gateway import JavaObject
 from pyiceberg.transforms import VoidTransform
 
-from deltawriters import TableSpec
 from deltawriters.rewrite import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels
 from sink.targets.base import MINOR, Mergeable, MergeCandidates
+from sink.targets.iceberg.writers import IcebergTableSpec
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -53,7 +53,7 @@ class SmallFiles:
         self._known: dict[int, _Seen] = {}
         self._known_as: object = None
 
-    def search(self, spec: TableSpec, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+    def search(self, spec: IcebergTableSpec, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         """See `Target.merge_candidates`."""
         layout = spec.current_spec_id, spec.format_version
         if self._known_as != layout or len(self._known) > _MOST_KNOWN:
@@ -81,7 +81,7 @@ class _Search:
     def __init__(
         self,
         table: "IcebergTable",
-        spec: TableSpec,
+        spec: IcebergTableSpec,
         prefix: str,
         known: dict[int, _Seen],
         is_enough: Callable[[int, int], bool],
@@ -202,7 +202,7 @@ class _Search:
         return self._spec.format_version >= 3 and "first-row-id" not in content
 
 
-def _keeps_dropped_fields(spec: TableSpec) -> bool:
+def _keeps_dropped_fields(spec: IcebergTableSpec) -> bool:
     """Whether the current spec has only dropped partition fields, as in a table that was v1. Iceberg 1.11 can't read
     the JSON of a file with their nulls.
     """

@@ -15,10 +15,10 @@ from sink.targets.base import NO_FLOATS, LastCommit, StoredPosition, TableState
 from sink.targets.iceberg.table_properties import FEATURES, check_properties, check_types, ignored
 
 if TYPE_CHECKING:
-    from deltawriters import TableSpec
     from sink.config import TableSection
     from sink.sources.source import Position
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
+    from sink.targets.iceberg.writers import IcebergTableSpec
 
 _OWN = "rowdelta."
 """Begins the names of the properties that the sink sets."""
@@ -69,7 +69,7 @@ class IcebergState(TableState):
 
     @property
     @abstractmethod
-    def spec(self) -> "TableSpec": ...
+    def spec(self) -> "IcebergTableSpec": ...
 
     @abstractmethod
     def snapshot(self, snapshot_id: int | None) -> Snapshot | None:

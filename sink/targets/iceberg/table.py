@@ -20,7 +20,6 @@ from pyspark.sql import types as T
 
 from changelog.row_kind_columns import quoted
 from changelog.spec import ColumnSpec
-from deltawriters import TableSpec
 from deltawriters.keyindex import IndexedFile
 from sink.errors import TableError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
@@ -33,6 +32,7 @@ from sink.targets.iceberg.errors import replaced, table_error
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
+from sink.targets.iceberg.writers import IcebergTableSpec
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
@@ -189,11 +189,11 @@ class IcebergTable(IcebergState, Target):
         return self.java.specs()
 
     @cached_property
-    def spec(self) -> TableSpec:
+    def spec(self) -> IcebergTableSpec:
         """What the delta writers need, as plain values. The sink's own properties aren't among the table's."""
         by_id, written = self.java_specs, self._known()
         data = dict(written.properties).get("write.data.path", written.location)
-        return TableSpec(
+        return IcebergTableSpec(
             location=written.location,
             format_version=written.layout.format_version,
             schema=str(self._calls.schema_to_json(self.java.schema())),

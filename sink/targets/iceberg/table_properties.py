@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from sink.errors import TableError
 
 if TYPE_CHECKING:
-    from sink.targets.base import TableState
+    from sink.targets.iceberg.state import IcebergState
 
 Treatment = Literal["followed", "Iceberg's", "other engines'", "warning", "refused"]
 
@@ -144,7 +144,7 @@ def check_properties(table: str, properties: Mapping[str, str]) -> None:
         )
 
 
-def check_types(table: "TableState") -> None:
+def check_types(table: "IcebergState") -> None:
     """Check the types of the columns of a table that exists.
 
     :raises TableError: the writers don't know one of them.

@@ -1,0 +1,114 @@
+"""Iceberg's column metrics of Parquet files."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow.parquet as pq
+from pyiceberg.conversions import to_bytes
+from pyiceberg.io.pyarrow import (
+    MetricModeTypes,
+    MetricsMode,
+    StatisticsCollector,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.types import DateType, TimestampType, TimestamptzType, TimeType, UUIDType
+
+from deltawriters.parquet import ParquetFacts
+
+_TIMES = (DateType, TimeType, TimestampType, TimestamptzType)
+_MAX_INFERRED_METRICS = "write.metadata.metrics.max-inferred-column-defaults"
+_MAX_INFERRED_METRICS_DEFAULT = 100
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Column metrics of one file by field id, as Iceberg stores them in manifests (spec, "Data File Fields").
+
+    Bounds are single-value serialized (Appendix D), already truncated as the table's metrics mode asks.
+    """
+
+    column_sizes: Mapping[int, int]
+    value_counts: Mapping[int, int]
+    null_value_counts: Mapping[int, int]
+    nan_value_counts: Mapping[int, int]
+    lower_bounds: Mapping[int, bytes]
+    upper_bounds: Mapping[int, bytes]
+    split_offsets: tuple[int, ...] = ()
+
+
+NO_METRICS = Metrics({}, {}, {}, {}, {}, {})
+
+
+def metrics_of(facts: ParquetFacts, schema: Schema, properties: Mapping[str, str]) -> Metrics:
+    """The metrics of a file's columns.
+
+    :param schema: of the file.
+    :param properties: of the table.
+    """
+    footer = facts.footer
+    plan = _metrics_plan(schema, properties)
+    ids = parquet_path_to_id_mapping(schema)
+    times = {i: column for i, column in plan.items() if isinstance(column.iceberg_type, _TIMES) and _has_bounds(column)}
+    counted = {i: replace(column, mode=MetricsMode(MetricModeTypes.COUNTS)) for i, column in times.items()}
+    stats = data_file_statistics_from_parquet_metadata(footer, plan | counted, ids)
+    kept = {i for i, column in plan.items() if column.mode.type is not MetricModeTypes.NONE}
+    # Parquet compares UUIDs as unsigned bytes, but Iceberg's Java library up to 1.11 compares them as signed longs.
+    # With Parquet's bounds, a Java reader would skip an equality delete that applies.
+    unordered = {f.field_id for f in schema.fields if isinstance(f.field_type, UUIDType)}
+    bounded = {i: agg for i, agg in stats.column_aggregates.items() if i not in unordered}
+    lower = {i: bound for i, agg in bounded.items() if (bound := agg.min_as_bytes()) is not None}
+    upper = {i: bound for i, agg in bounded.items() if (bound := agg.max_as_bytes()) is not None}
+    for i, (least, greatest) in _raw_bounds(footer, ids, times).items():
+        lower[i], upper[i] = (to_bytes(times[i].iceberg_type, bound) for bound in (least, greatest))
+    nans = ((field.field_id, facts.nan_counts.get(field.name)) for field in schema.fields)
+    return Metrics(
+        column_sizes=stats.column_sizes,
+        value_counts=stats.value_counts,
+        null_value_counts=stats.null_value_counts,
+        nan_value_counts={i: n for i, n in nans if n is not None and i in kept},
+        lower_bounds=lower,
+        upper_bounds=upper,
+        split_offsets=tuple(stats.split_offsets),
+    )
+
+
+def _has_bounds(column: StatisticsCollector) -> bool:
+    return column.mode.type not in (MetricModeTypes.NONE, MetricModeTypes.COUNTS)
+
+
+def _raw_bounds(
+    footer: pq.FileMetaData, ids: Mapping[str, int], columns: Collection[int]
+) -> dict[int, tuple[int, int]]:
+    """Least and greatest value of columns that are stored as integers, by field id. A column of nulls has no bounds.
+
+    PyIceberg's own bounds go through Python's dates and times, which know only the years 1 to 9999.
+
+    :param ids: field id by Parquet path.
+    :param columns: field ids of the columns to look at.
+    """
+    bounds: dict[int, tuple[int, int]] = {}
+    for position in range(footer.num_columns):
+        i = ids[footer.schema.column(position).path]
+        if i not in columns:
+            continue
+        for group in range(footer.num_row_groups):
+            found = footer.row_group(group).column(position).statistics
+            if found is not None and found.has_min_max:
+                least, greatest = bounds.get(i, (found.min_raw, found.max_raw))
+                bounds[i] = min(least, found.min_raw), max(greatest, found.max_raw)
+    return bounds
+
+
+def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, StatisticsCollector]:
+    """PyIceberg's plan, with the limit that Iceberg's Java library has: columns after the first 100 get no metrics,
+    unless a property sets a mode for them.
+    """
+    plan = compute_statistics_plan(schema, dict(properties))
+    limit = int(properties.get(_MAX_INFERRED_METRICS, _MAX_INFERRED_METRICS_DEFAULT))
+    if len(plan) <= limit or "write.metadata.metrics.default" in properties:
+        return plan
+    unlimited = compute_statistics_plan(schema, {"write.metadata.metrics.default": "none"} | dict(properties))
+    return {i: plan[i] if position < limit else unlimited[i] for position, i in enumerate(plan)}

@@ -1,0 +1,142 @@
+"""Position deletes within one commit: rows that a later change of the same key superseded after they were written.
+
+Format v2: Parquet files of (file_path, pos), sorted, with the reserved field ids (spec, "Position Delete Files").
+Format v3: deletion vectors, one per data file. A task writes all its vectors into one Puffin file (spec, "Deletion
+Vectors"; Puffin spec, `deletion-vector-v1` blob).
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
+
+from deltawriters.collapse import Ints
+from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.deletes import FLUSH_THRESHOLD, Deletes
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.parquet import ParquetFileWriter
+from deltawriters.vectors import bitmap
+from sink.targets.iceberg.column_metrics import metrics_of
+from sink.targets.iceberg.content_files import content_file
+from sink.targets.iceberg.puffin import POS_ID, write_deletion_vectors
+
+if TYPE_CHECKING:
+    from sink.targets.iceberg.writers import IcebergTableSpec
+
+FILE_PATH_ID = 2147483546
+_FULL_METRICS = {"write.metadata.metrics.default": "full"}
+"""Readers compare the bounds of `file_path`: with truncated bounds they would skip deletes that apply
+(`MetricsConfig.forPositionDelete`).
+"""
+
+_SCHEMA = Schema(
+    NestedField(FILE_PATH_ID, "file_path", StringType(), required=True),
+    NestedField(POS_ID, "pos", LongType(), required=True),
+)
+_ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(FILE_PATH_ID)}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(POS_ID)}),
+    ]
+)
+
+
+class PositionDeletes(Deletes):
+    """Collects positions in the data files of `files`, and writes them as delete files of the table's format version.
+
+    :param files: the data files whose numbers `delete` takes.
+    :param flush_threshold: positions held before a v2 delete file is written.
+    """
+
+    def __init__(
+        self, table: "IcebergTableSpec", factory: FileFactory, files: DataFiles, flush_threshold: int = FLUSH_THRESHOLD
+    ) -> None:
+        self._table = table
+        self._factory = factory
+        self._files = files
+        self._flush_threshold = flush_threshold
+        self._pending: list[tuple[Ints, Ints]] = []
+        self._pending_count = 0
+        self._done: list[ContentFile] = []
+
+    def delete(self, file: Ints, pos: Ints) -> None:
+        if not len(file):
+            return
+        self._pending.append((file, pos))
+        self._pending_count += len(file)
+        # A data file may have only one deletion vector, so in v3 the task writes nothing until it knows all positions.
+        if self._table.format_version < 3 and self._pending_count >= self._flush_threshold:
+            self._flush()
+
+    def close(self, data_files: list[ContentFile]) -> list[ContentFile]:
+        self._flush()
+        return data_files + self._done
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        file = np.concatenate([f for f, _ in self._pending])
+        pos = np.concatenate([p for _, p in self._pending])
+        self._pending, self._pending_count = [], 0
+        if self._table.format_version >= 3:
+            self._done.extend(self._write_vectors(file, pos))
+        else:
+            self._done.extend(self._write_parquet(file, pos))
+
+    def _write_parquet(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:
+        numbers = np.unique(file)
+        paths = [self._files.path(int(number)) for number in numbers]
+        by_path = np.argsort(np.array(paths))
+        path_rank = np.empty(len(paths), np.int64)
+        path_rank[by_path] = np.arange(len(paths))
+        row_rank = path_rank[np.searchsorted(numbers, file)]
+        order = np.lexsort((pos, row_rank))
+        file, pos = file[order], pos[order]
+        by_partition: dict[Partition, list[int]] = {}
+        for number in numbers:
+            by_partition.setdefault(self._files.partition(int(number)), []).append(int(number))
+        for partition, members in by_partition.items():
+            mine = np.isin(file, members)
+            codes = np.searchsorted(numbers, file[mine])
+            dictionary = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(paths))
+            rows = pa.table([dictionary.cast(pa.string()), pa.array(pos[mine])], schema=_ARROW_SCHEMA)
+            path = self._factory.new_path(partition)
+            writer = ParquetFileWriter(self._table.io, path, _ARROW_SCHEMA, self._table.compression)
+            writer.write(rows)
+            facts = writer.close()
+            yield content_file(
+                FileContent.POSITION_DELETES,
+                path,
+                partition,
+                facts.rows,
+                facts.size_in_bytes,
+                metrics_of(facts, _SCHEMA, _FULL_METRICS),
+                referenced_data_file=paths[int(codes[0])] if len(members) == 1 else None,
+            )
+
+    def _write_vectors(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:
+        order = np.lexsort((pos, file))
+        file, pos = file[order], pos[order]
+        numbers, starts = np.unique(file, return_index=True)
+        vectors = [
+            (self._files.path(int(number)), self._files.partition(int(number)), bitmap(pos[start:stop]))
+            for number, start, stop in zip(numbers, starts, [*starts[1:], len(pos)], strict=True)
+        ]
+        path = self._factory.new_path(self._files.partition(int(numbers[0])), "puffin")
+        yield from write_deletion_vectors(self._table.io, path, vectors)
+
+
+def read_position_deletes(io: FileIO, path: str) -> tuple[list[str], Ints, Ints]:
+    """Read a position delete file of n rows (v2).
+
+    :return: paths of the data files, and for each of the n rows the data file's number among them and the position.
+    """
+    with io.new_input(path).open() as stream:
+        rows = pq.read_table(stream, columns=["file_path", "pos"], read_dictionary=["file_path"])
+    paths = rows.column("file_path").unify_dictionaries().combine_chunks()
+    return paths.dictionary.to_pylist(), paths.indices.to_numpy(), rows.column("pos").to_numpy()

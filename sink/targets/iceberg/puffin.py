@@ -1,0 +1,97 @@
+"""Puffin files of deletion vectors (Puffin spec: magic, blobs, footer of JSON blob metadata; blob type
+`deletion-vector-v1`).
+"""
+
+import json
+from collections.abc import Sequence
+
+from pyiceberg.io import FileIO
+from pyroaring import BitMap64
+
+from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.vectors import decode_blob, encode_blob
+from sink.targets.iceberg.content_files import content_file
+
+POS_ID = 2147483545
+"""Reserved field id of a row's position (spec, "Reserved Field IDs")."""
+_MAGIC = b"PFA1"
+
+
+def write_deletion_vectors(
+    io: FileIO, path: str, vectors: Sequence[tuple[str, Partition, BitMap64]]
+) -> list[ContentFile]:
+    """Write one Puffin file at `path`, and return a descriptor of each vector.
+
+    :param vectors: (path of the data file, its partition, deleted positions); each data file occurs once.
+    """
+    puffin = _Puffin()
+    places = [puffin.add_deletion_vector(data_file, positions) for data_file, _, positions in vectors]
+    content = puffin.content()
+    with io.new_output(path).create(overwrite=True) as stream:
+        stream.write(content)
+    return [
+        content_file(
+            FileContent.POSITION_DELETES,
+            path,
+            partition,
+            len(positions),
+            len(content),
+            file_format="PUFFIN",
+            referenced_data_file=data_file,
+            content_offset=offset,
+            content_size_in_bytes=length,
+        )
+        for (data_file, partition, positions), (offset, length) in zip(vectors, places, strict=True)
+    ]
+
+
+def read_deletion_vectors(io: FileIO, path: str, places: Sequence[tuple[int, int]]) -> list[BitMap64]:
+    """Read several deletion vectors of one Puffin file in one read. That pays, since a commit writes all its vectors
+    side by side.
+
+    :param places: (`content_offset`, `content_size_in_bytes`) of each vector, from its manifest entry.
+    :raises ValueError: the file has no intact vector at one of the places.
+    """
+    start = min(offset for offset, _ in places)
+    stop = max(offset + length for offset, length in places)
+    with io.new_input(path).open() as stream:
+        stream.seek(start)
+        content = stream.read(stop - start)
+    vectors = []
+    for offset, length in places:
+        try:
+            vectors.append(decode_blob(content[offset - start : offset - start + length]))
+        except ValueError as error:
+            raise ValueError(f"{path} has no intact deletion vector at byte {offset}: {error}") from None
+    return vectors
+
+
+class _Puffin:
+    """The bytes of a Puffin file."""
+
+    def __init__(self) -> None:
+        self._content = bytearray(_MAGIC)
+        self._blobs: list[dict[str, object]] = []
+
+    def add_deletion_vector(self, data_file: str, positions: BitMap64) -> tuple[int, int]:
+        """Add the vector of `data_file`. Returns the blob's offset and length."""
+        blob = encode_blob(positions)
+        offset = len(self._content)
+        self._content += blob
+        self._blobs.append(
+            {
+                "type": "deletion-vector-v1",
+                "fields": [POS_ID],
+                "snapshot-id": -1,  # both numbers are inherited from the commit
+                "sequence-number": -1,
+                "offset": offset,
+                "length": len(blob),
+                "properties": {"referenced-data-file": data_file, "cardinality": str(len(positions))},
+            }
+        )
+        return offset, len(blob)
+
+    def content(self) -> bytes:
+        """The whole file, with its footer."""
+        footer = json.dumps({"blobs": self._blobs, "properties": {"created-by": "rowdelta"}}).encode()
+        return bytes(self._content + _MAGIC + footer + len(footer).to_bytes(4, "little") + b"\0\0\0\0" + _MAGIC)

@@ -1,0 +1,62 @@
+"""Rows that a minor compaction moves keep their row ids (format version 3; spec, "Row Lineage")."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+
+from deltawriters.partitioning import as_table_types
+from deltawriters.rewrite import OtherColumnsError, SmallFile
+
+ROW_ID = "_row_id"
+LAST_UPDATED = "_last_updated_sequence_number"
+LINEAGE_FIELDS = (
+    {"id": 2147483540, "name": ROW_ID, "type": "long", "required": False},
+    {"id": 2147483539, "name": LAST_UPDATED, "type": "long", "required": False},
+)
+
+
+def read_rows(io: FileIO, small: SmallFile, columns: pa.Schema, written: pa.Schema) -> pa.Table:
+    """All rows of a data file, in the columns of `written`.
+
+    :param columns: the table's columns.
+    :param written: the same, or with the columns of the row lineage.
+    :raises OtherColumnsError: the file has other columns than the table.
+    """
+    with io.new_input(small.path).open() as stream:
+        rows = pq.read_table(stream)
+    _check_columns(small, rows.schema, columns)
+    if ROW_ID in written.names:
+        inherited = {
+            ROW_ID: pa.nulls(len(rows), pa.int64())
+            if small.first_row_id is None
+            else pa.array(np.arange(small.first_row_id, small.first_row_id + len(rows))),
+            LAST_UPDATED: pa.repeat(pa.scalar(small.sequence_number, pa.int64()), len(rows)),
+        }
+        for name, values in inherited.items():
+            if name in rows.column_names:
+                stored = rows.column(name)
+                rows = rows.set_column(
+                    rows.column_names.index(name), name, pc.coalesce(stored, pa.chunked_array([values]))
+                )
+            else:
+                rows = rows.append_column(name, values)
+    return as_table_types(rows, written)
+
+
+def _check_columns(small: SmallFile, found: pa.Schema, columns: pa.Schema) -> None:
+    """Check that the file's columns have the names and field ids of the table's columns. The rewriter finds columns by
+    name, and the schema id of the file's commit doesn't tell which schema the file was written with.
+
+    :raises OtherColumnsError: names or field ids differ.
+    """
+    stored = {field.name: _field_id(field) for field in found if field.name not in (ROW_ID, LAST_UPDATED)}
+    wanted = {field.name: _field_id(field) for field in columns}
+    if stored != wanted:
+        raise OtherColumnsError(f"{small.path} has other columns than the table")
+
+
+def _field_id(field: pa.Field) -> bytes | None:
+    """The Parquet field id. It is the id of the column in the table's schema."""
+    return (field.metadata or {}).get(b"PARQUET:field_id")

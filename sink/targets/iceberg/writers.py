@@ -1,0 +1,198 @@
+"""How the delta writers write an Iceberg table. No Spark and no JVM: this runs in Python workers.
+
+IcebergTableSpec        what the writers know about the table
+├─ partitions.py        partition values of rows, and folders
+├─ column_metrics.py    column metrics from Parquet footers
+├─ position_deletes.py  rows deleted by position: Parquet files (v2), or vectors (v3) in Puffin files (`puffin.py`)
+├─ equality.py          rows deleted by key
+├─ row_lineage.py       row ids of rows that a minor compaction moves
+└─ content_files.py     what the commit is told about a file
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+import pyarrow as pa
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.locations import LocationProvider, load_location_provider
+
+from deltawriters.collapse import Ints
+from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.parquet import Compression, ParquetFacts
+from deltawriters.rewrite import SmallFile
+from deltawriters.table import Bucket, TableSpec
+from sink.targets.iceberg.column_metrics import metrics_of
+from sink.targets.iceberg.content_files import content_file
+from sink.targets.iceberg.equality import EqualityDeletes
+from sink.targets.iceberg.partitions import key_bucket, partition_key, source_columns, split_by_partition
+from sink.targets.iceberg.position_deletes import PositionDeletes, read_position_deletes
+from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS, read_rows
+
+COMPRESSION = "write.parquet.compression-codec"
+COMPRESSION_LEVEL = "write.parquet.compression-level"
+TARGET_FILE_SIZE = "write.target-file-size-bytes"
+TARGET_FILE_SIZE_DEFAULT = 512 * 1024 * 1024
+ROW_GROUP_SIZE = "write.parquet.row-group-size-bytes"
+ROW_GROUP_SIZE_DEFAULT = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class IcebergTableSpec(TableSpec):
+    """What the writers know about an Iceberg table.
+
+    `schema` and `specs` are JSON as in Appendix C of the Iceberg spec (`SchemaParser.toJson`,
+    `PartitionSpecParser.toJson`). `io_properties` are the catalog's FileIO properties (`s3.endpoint`, …). They may hold
+    credentials, so `repr` doesn't show them.
+    """
+
+    format_version: int
+    schema: str
+    specs: tuple[str, ...]
+    current_spec_id: int
+    properties: tuple[tuple[str, str], ...] = ()
+    io_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @cached_property
+    def iceberg_schema(self) -> Schema:
+        return _parse_schema(self.schema)
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The table's schema in Arrow, with Parquet field ids. Data files have this schema."""
+        return _small_types(schema_to_pyarrow(self.iceberg_schema))
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        return self.arrow_schema
+
+    def file_rows(self, rows: pa.Table) -> pa.Table:
+        return rows
+
+    @cached_property
+    def specs_by_id(self) -> Mapping[int, PartitionSpec]:
+        specs = (PartitionSpec.model_validate_json(spec) for spec in self.specs)
+        return {spec.spec_id: spec for spec in specs}
+
+    @cached_property
+    def current_spec(self) -> PartitionSpec:
+        return self.specs_by_id[self.current_spec_id]
+
+    @cached_property
+    def unpartitioned_spec_id(self) -> int | None:
+        """Id of the unpartitioned spec, or None if the table has none. Equality deletes under this spec are global
+        (spec, "Scan Planning").
+        """
+        return next((i for i, spec in self.specs_by_id.items() if spec.is_unpartitioned()), None)
+
+    @cached_property
+    def source_columns(self) -> tuple[str, ...]:
+        return source_columns(self.current_spec, self.iceberg_schema)
+
+    def split_by_partition(self, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
+        return split_by_partition(self.current_spec, self.iceberg_schema, rows)
+
+    def key_bucket(self, key: Sequence[str]) -> Bucket | None:
+        return key_bucket(self.current_spec, self.iceberg_schema, key)
+
+    def new_path(self, name: str, partition: Partition) -> str:
+        """The table's location provider decides the folder."""
+        key = partition_key(partition, self.specs_by_id[partition.spec_id], self.iceberg_schema)
+        return self.locations.new_data_location(name, key)
+
+    @property
+    def unites_deletes(self) -> bool:
+        """This is true in v3, since a data file has only one deletion vector. It is also true in an unpartitioned
+        table, where a scan reads each position delete file with every data file. In a partitioned v2 table there may be
+        many delete files, so the tasks write them side by side.
+        """
+        return self.format_version >= 3 or self.current_spec.is_unpartitioned()
+
+    @cached_property
+    def properties_by_name(self) -> dict[str, str]:
+        return dict(self.properties)
+
+    @cached_property
+    def locations(self) -> LocationProvider:
+        return load_location_provider(self.location, self.properties_by_name)
+
+    @cached_property
+    def io(self) -> FileIO:
+        return PyArrowFileIO(dict(self.io_properties))
+
+    @cached_property
+    def target_file_size(self) -> int:
+        return int(self.properties_by_name.get(TARGET_FILE_SIZE, TARGET_FILE_SIZE_DEFAULT))
+
+    @cached_property
+    def row_group_size(self) -> int:
+        return int(self.properties_by_name.get(ROW_GROUP_SIZE, ROW_GROUP_SIZE_DEFAULT))
+
+    @cached_property
+    def compression(self) -> Compression:
+        level = self.properties_by_name.get(COMPRESSION_LEVEL)
+        return Compression(
+            self.properties_by_name.get(COMPRESSION, "zstd"), level=None if level is None else int(level)
+        )
+
+    def data_file(self, path: str, partition: Partition, facts: ParquetFacts) -> ContentFile:
+        metrics = metrics_of(facts, self.iceberg_schema, self.properties_by_name)
+        return content_file(FileContent.DATA, path, partition, facts.rows, facts.size_in_bytes, metrics)
+
+    def deletes(self, factory: FileFactory, files: DataFiles, flush_threshold: int = FLUSH_THRESHOLD) -> Deletes:
+        return PositionDeletes(self, factory, files, flush_threshold)
+
+    def key_deletes(self, factory: FileFactory, key: tuple[str, ...]) -> KeyDeletes:
+        return EqualityDeletes(self, factory, key)
+
+    @cached_property
+    def of_moved_rows(self) -> "IcebergTableSpec":
+        """In v3 the table with the columns of the row lineage."""
+        if self.format_version < 3:
+            return self
+        schema = json.loads(self.schema)
+        schema["fields"] += LINEAGE_FIELDS
+        # These columns get no bounds: a null in them means that the value is inherited, so bounds would mislead.
+        no_metrics = tuple((f"write.metadata.metrics.column.{part['name']}", "none") for part in LINEAGE_FIELDS)
+        return replace(self, schema=json.dumps(schema), properties=(*self.properties, *no_metrics))
+
+    def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
+        return read_rows(self.io, small, self.arrow_schema, self.of_moved_rows.arrow_schema)
+
+    def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
+        return read_position_deletes(self.io, deletes.path)
+
+
+@lru_cache(maxsize=64)
+def _parse_schema(json: str) -> Schema:
+    return Schema.model_validate_json(json)
+
+
+def _small_types(schema: pa.Schema) -> pa.Schema:
+    """`schema` with 32-bit offsets. PyIceberg's schemas have 64-bit offsets, but Spark sends 32-bit offsets. So the
+    cast to the table's types copies nothing.
+    """
+    return pa.schema([field.with_type(_small_type(field.type)) for field in schema], metadata=schema.metadata)
+
+
+def _small_type(dtype: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(dtype):
+        return pa.string()
+    if pa.types.is_large_binary(dtype):
+        return pa.binary()
+    if pa.types.is_large_list(dtype):
+        return pa.list_(dtype.value_field.with_type(_small_type(dtype.value_type)))
+    if pa.types.is_struct(dtype):
+        return pa.struct([f.with_type(_small_type(f.type)) for f in dtype])
+    if pa.types.is_map(dtype):
+        return pa.map_(
+            dtype.key_field.with_type(_small_type(dtype.key_type)),
+            dtype.item_field.with_type(_small_type(dtype.item_type)),
+        )
+    return dtype
