@@ -37,7 +37,7 @@ from sink.spark.versions import to_arrow
 from sink.targets.base import StoredPosition, TableState
 from sink.targets.iceberg.commit import IcebergCommitter, RowDeltaCommit, TableChangedError
 from sink.targets.iceberg.table import Catalogs, IcebergTable
-from sink.targets.iceberg.table_properties import check_properties
+from sink.targets.iceberg.table_properties import PROPERTIES
 
 log = logging.getLogger("rowdelta")
 
@@ -288,7 +288,7 @@ def _open_table(spark: SparkSession, config: Config) -> IcebergTable:
 
 def check_table(table: TableState) -> None:
     """:raises TableError: the table can't be the dead-letter table."""
-    check_properties(table.name, table.spec.properties_by_name)
+    PROPERTIES.check(table.name, table.spec.properties_by_name)
     _check_columns(table)
 
 

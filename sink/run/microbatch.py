@@ -68,7 +68,7 @@ from sink.targets.iceberg.commit import (
 from sink.targets.iceberg.compaction import Compaction
 from sink.targets.iceberg.history import ROWS
 from sink.targets.iceberg.table import Catalogs, IcebergTable
-from sink.targets.iceberg.table_properties import check_properties
+from sink.targets.iceberg.table_properties import PROPERTIES
 
 log = logging.getLogger("rowdelta")
 
@@ -422,7 +422,7 @@ class TableSink:
     def _replan_if_altered(self) -> None:
         now = self.table.spec.properties_by_name
         if now.keys() != self._spec.properties_by_name.keys():  # as is rare, and whatever their values
-            check_properties(self.table.name, now)
+            PROPERTIES.check(self.table.name, now)
         if not self._is_altered():
             self._spec = self.table.spec
             return

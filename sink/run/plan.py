@@ -16,7 +16,7 @@ from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters.partitioning import source_columns
-from sink.config import RESERVED, Config, TableSection
+from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
@@ -26,7 +26,7 @@ from sink.sources.source import Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import Tables, TableState
 from sink.targets.iceberg.table import Catalogs, IcebergTable, parse_type, wanted_columns
-from sink.targets.iceberg.table_properties import FEATURES, check_properties, check_types, ignored
+from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, check_types
 
 log = logging.getLogger("rowdelta")
 _NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
@@ -87,13 +87,18 @@ def plan_table(
                 f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add "
                 "columns."
             )
-        unfit = [name for name in wanted.names if not _can_be_column(name)]
+        can = config.capabilities(section.target)
+        unfit = [name for name in wanted.names if not _can_be_column(name) or name in can.reserved_columns]
         if unfit:
             raise ConfigError(
                 f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} "
-                "or be one of "
-                "Iceberg's own. Name it in exclude, or write columns."
+                f"or be one of {can.name}'s own. Name it in exclude, or write columns."
             )
+        for name in section.cluster_by:
+            if name not in wanted.names:
+                raise ConfigError(
+                    f"{path}.cluster_by: there is no column {name!r}. The columns are: {', '.join(wanted.names)}."
+                )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
         whole = {field.column for field in section.partition_fields if field.transform == "identity"}
@@ -103,7 +108,7 @@ def plan_table(
         if section.partition_by:
             catalogs.partition_spec(wanted, section.partition_fields, path)
     else:
-        check_properties(table.name, table.spec.properties_by_name)
+        PROPERTIES.check(table.name, table.spec.properties_by_name)
         check_types(table)
         columns = table.columns()
         _check_columns(section, wanted, columns)
@@ -296,7 +301,7 @@ def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
 
 
 def _can_be_column(name: str) -> bool:
-    return not ("." in name or "'" in name or name.startswith(PREFIX) or name in RESERVED)
+    return not ("." in name or "'" in name or name.startswith(PREFIX))
 
 
 def shown_changes(observed: Observed) -> str:
@@ -387,7 +392,7 @@ def _check_parent(catalogs: Tables, section: TableSection, path: str) -> None:
 
 
 def _not_followed(section: TableSection, table: TableState | None) -> Iterator[str]:
-    yield from ignored(section.properties if table is None else table.spec.properties_by_name)
+    yield from PROPERTIES.ignored(section.properties if table is None else table.spec.properties_by_name)
     if table is None:
         return
     if table.is_sorted():
