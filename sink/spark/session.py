@@ -65,7 +65,7 @@ def packages(config: Config) -> list[str]:
 
 def excludes(config: Config) -> list[str]:
     """What Spark shall not download, as `group:name`: what the user excludes, and what Delta Lake's packages would bring
-    in. Their POM names thirty jars, and two are enough.
+    in, of which two jars are enough.
     """
     own = _listed(config, _EXCLUDES)
     brought = spark_versions.installed().known.delta_brings if "delta" in config.formats else ()

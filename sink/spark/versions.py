@@ -51,8 +51,8 @@ _FOR_UNITY = (
     "io.unitycatalog:unitycatalog-client",
     "io.unitycatalog:unitycatalog-hadoop",
 )
-"""What Delta Lake needs only for tables whose commits Unity Catalog makes. With what it brings in, Hadoop among it, it has
-80 MB.
+"""What Delta Lake needs only for tables whose commits Unity Catalog makes. With what it brings in (Hadoop, for one) it
+has 80 MB.
 """
 
 KNOWN = {

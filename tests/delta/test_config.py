@@ -119,7 +119,8 @@ DELTA, ICEBERG = "lake.shop.orders", "old.shop.orders"
         (
             table(DELTA, "partition_by: [day(ts)]"),
             "10: tables[0].partition_by[0]: got 'day(ts)', expected a plain column: lake is a catalog of Delta, which "
-            "has no day(…). Write a column whose values are the partitions, or cluster_by: [ts] instead of partition_by.",
+            "has no day(…). Write a column whose values are the partitions, or cluster_by: [ts] instead of "
+            "partition_by.",
         ),
         (
             table(ICEBERG, "cluster_by: [region, id]"),
@@ -175,8 +176,8 @@ DELTA, ICEBERG = "lake.shop.orders", "old.shop.orders"
         ),
         (
             table("prod.eu.shop.orders"),
-            "9: tables[0].target: got 'prod.eu.shop.orders', expected prod.namespace.table: Spark's session catalog has "
-            "no namespaces in namespaces.",
+            "9: tables[0].target: got 'prod.eu.shop.orders', expected prod.namespace.table: Spark's session catalog "
+            "has no namespaces in namespaces.",
         ),
     ],
 )
