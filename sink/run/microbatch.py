@@ -422,7 +422,7 @@ class TableSink:
 
     def _replan_if_altered(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
-            self.table.check_writable()  # as is rare, and whatever their values
+            self.table.check_writable(appends=self._appends)  # as is rare, and whatever their values
         if not self._is_altered():
             self._spec = self.table.spec
             return

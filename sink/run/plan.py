@@ -14,7 +14,7 @@ from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
-from sink.config import RESERVED, Config, TableSection
+from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.columns import parse_type, wanted_columns
 from sink.run.computed import check_computed
@@ -84,13 +84,18 @@ def plan_table(
                 f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add "
                 "columns."
             )
-        unfit = [name for name in wanted.names if not _can_be_column(name)]
+        can = config.capabilities(section.target)
+        unfit = [name for name in wanted.names if not _can_be_column(name) or name in can.reserved_columns]
         if unfit:
             raise ConfigError(
                 f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} "
-                "or be one of "
-                "Iceberg's own. Name it in exclude, or write columns."
+                f"or be one of {can.name}'s own. Name it in exclude, or write columns."
             )
+        for name in section.cluster_by:
+            if name not in wanted.names:
+                raise ConfigError(
+                    f"{path}.cluster_by: there is no column {name!r}. The columns are: {', '.join(wanted.names)}."
+                )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
         whole = {field.column for field in section.partition_fields if field.transform == "identity"}
@@ -99,14 +104,15 @@ def plan_table(
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {NO_FLOATS}")
         catalogs.check_new(section, wanted, path)
     else:
-        table.check_writable()
+        table.check_writable(appends=section.mode == "append")
         columns = table.columns()
         _check_columns(section, wanted, columns)
         table.check_fits(section)
         sources = table.spec.source_columns
     plan = _plan(config, section, path, columns, sources, table is not None)
     check_computed(catalogs.spark, plan, path)
-    ignored = catalogs.not_followed(section) if table is None else table.not_followed()
+    rules = config.capabilities(section.target).properties
+    ignored = rules.ignored(section.properties) if table is None else table.not_followed()
     return replace(plan, warnings=tuple(ignored))
 
 
@@ -286,7 +292,7 @@ def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
 
 
 def _can_be_column(name: str) -> bool:
-    return not ("." in name or "'" in name or name.startswith(PREFIX) or name in RESERVED)
+    return not ("." in name or "'" in name or name.startswith(PREFIX))
 
 
 def shown_changes(observed: Observed) -> str:

@@ -129,9 +129,10 @@ class TableState(ABC):
         """
 
     @abstractmethod
-    def check_writable(self) -> None:
+    def check_writable(self, *, appends: bool = False) -> None:
         """Check that the sink can write the table at all.
 
+        :param appends: whether the sink only appends to it.
         :raises TableError: it has a property, a feature or a column that the sink doesn't know or must not ignore.
         """
 
@@ -581,9 +582,6 @@ class Tables(Protocol):
         :raises ConfigError: it can't.
         """
 
-    def not_followed(self, section: "TableSection") -> Iterator[str]:
-        """A sentence for each property of a new table that the sink wouldn't follow."""
-
 
 class TargetCatalogs(Protocol):
     """The tables of one format in the session's catalogs, by `catalog.namespace.table`."""
@@ -608,8 +606,6 @@ class TargetCatalogs(Protocol):
         """
 
     def check_new(self, section: "TableSection", columns: "T.StructType", path: str) -> None: ...
-
-    def not_followed(self, section: "TableSection") -> Iterator[str]: ...
 
     def storage_properties(self, config: "Config", name: str) -> dict[str, str]:
         """By what the catalog of a table reaches files that are no table's, such as the key index."""

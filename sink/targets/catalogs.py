@@ -1,6 +1,6 @@
 """The tables of all catalogs in the session, whatever their format."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
@@ -34,9 +34,6 @@ class Catalogs:
 
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
         self._of(section.target).check_new(section, columns, path)
-
-    def not_followed(self, section: TableSection) -> Iterator[str]:
-        return self._of(section.target).not_followed(section)
 
     def storage_properties(self, name: str) -> dict[str, str]:
         """See `TargetCatalogs.storage_properties`."""
