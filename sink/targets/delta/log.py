@@ -8,8 +8,9 @@ writes them (PROTOCOL.md, "Actions"): `{"add": {…}}`, `{"remove": {…}}`, `{"
     snapshot = log.refresh()
     log.commit(Proposal(actions, base_version=snapshot.version, …))
 
-A commit declares that it has read the whole table, its own domains and its `txn`. So Delta itself refuses it after any
-foreign change of data, schema or protocol, and after another driver's commit of the same sink.
+A commit declares that it has read the whole table and its `txn`. So Delta itself refuses it after any foreign change of
+data or metadata, and after another driver's commit of the same `txn` or domain. What passes: commits that change none of
+it, and those that only list another feature in the protocol, without enabling it.
 """
 
 import json
@@ -45,12 +46,7 @@ _MOST_READ = 100
 _LOOKS = 5
 """The log is read this many times to find out whether a commit happened."""
 _MISSING = ("FileNotFoundException", "NoSuchFileException")
-_NEWER_PROTOCOL = (
-    "InvalidProtocolVersionException",
-    "DeltaUnsupportedTableFeatureException",
-    "DeltaTableFeatureException",
-    "KernelException",
-)
+_NEWER_PROTOCOL = ("InvalidProtocolVersionException", "DeltaUnsupportedTableFeatureException")
 _BROKEN_LOG = (
     "DELTA_VERSIONS_NOT_CONTIGUOUS",
     "DELTA_TRUNCATED_TRANSACTION_LOG",
@@ -87,7 +83,7 @@ class LogGapError(TableError):
 class Metadata:
     """The table's `metaData` action.
 
-    :param table_id: it changes when the table is dropped and created again.
+    :param table_id: it changes when the table is replaced, or dropped and created again.
     :param schema: Spark's JSON of a `StructType`.
     :param partition_columns: names in their order.
     :param configuration: the table's properties.
@@ -224,6 +220,7 @@ class DeltaLog:
         self._spark = spark
         self._latest: Snapshot | None = None
         self._known: _State | None = None
+        self._checkpoint_version = 0
         self._metrics: dict[str, JavaObject] = {}
         jvm: Any = spark._jvm
         self._jvm = jvm
@@ -395,12 +392,11 @@ class DeltaLog:
     def _commit_at(self, version: int) -> Commit | None:
         """None if its file is missing."""
         try:
-            with self.translated(missing=True):
-                file = self._path(f"{self._log_path}/{version:020}.json")
-                text = self._java.store().read(file, self._hadoop).mkString("\n")
+            text = self._text(f"{version:020}.json")
         except FileNotFoundError:
             return None
-        actions, info = [], {}
+        actions: list[dict[str, Any]] = []
+        info: Mapping[str, Any] = {}
         try:
             for line in text.split("\n"):
                 if line.strip():
@@ -411,6 +407,15 @@ class DeltaLog:
         except (ValueError, AttributeError) as error:
             raise TableError(f"{self.path}: version {version} in _delta_log isn't valid JSON ({error}).") from None
         return Commit(version, actions, info)
+
+    def _text(self, name: str) -> str:
+        """A file of the log, in one call to the store.
+
+        :raises FileNotFoundError: there is none.
+        """
+        with self.translated(missing=True):
+            file = self._path(f"{self._log_path}/{name}")
+            return str(self._java.store().read(file, self._hadoop).mkString("\n"))
 
     @cached_property
     def _hadoop(self) -> JavaObject:
@@ -599,17 +604,23 @@ class DeltaLog:
         snapshot = self._latest or self.refresh()
         with self.translated():
             interval = int(self._java.checkpointInterval(snapshot.java.metadata()))
-            last = int(snapshot.java.checkpointProvider().version())
-        return snapshot.version - max(last, 0) >= interval
+            last = max(int(snapshot.java.checkpointProvider().version()), self._checkpoint_version, 0)
+        return snapshot.version - last >= interval
 
-    def checkpoint(self) -> None:
+    def checkpoint(self) -> bool:
         """Write a checkpoint of the newest version known, and delete commits that the table's
-        `delta.logRetentionDuration` no longer keeps. It takes seconds, and disturbs no other commit. Delta logs a
-        failure and goes on without the checkpoint.
+        `delta.logRetentionDuration` no longer keeps. It takes seconds, and disturbs no other commit.
+
+        :return: False if it failed. Delta's log says why, and nothing is lost.
         """
         snapshot = self._latest or self.refresh()
         with self.translated():
             self._java.checkpoint(snapshot.java, self._none)
+        try:
+            self._checkpoint_version = int(json.loads(self._text("_last_checkpoint"))["version"])
+        except (FileNotFoundError, ValueError, KeyError):
+            return False
+        return self._checkpoint_version >= snapshot.version
 
     # -- how it is sent
 
@@ -633,7 +644,7 @@ class DeltaLog:
         for attempt in range(_LOOKS):
             try:
                 found = self._find(base_version, lambda commit: commit.info.get("txnId") == identity)
-            except RowdeltaError:
+            except TemporaryError:
                 time.sleep(0.2 * 2**attempt)
                 continue
             if found is not None:
