@@ -9,8 +9,8 @@ writes them (PROTOCOL.md, "Actions"): `{"add": {…}}`, `{"remove": {…}}`, `{"
     log.commit(Proposal(actions, base_version=snapshot.version, …))
 
 A commit declares that it has read the whole table and its `txn`. So Delta itself refuses it after any foreign change of
-data or metadata, and after another driver's commit of the same `txn` or domain. What passes: commits that change none of
-it, and those that only list another feature in the protocol, without enabling it.
+data or metadata, and after another driver's commit of the same `txn` or domain. Commits that change none of it pass, as
+do two kinds of a change of protocol: a feature that is only listed, and the row tracking of a table that had none.
 """
 
 import json
