@@ -278,7 +278,7 @@ class KeyIndex:
     ) -> IndexCommit:
         """:param new_paths: the path of each written file is added to this list."""
         version, appended = self._synchronized(), self._appended
-        vectors: dict[str, Vector] = {}
+        vectors: dict[str, Vector | None] = {}
         for result in results:
             for file in result["new_vectors"]:
                 vectors[file["referenced-data-file"]] = file
