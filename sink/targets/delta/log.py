@@ -576,7 +576,8 @@ class DeltaLog:
         :param base_version: as of `Proposal`.
         :param schema: all columns; None leaves them. Column mapping's ids are given by Delta. Wider types need
             `delta.enableTypeWidening` in the table already.
-        :param properties: to set; others stay.
+        :param properties: to set; others stay. Delta 3.3 enables the preview of type widening, unless
+            `delta.feature.typeWidening: supported` asks for the feature itself.
         :return: the new version.
         :raises ValueError: types change, and the table doesn't allow it.
         :raises RowdeltaError: as of `commit`.
@@ -683,7 +684,7 @@ class DeltaLog:
                 return found
             if self._is(refusal, "java.util.ConcurrentModificationException"):
                 raise CommitRefusedError(java_class(refusal), java_message(refusal)) from None
-            if self._is(refusal, f"{_DELTA}.DeltaThrowable"):  # Delta's own checks, before anything is written
+            if self._is_check(refusal):
                 raise self._error(refusal) from None
             break
         raise CommitUnknownError(
@@ -738,6 +739,11 @@ class DeltaLog:
     def _is(self, error: Exception, java_type: str) -> bool:
         return bool(is_instance_of(self._spark.sparkContext._gateway, java_exception(error), java_type))
 
+    def _is_check(self, error: Exception) -> bool:
+        """Whether Delta refuses what it was asked for. It does so before it writes anything."""
+        kinds = (f"{_DELTA}.DeltaThrowable", "org.apache.spark.sql.AnalysisException")
+        return any(self._is(error, kind) for kind in kinds)
+
     @contextmanager
     def translated(self, *, missing: bool = False) -> Iterator[None]:
         """Java's errors become ours.
@@ -766,7 +772,7 @@ class DeltaLog:
             )
         if any(code in message for code in _BROKEN_LOG):
             return LogGapError(f"{self.path}: the log in _delta_log is damaged ({message}). Restore its files.")
-        if self._is(error, f"{_DELTA}.DeltaThrowable"):
+        if self._is_check(error):
             return TableError(f"{self.path}: Delta refuses it ({name}: {message})")
         return TemporaryError(f"{self.path}: {name}: {message}")
 
