@@ -1,7 +1,7 @@
 """Writes one Parquet file: Arrow tables in, the file and the facts about it out."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,17 +28,23 @@ class Compression:
     level: int | None = None
 
 
+Path = tuple[str, ...]
+"""Names that lead to a column, from the top through structs."""
+
+
 @dataclass(frozen=True)
 class ParquetFacts:
-    """What is known about a Parquet file that was written.
+    """What is known about a Parquet file that was written. The footer doesn't have the counts.
 
-    :param nan_counts: number of NaNs in each top-level column of floats or doubles, since the footer doesn't have it.
+    :param nan_counts: number of NaNs in each column of floats or doubles.
+    :param null_counts: number of nulls in each column of lists or maps.
     """
 
     rows: int
     size_in_bytes: int
     footer: pq.FileMetaData
-    nan_counts: Mapping[str, int]
+    nan_counts: Mapping[Path, int]
+    null_counts: Mapping[Path, int]
 
 
 class ParquetFileWriter:
@@ -57,7 +63,9 @@ class ParquetFileWriter:
         self.rows = 0
         self._schema = schema
         self._compression = compression
-        self._nans: dict[str, int] = {}
+        columns = dict(_columns(schema))
+        self._nans = dict.fromkeys((path for path, dtype in columns.items() if pa.types.is_floating(dtype)), 0)
+        self._nulls = dict.fromkeys((path for path, dtype in columns.items() if pa.types.is_nested(dtype)), 0)
         self._stream = io.new_output(path).create(overwrite=True)
         self._writer: pq.ParquetWriter | None = None
 
@@ -67,10 +75,10 @@ class ParquetFileWriter:
             self._writer = self._open(rows)
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
         self.rows += rows.num_rows
-        for field in self._schema:
-            if pa.types.is_floating(field.type):
-                nans = pc.sum(pc.is_nan(rows.column(field.name))).as_py() or 0
-                self._nans[field.name] = self._nans.get(field.name, 0) + nans
+        for path in self._nans:
+            self._nans[path] += pc.sum(pc.is_nan(_column(rows, path))).as_py() or 0
+        for path in self._nulls:
+            self._nulls[path] += _column(rows, path).null_count
 
     def size(self) -> int:
         """Bytes written so far. The file system may still buffer the last column chunk."""
@@ -83,7 +91,7 @@ class ParquetFileWriter:
         self._writer.close()
         size = self.size()
         self._stream.close()
-        return ParquetFacts(self.rows, size, self._writer.writer.metadata, self._nans)
+        return ParquetFacts(self.rows, size, self._writer.writer.metadata, self._nans, self._nulls)
 
     def abort(self) -> None:
         """Close the file without finishing it. The caller deletes it."""
@@ -110,6 +118,20 @@ class ParquetFileWriter:
             store_decimal_as_integer=True,
             store_schema=False,
         )
+
+
+def _columns(fields: Iterable[pa.Field], path: Path = ()) -> Iterator[tuple[Path, pa.DataType]]:
+    """All columns that aren't structs, also those in structs."""
+    for field in fields:
+        if pa.types.is_struct(field.type):
+            yield from _columns(field.type, (*path, field.name))
+        else:
+            yield (*path, field.name), field.type
+
+
+def _column(rows: pa.Table, path: Path) -> pa.ChunkedArray:
+    column = rows.column(path[0])
+    return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
 
 
 def _columns_with_repeats(rows: pa.Table) -> Sequence[str] | bool:

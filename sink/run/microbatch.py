@@ -21,11 +21,12 @@ from changelog.rows import BAD, order_column
 from deltawriters import DeltaOptions
 from deltawriters.combine import BUFFER_BYTES
 from deltawriters.keyindex import CorruptIndexError, IndexSlice
+from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run.decoding import RecordDecoder
-from sink.run.keyindex import IndexLostError, KeyIndex
+from sink.run.keyindex import KeyIndex
 from sink.run.keys import TableKey, compared, property_name, with_key
 from sink.run.minor_compaction import MinorCompaction
 from sink.run.patterns import ResolvedTable

@@ -21,9 +21,10 @@ from pyspark.accumulators import Accumulator
 
 from deltawriters import TableSpec, TaskId
 from deltawriters.keyindex import RunInfo
+from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.errors import TemporaryError
-from sink.run.keyindex import IndexLostError, KeyIndex
+from sink.run.keyindex import KeyIndex
 from sink.spark import task
 from sink.spark.failures import failure_of, told
 from sink.spark.java_errors import message_of

@@ -203,12 +203,12 @@ class WrittenDeletes:
 
     :param files: what the commit adds, as JSON in the format's terms.
     :param removed: what the commit removes because of that: earlier vectors of the same data files.
-    :param vectors: data file -> its new vector.
+    :param vectors: data file -> its new vector; None if it has none any more.
     """
 
     files: Sequence[str] = ()
     removed: Sequence[str] = ()
-    vectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    vectors: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

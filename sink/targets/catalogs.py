@@ -7,6 +7,7 @@ from pyspark.sql import types as T
 
 from sink.config import Config, TableSection
 from sink.targets.base import Target, TargetCatalogs
+from sink.targets.delta.catalog import DeltaCatalogs
 from sink.targets.iceberg.catalog import IcebergCatalogs
 
 
@@ -40,4 +41,6 @@ class Catalogs:
         return self._of(name).storage_properties(self._config, name)
 
     def _of(self, name: str) -> TargetCatalogs:
+        if self._config.format_of(name) == "delta":
+            return DeltaCatalogs(self.spark, self._config)
         return IcebergCatalogs(self.spark)

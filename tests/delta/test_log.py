@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from sink.errors import TableError, TableGoneError, TemporaryError
+from sink.targets.base import CommitUnknownError
 from sink.targets.delta import log as module
 from sink.targets.delta.log import (
     CommitRefusedError,
-    CommitUnknownError,
     DeltaLog,
     LogGapError,
     Proposal,

@@ -31,6 +31,7 @@ from pyspark.sql.types import DataType, StructType
 
 from sink.errors import ConfigError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
+from sink.targets.base import CommitUnknownError
 
 _DELTA = "org.apache.spark.sql.delta"
 _ACTIONS = {
@@ -41,6 +42,7 @@ _ACTIONS = {
     "domainMetadata": "DomainMetadata",
 }
 """Actions that a commit may have, and Delta's classes of them. They are in the order in which Delta writes them."""
+_OPERATION = "rowdelta-operation"
 _MOST_READ = 100
 """So many commits are read one by one to learn what they changed; with more, Delta reads them in parallel."""
 _LOOKS = 5
@@ -67,12 +69,6 @@ class CommitRefusedError(Exception):
     def __init__(self, conflict: str, message: str) -> None:
         super().__init__(message)
         self.conflict = conflict
-
-
-class CommitUnknownError(TemporaryError):
-    """It is unknown whether a commit went through, and it may still do so. Its files must be kept. `find_commit` looks
-    again; committing the same `txn` version again is safe, because only one of both can succeed.
-    """
 
 
 class LogGapError(TableError):
@@ -115,17 +111,22 @@ class Commit:
     """
 
     version: int
-    actions: Sequence[dict[str, Any]]
+    actions: Sequence[Mapping[str, Any]]
     info: Mapping[str, Any]
 
     @property
     def operation_id(self) -> str | None:
         """`Proposal.operation`, if one of our commits made this version."""
+        return self.notes.get(_OPERATION)
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """`Proposal.notes` and the operation, if one of our commits made this version."""
         try:
             found = json.loads(self.info.get("userMetadata") or "{}")
         except ValueError:
-            return None
-        return found.get("rowdelta-operation") if isinstance(found, dict) else None
+            return {}
+        return found if isinstance(found, dict) and _OPERATION in found else {}
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ class Proposal:
     :param operation: id of this attempt. `find_commit` finds it.
     :param epoch: number of the micro-batch, for people (`DESCRIBE HISTORY`).
     :param metrics: numbers that `DESCRIBE HISTORY` shows as `operationMetrics`.
+    :param notes: what the table's history says of the commit, in its `userMetadata`.
     """
 
     actions: Sequence[Mapping[str, Any]]
@@ -149,6 +151,12 @@ class Proposal:
     operation: str
     epoch: int = 0
     metrics: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def user_metadata(self) -> str:
+        """What the commit's `userMetadata` says, by which it is found again."""
+        return json.dumps({_OPERATION: self.operation, **self.notes})
 
 
 @dataclass(frozen=True)
@@ -365,6 +373,19 @@ class DeltaLog:
 
     # -- what happened
 
+    def frame_of(self, version: int, adds: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """The live rows of some files of a version, with Spark's `_metadata` columns.
+
+        :param adds: contents of `add` actions.
+        """
+        snapshot = self.snapshot_at(version)
+        with self.translated():
+            files = self._array_list()
+            files.addAll(self._mapper.readValue(json.dumps(list(adds)), self._types["add"]))
+            arguments = [snapshot.java, self._python_utils.toSeq(files), False, self._none]
+            frame = self._java.createDataFrame(*arguments)
+        return DataFrame(frame, self._spark)
+
     def actions_since(self, version: int) -> list[Commit] | None:
         """All commits after `version` up to the newest, which is refreshed first. None if log clean-up has deleted
         some of them. Two milliseconds a commit on a local disk.
@@ -540,7 +561,7 @@ class DeltaLog:
                 self._update_mode,
                 proposal.app_id,
                 proposal.epoch,
-                self._some(json.dumps({"rowdelta-operation": proposal.operation})),
+                self._some(proposal.user_metadata),
             )
             if proposal.metrics:
                 self._measure(transaction, operation, proposal.metrics)
@@ -596,6 +617,17 @@ class DeltaLog:
         widening = self._object("TypeWideningMetadata")
         noted = widening.addTypeWideningMetadata(transaction, parse(schema.json()), parse(metadata["schemaString"]))
         return str(noted.json())
+
+    def optimize(self) -> tuple[int, int]:
+        """Compact the table by Delta's own OPTIMIZE.
+
+        :return: numbers of files that it removed and added.
+        :raises RowdeltaError: Delta couldn't.
+        """
+        with self.translated():
+            table = self._jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
+            metrics = DataFrame(table.optimize().executeCompaction(), self._spark).collect()[0]["metrics"]
+        return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
     def is_checkpoint_due(self) -> bool:
         """Whether the newest version known is as far from the last checkpoint as the table's

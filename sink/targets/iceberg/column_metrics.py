@@ -63,7 +63,7 @@ def metrics_of(facts: ParquetFacts, schema: Schema, properties: Mapping[str, str
     upper = {i: bound for i, agg in bounded.items() if (bound := agg.max_as_bytes()) is not None}
     for i, (least, greatest) in _raw_bounds(footer, ids, times).items():
         lower[i], upper[i] = (to_bytes(times[i].iceberg_type, bound) for bound in (least, greatest))
-    nans = ((field.field_id, facts.nan_counts.get(field.name)) for field in schema.fields)
+    nans = ((field.field_id, facts.nan_counts.get((field.name,))) for field in schema.fields)
     return Metrics(
         column_sizes=stats.column_sizes,
         value_counts=stats.value_counts,

@@ -1,0 +1,276 @@
+"""How the delta writers write a Delta table. No Spark and no JVM: this runs in Python workers.
+
+DeltaTableSpec     what the writers know about the table
+├─ schema.py       columns in Arrow, with physical names and field ids
+├─ partitions.py   partition values of rows, and folders
+├─ statistics.py   the `stats` of an `add` action
+├─ deletes.py      rows of the commit that a later change superseded
+└─ vectors.py      deletion vectors, inline and in files
+"""
+
+import json
+import string
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from deltawriters.collapse import Ints
+from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.parquet import Compression, ParquetFacts
+from deltawriters.partitioning import as_table_types
+from deltawriters.rewrite import OtherColumnsError, SmallFile
+from deltawriters.table import TableSpec
+from sink.targets.delta.deletes import VectorDeletes
+from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
+from sink.targets.delta.schema import Column, columns_of
+from sink.targets.delta.statistics import Path, indexed, statistics
+
+VECTORS = "delta.enableDeletionVectors"
+MAPPING_MODE = "delta.columnMapping.mode"
+TARGET_FILE_SIZE = "delta.targetFileSize"
+_TARGET_FILE_SIZE_DEFAULT = 512 * 1024 * 1024
+_ROW_GROUP_SIZE = 128 * 1024 * 1024
+_RANDOM_PREFIXES = "delta.randomizeFilePrefixes"
+_PREFIX_LENGTH = "delta.randomPrefixLength"
+_PARTITIONS_IN_FILES = (
+    "delta.enableMaterializePartitionColumnsFeature",
+    "delta.enableIcebergCompatV1",
+    "delta.enableIcebergCompatV2",
+    "delta.enableIcebergCompatV3",
+)
+"""With one of these properties, partition columns must be in the data files too."""
+_ROW_TRACKING = "delta.enableRowTracking"
+_ROW_ID = "delta.rowTracking.materializedRowIdColumnName"
+_ROW_VERSION = "delta.rowTracking.materializedRowCommitVersionColumnName"
+_SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class DeltaTableSpec(TableSpec):
+    """What the writers know about a Delta table.
+
+    :param location: root of the table, not encoded: `DeltaLog.dataPath` as a text.
+    :param schema: `schemaString` of the table's metadata.
+    :param partition_columns: `partitionColumns` of the table's metadata.
+    :param properties: `configuration` of the table's metadata.
+    :param supports_vectors: the table's protocol has the feature `deletionVectors`.
+    :param io_properties: how files are reached. They may hold credentials, so `repr` doesn't show them.
+    :param moves_rows: the rows are in the table already, in other files.
+    """
+
+    location: str
+    schema: str
+    partition_columns: tuple[str, ...] = ()
+    properties: tuple[tuple[str, str], ...] = ()
+    supports_vectors: bool = False
+    io_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    moves_rows: bool = False
+
+    @cached_property
+    def properties_by_name(self) -> dict[str, str]:
+        return dict(self.properties)
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether new deletion vectors may be written (PROTOCOL.md, "Deletion Vectors")."""
+        return self.supports_vectors and self._is_set(VECTORS)
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The table's columns, partition columns among them."""
+        return columns_of(self.schema, self._mapping)
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The table's columns, and behind them those of the row ids if rows are moved."""
+        return pa.schema([*(column.logical_field for column in self.columns), *self._lineage])
+
+    @cached_property
+    def file_schema(self) -> pa.Schema:
+        return pa.schema([*(column.physical_field for column in self._written), *self._lineage])
+
+    def file_rows(self, rows: pa.Table) -> pa.Table:
+        kept = rows.select([*(column.name for column in self._written), *(part.name for part in self._lineage)])
+        return _seen_as(kept, self.file_schema)
+
+    @property
+    def source_columns(self) -> tuple[str, ...]:
+        return self.partition_columns
+
+    def split_by_partition(self, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
+        return split_by_partition(self._partitioning, rows)
+
+    def new_path(self, name: str, partition: Partition) -> str:
+        """In the partition's folder, or in one of a random name, as Delta's own writer has it."""
+        place = self.random_prefix(name) or folder(self._partitioning, json.loads(partition.text))
+        return f"{self._root}/{place}/{name}" if place else f"{self._root}/{name}"
+
+    def random_prefix(self, name: str) -> str:
+        """A folder for the file `name`, always the same one. Empty if the table doesn't want one."""
+        if self._mapping == "none" and not self._is_set(_RANDOM_PREFIXES):
+            return ""
+        number = zlib.crc32(name.encode())
+        length = int(self.properties_by_name.get(_PREFIX_LENGTH, 2))
+        letters = (number // len(_ALPHANUMERIC) ** i % len(_ALPHANUMERIC) for i in range(length))
+        return "".join(_ALPHANUMERIC[letter] for letter in letters)
+
+    @cached_property
+    def io(self) -> FileIO:
+        return PyArrowFileIO(dict(self.io_properties))
+
+    @cached_property
+    def target_file_size(self) -> int:
+        text = self.properties_by_name.get(TARGET_FILE_SIZE)
+        return _TARGET_FILE_SIZE_DEFAULT if text is None else _bytes(text)
+
+    @property
+    def row_group_size(self) -> int:
+        return _ROW_GROUP_SIZE
+
+    @property
+    def compression(self) -> Compression:
+        return Compression("zstd")
+
+    @property
+    def unites_deletes(self) -> bool:
+        """A data file has only one deletion vector."""
+        return True
+
+    def data_file(self, path: str, partition: Partition, facts: ParquetFacts) -> ContentFile:
+        stats = statistics(
+            facts, self._written, self._indexed, self.properties_by_name, has_bounds_flag=self.supports_vectors
+        )
+        add = {
+            "path": encoded_path(path.removeprefix(f"{self._root}/")),
+            "partitionValues": json.loads(partition.text),
+            "size": facts.size_in_bytes,
+            "modificationTime": time.time_ns() // 1_000_000,
+            "dataChange": not self.moves_rows,
+            "stats": stats,
+        }
+        return ContentFile(FileContent.DATA, path, facts.rows, facts.size_in_bytes, {"add": add})
+
+    def deletes(self, factory: FileFactory, files: DataFiles, flush_threshold: int = FLUSH_THRESHOLD) -> Deletes:
+        return VectorDeletes(self, factory, files)
+
+    def key_deletes(self, factory: FileFactory, key: tuple[str, ...]) -> KeyDeletes:
+        raise ValueError(f"the table at {self.location} is a Delta table, which has no deletes by key")
+
+    @cached_property
+    def of_moved_rows(self) -> "DeltaTableSpec":
+        """With row tracking, the table with the columns of the stable row ids (PROTOCOL.md, "Row Tracking")."""
+        return replace(self, moves_rows=True)
+
+    def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
+        with self.io.new_input(small.path).open() as stream:
+            rows = pq.read_table(stream)
+        moved = self.of_moved_rows
+        self._check_columns(small, rows.schema, moved)
+        values: Mapping[str, str | None] = json.loads(partition.text)
+        columns: list[pa.Array | pa.ChunkedArray] = []
+        for column in self.columns:
+            if column.name in self.partition_columns:
+                columns.append(repeated(column, values[column.physical_name], len(rows)))
+            else:
+                columns.append(_renamed(rows.column(column.physical_name), column))
+        if moved._lineage:
+            columns += _inherited(rows, small, [part.name for part in moved._lineage])
+        names = moved.arrow_schema.names
+        return as_table_types(pa.Table.from_arrays(columns, names), moved.arrow_schema)
+
+    def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
+        raise ValueError(f"the table at {self.location} is a Delta table, which has no delete files")
+
+    @property
+    def _root(self) -> str:
+        return self.location.rstrip("/")
+
+    @property
+    def _mapping(self) -> str:
+        return self.properties_by_name.get(MAPPING_MODE, "none")
+
+    @cached_property
+    def _partitioning(self) -> tuple[Column, ...]:
+        by_name = {column.name: column for column in self.columns}
+        return tuple(by_name[name] for name in self.partition_columns)
+
+    @cached_property
+    def _written(self) -> tuple[Column, ...]:
+        """The columns of data files."""
+        if any(self._is_set(name) for name in _PARTITIONS_IN_FILES):
+            return self.columns
+        return tuple(column for column in self.columns if column.name not in self.partition_columns)
+
+    @cached_property
+    def _lineage(self) -> tuple[pa.Field, ...]:
+        """Columns of stable row ids and row commit versions."""
+        if not self.moves_rows or not self._is_set(_ROW_TRACKING):
+            return ()
+        return tuple(pa.field(self.properties_by_name[name], pa.int64()) for name in (_ROW_ID, _ROW_VERSION))
+
+    @cached_property
+    def _indexed(self) -> tuple[Path, ...]:
+        return indexed([c for c in self._written if c.name not in self.partition_columns], self.properties_by_name)
+
+    def _is_set(self, name: str) -> bool:
+        return self.properties_by_name.get(name, "false").lower() == "true"
+
+    def _check_columns(self, small: SmallFile, found: pa.Schema, moved: "DeltaTableSpec") -> None:
+        """Check that the file has the table's columns, by their physical names. These never change.
+
+        :raises OtherColumnsError: it has others.
+        """
+        partitioning = {column.physical_name for column in self._partitioning}
+        hidden = partitioning | {part.name for part in moved._lineage}
+        if set(found.names) - hidden != {column.physical_name for column in self.columns} - partitioning:
+            raise OtherColumnsError(f"{small.path} has other columns than the table")
+
+
+def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The same values under other names, also inside of structs. A cast would look for fields by their names."""
+    columns = [
+        column if column.type == part.type else pa.chunked_array([c.view(part.type) for c in column.chunks], part.type)
+        for column, part in zip(rows.columns, schema, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _renamed(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
+    """A column of a data file with the table's names and types."""
+    if not pa.types.is_nested(column.type) or values.type == column.type:
+        return values.cast(column.type)
+    physical = values.cast(column.physical_type)
+    return pa.chunked_array([chunk.view(column.type) for chunk in physical.chunks], column.type)
+
+
+def _inherited(rows: pa.Table, small: SmallFile, names: list[str]) -> list[pa.ChunkedArray]:
+    """Row ids and row commit versions: the stored ones, or else those that the file gives to its rows."""
+    first = small.first_row_id
+    ids = pa.nulls(len(rows), pa.int64()) if first is None else pa.array(np.arange(first, first + len(rows)))
+    versions = pa.repeat(pa.scalar(small.sequence_number, pa.int64()), len(rows))
+    return [
+        pc.coalesce(rows.column(name), pa.chunked_array([values])) if name in rows.column_names else values
+        for name, values in zip(names, (ids, versions), strict=True)
+    ]
+
+
+def _bytes(text: str) -> int:
+    """A size such as `134217728`, `128m` or `128mb`, as Delta reads it."""
+    plain = text.strip().lower().removesuffix("b")
+    unit = _SUFFIXES.get(plain[-1:], 1)
+    try:
+        return int(plain if unit == 1 else plain[:-1]) * unit
+    except ValueError:
+        raise ValueError(f"{TARGET_FILE_SIZE} is {text!r}; expected a size such as 134217728 or 128mb") from None
