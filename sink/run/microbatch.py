@@ -523,7 +523,8 @@ class TableSink:
         :raises DataError: see `evolved_columns`.
         :raises TableError: see `evolved_columns`.
         """
-        changes = evolved_columns(self.plan, observed) if observed else {}
+        can = self._config.capabilities(self.plan.section.target)
+        changes = evolved_columns(self.plan, observed, can) if observed else {}
         if changes:
             log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(observed))
             self.table.refresh()

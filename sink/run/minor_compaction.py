@@ -109,10 +109,8 @@ class MinorCompaction:
         self._prefix = prefix
         # not the accumulator of the micro-batches: a failed micro-batch deletes the files that are in it
         self._written: Accumulator[list[str]] = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
-        self._commits, self._files = (
-            merge_levels.EVERY,
-            _ENOUGH,
-        )  # so the first commit looks for the small files of earlier runs
+        # so the first commit looks for the small files of earlier runs
+        self._commits, self._files = merge_levels.EVERY, _ENOUGH
 
     def count(self, files: int) -> None:
         """Call this after each commit, with the number of files that the commit wrote."""
@@ -134,6 +132,7 @@ class MinorCompaction:
         :raises TemporaryError: see `Committer.rewrite`.
         """
         started = time.monotonic()
+        written_for = self._table.layout
         try:
             found = self._table.merge_candidates(self._prefix, _are_enough)
         except TemporaryError as error:
@@ -170,7 +169,6 @@ class MinorCompaction:
             return False
         replaced = [file.handle for chosen in by_partition for file in chosen]
         summary = {MINOR: str(found.number), SINK_ID: self._prefix.removeprefix("rowdelta.")}
-        written_for = self._table.layout
         try:
             self._committer.rewrite(Rewrite(self._prefix, operation, files, replaced, index, summary, written_for))
         except TableChangedError as error:

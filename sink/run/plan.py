@@ -24,6 +24,7 @@ from sink.run.patterns import ResolvedTable
 from sink.sources.source import Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import NO_FLOATS, Tables, TableState, Target
+from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
 
 log = logging.getLogger("rowdelta")
@@ -85,7 +86,7 @@ def plan_table(
                 "columns."
             )
         can = config.capabilities(section.target)
-        unfit = [name for name in wanted.names if not _can_be_column(name) or name in can.reserved_columns]
+        unfit = [name for name in wanted.names if not _can_be_column(name, can)]
         if unfit:
             raise ConfigError(
                 f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} "
@@ -180,10 +181,11 @@ def needs_global_deletes(plan: TablePlan) -> bool:
     return plan.derived_partition or not set(plan.changelog.partition_sources) <= set(plan.section.key)
 
 
-def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType | None]:
+def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> dict[str, T.DataType | None]:
     """How the table must change for fields in messages: the types of new and widened columns. None means that the
     column becomes optional.
 
+    :param can: what the table's format can do.
     :raises DataError: the setting is `schema_changes: fail`.
     :raises TableError: a field can't become a column.
     """
@@ -210,11 +212,10 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
                 f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't "
                 f"tell them apart. {advice}"
             )
-        if not _can_be_column(name):
+        if not _can_be_column(name, can):
             raise TableError(
                 f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or "
-                "be one of "
-                f"Iceberg's own. {advice}"
+                f"be one of {can.name}'s own. {advice}"
             )
         known[name.lower()] = name
     types: dict[str, T.DataType | None] = {}
@@ -291,8 +292,8 @@ def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
     return False
 
 
-def _can_be_column(name: str) -> bool:
-    return not ("." in name or "'" in name or name.startswith(PREFIX))
+def _can_be_column(name: str, can: Capabilities) -> bool:
+    return not ("." in name or "'" in name or name.startswith(PREFIX) or name in can.reserved_columns)
 
 
 def shown_changes(observed: Observed) -> str:

@@ -113,12 +113,12 @@ class IcebergState(TableState):
     def check_writable(self, *, appends: bool = False) -> None:
         PROPERTIES.check(self.name, self.spec.properties_by_name, appends=appends)
         check_types(self)
-        if self.spec.format_version < 2:
-            raise TableError(f"{self.name} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3.")
 
     def check_fits(self, section: "TableSection") -> None:
         self._check_key(section)
         self._check_partitioning(section)
+        if self.spec.format_version < 2:
+            raise TableError(f"{self.name} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3.")
 
     def not_followed(self) -> Iterator[str]:
         yield from PROPERTIES.ignored(self.spec.properties_by_name)
