@@ -65,6 +65,13 @@ def sqlite_jdbc_jar() -> Path:
     return jar
 
 
+def delta_jars() -> list[Path]:
+    """Delta Lake's own engine, by which tests write tables and read them back. It belongs on the class path of Spark's
+    driver: among `spark.jars.packages` its Python modules would keep `sink.jars` from recording the session's jars.
+    """
+    return jars(HERE / "ivy-delta.xml")
+
+
 def _retrieve(module: Path, target: Path, cache: Path) -> None:
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     pattern = f"{target}/[artifact]-[revision](-[classifier]).[ext]"
