@@ -1,5 +1,5 @@
-"""Data files, deletion vectors, partition values and statistics as PROTOCOL.md defines them: the model's half that reads
-files beside the log. It shares no code with the sink, and none with Delta.
+"""Data files, deletion vectors, partition values and statistics as PROTOCOL.md defines them: the part of the model that
+reads what is beside the log. It shares no code with the sink, and none with Delta.
 """
 
 import json
@@ -108,7 +108,7 @@ def decoded(path: str) -> str:
 
 
 def partition_value(text: str | None, type_: Any) -> pa.Scalar:
-    """ "Partition Value Serialization".
+    """A partition value's text ("Partition Value Serialization").
 
     :raises ProtocolViolation: the text isn't a value of this type.
     """
@@ -144,8 +144,8 @@ def _temporal(text: str, type_: str) -> int:
     match = _TIME.fullmatch(text)
     if match is None or (type_ == "date" and match["time"]) or (type_ != "timestamp" and match["zone"]):
         raise ValueError(text)
-    unit = "D" if type_ == "date" else "us"
-    value = int(np.datetime64(match["date"] + (f"T{match['time']}" if match["time"] else ""), unit).astype(np.int64))
+    moment = match["date"] + (f"T{match['time']}" if match["time"] else "")
+    value = int(np.array(moment, "datetime64[D]" if type_ == "date" else "datetime64[us]").astype(np.int64))
     if match["zone"] and match["zone"] != "Z":
         hours, minutes = match["zone"][1:].split(":")
         value -= int(match["zone"][0] + "1") * (int(hours) * 60 + int(minutes)) * 60_000_000
@@ -161,7 +161,7 @@ def z85_decoded(text: str) -> bytes:
     digits = np.array([_Z85.index(character) for character in text], np.int64).reshape(-1, 5)
     values = digits @ np.array([85**4, 85**3, 85**2, 85, 1])
     require((values < 2**32).all(), "vector is Z85", text)
-    return values.astype(">u4").tobytes()
+    return bytes(values.astype(">u4").tobytes())
 
 
 def vector_id(action: Action) -> str | None:
@@ -179,7 +179,7 @@ def vector_path(table: Path, vector: Action) -> Path:
     if vector["storageType"] == "p":
         return Path(decoded(text))
     require(len(text) >= 20, "vector's uuid has 20 characters", text)
-    return table / text[:-20] / f"deletion_vector_{UUID(bytes=z85_decoded(text[-20:]))}.bin"
+    return Path(table, text[:-20], f"deletion_vector_{UUID(bytes=z85_decoded(text[-20:]))}.bin")
 
 
 def deleted_rows(table: Path, vector: Action) -> BitMap64:
@@ -271,8 +271,8 @@ class _Columns:
     def child(self, fields: Sequence[pa.Field], arrays: Sequence[pa.Array], field: Action) -> pa.Array | None:
         """The column of a schema's field: by its id or name; None if the file lacks it."""
         if self.schema.mapping == "id":
-            wanted = str(field["metadata"]["delta.columnMapping.id"]).encode()
-            names = [(f.metadata or {}).get(b"PARQUET:field_id") for f in fields]
+            wanted: Any = str(field["metadata"]["delta.columnMapping.id"]).encode()
+            names: list[Any] = [(f.metadata or {}).get(b"PARQUET:field_id") for f in fields]
         else:
             wanted, names = self.schema.physical_name(field), [f.name for f in fields]
         return arrays[names.index(wanted)] if wanted in names else None
@@ -299,7 +299,7 @@ class _Columns:
         return pa.MapArray.from_arrays(array.offsets, keys, items, mask=array.is_null())
 
     def _widened(self, array: pa.Array, to: pa.DataType) -> pa.Array:
-        """ "Type Widening", and "Delta Data Type to Parquet Type Mappings"."""
+        """The values in the table's type, if "Type Widening" allows it."""
         is_same = array.type == to or (pa.types.is_timestamp(to) and self._is_timestamp(array.type, to))
         require(is_same or _is_wider(array.type, to), "data file's types", f"{array.type} for {to}")
         require(is_same or self.schema.may_widen, "types are widened with the feature only", f"{array.type} for {to}")
@@ -317,13 +317,13 @@ def _is_wider(found: pa.DataType, to: pa.DataType) -> bool:
     if width and pa.types.is_signed_integer(to):
         return width < int(to.bit_width)
     if to == pa.float64():
-        return found == pa.float32() or width in (8, 16, 32)
+        return bool(found == pa.float32() or width in (8, 16, 32))
     if to == pa.timestamp("us"):
         return bool(found == pa.date32())
     if pa.types.is_decimal(to):
         digits = {None: (0, 0), 64: (20, 0)}.get(width, (10, 0))
         precision, scale = (found.precision, found.scale) if pa.types.is_decimal(found) else digits
-        return precision > 0 and 0 <= to.scale - scale <= to.precision - precision
+        return bool(precision > 0 and 0 <= to.scale - scale <= to.precision - precision)
     return False
 
 
@@ -340,11 +340,11 @@ def statistics(add: Action) -> Action | None:
     count = (stats or {}).get("numRecords")
     require(count is not None or "deletionVector" not in add, "numRecords beside a vector", stats)
     require(count is None or (type(count) is int and count >= 0), "numRecords is a number", count)
-    return stats  # type: ignore[no-any-return]
+    return stats
 
 
 def check_statistics(add: Action, file: LogicalFile, schema: TableSchema) -> None:
-    """ "Per-file Statistics".
+    """Compare an `add`'s statistics with the rows ("Per-file Statistics").
 
     :raises ProtocolViolation: they don't fit the file's live rows.
     """
@@ -410,8 +410,8 @@ def _check_bounds(name: str, type_: str, column: pa.Array, low: Any, high: Any, 
         bounds = _key(value) <= _key(exact) if kind == "min" else _key(value) >= _key(truncated)
         require(bounds, "bounds hold the live rows", f"{name}: {kind} is {stat!r}, a row has {exact!r}")
         if is_tight and _key(value) != _key(exact) and _key(value) != _key(truncated):
-            prefix = value if kind == "min" else value[:-1] if isinstance(value, str) else None
-            is_prefix = isinstance(exact, str) and exact != prefix and exact.startswith(prefix)
+            prefix = value if kind == "min" else str(value)[:-1]
+            is_prefix = isinstance(exact, str) and len(prefix) < len(exact) and exact.startswith(prefix)
             require(is_prefix, "tight bounds are a row's", f"{name}: {kind} is {stat!r}, not {exact!r}")
 
 

@@ -14,7 +14,7 @@ a rule. Two rules go further than the protocol's text, and are marked so: nobody
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.delta import data_files
-from tests.delta.data_files import Action, LogicalFile, TableSchema, decoded, vector_id
+from tests.delta.data_files import Action, TableSchema, decoded, vector_id
 from tests.delta.violations import ProtocolViolation, about, require
 
 Key = tuple[str, str | None]
@@ -36,7 +36,7 @@ _CHECKPOINT = re.compile(
     r"((?P<part>\d{10})\.(?P<parts>\d{10})\.|(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})\.)?(parquet|json)"
 )
 _INTERVAL = re.compile(r"(?:interval )?(\d+) (week|day|hour|minute|second|millisecond)s?", re.IGNORECASE)
-_MILLISECONDS = dict(week=604_800_000, day=86_400_000, hour=3_600_000, minute=60_000, second=1000, millisecond=1)
+_UNITS = {"week": 604_800, "day": 86_400, "hour": 3600, "minute": 60, "second": 1, "millisecond": 0.001}
 _REQUIRED: dict[str, dict[str, type]] = {
     "add": {"path": str, "partitionValues": dict, "size": int, "modificationTime": int, "dataChange": bool},
     "remove": {"path": str, "dataChange": bool},
@@ -51,6 +51,8 @@ _REQUIRED: dict[str, dict[str, type]] = {
 }
 _IDENTITY = {"txn": "appId", "domainMetadata": "domain", "add": "path", "remove": "path"}
 """Of these a commit has one for each of the field's values; of `metaData` and `protocol` it has one."""
+_IN_ORDER = ("domainMetadata", "cdc", "remove", "add")
+"""A commit's actions have no order; so a path is removed before it is added with another vector."""
 _VECTOR: dict[str, type] = {"storageType": str, "pathOrInlineDv": str, "sizeInBytes": int, "cardinality": int}
 _WRITER_FEATURES = {"appendOnly": 2, "changeDataFeed": 4, "columnMapping": 5}
 _READER_FEATURES = {"columnMapping": 2}
@@ -127,7 +129,7 @@ class Snapshot:
         match = _INTERVAL.fullmatch(text)
         require(match, "retention is an interval", text)
         assert match is not None
-        kept = int(match[1]) * _MILLISECONDS[match[2].lower()]
+        kept = int(match[1]) * _UNITS[match[2].lower()] * 1000
         return {key: r for key, r in self.tombstones.items() if r.get("deletionTimestamp", 0) + kept > now}
 
     @cached_property
@@ -273,9 +275,8 @@ class DeltaLog:
             _check_protocol(after)
             _check_commit_info(actions, before, after)
         removed, added = by_kind.get("remove", []), by_kind.get("add", [])
-        for kind, action in [
-            (kind, a) for kind in ("domainMetadata", "cdc", "remove", "add") for a in by_kind.get(kind, ())
-        ]:
+        ordered = [(kind, action) for kind in _IN_ORDER for action in by_kind.get(kind, ())]
+        for kind, action in ordered:
             with about(version, {kind: action}):
                 if kind == "domainMetadata":
                     require(after.supports("domainMetadata"), "domains need the feature", after.protocol)
@@ -403,17 +404,17 @@ def _check_shape(action: Action) -> None:
 
 
 def _check_unique(actions: list[Action], *, of_commit: bool = True) -> None:
-    """ "Delta Log Entries": actions of one commit don't reconcile with each other. Tombstones of one path in a checkpoint
-    may name several vectors.
+    """Actions of one commit don't reconcile with each other ("Delta Log Entries"). In a checkpoint, tombstones of one
+    path may name several vectors.
     """
     seen = set[tuple[Any, ...]]()
     for action in actions:
         ((kind, content),) = action.items()
         if kind not in _IDENTITY and kind not in ("metaData", "protocol"):
             continue
-        identity = content[_IDENTITY[kind]] if kind in _IDENTITY else None
+        identity: Any = content[_IDENTITY[kind]] if kind in _IDENTITY else None
         if kind in ("add", "remove"):
-            identity = _key(content) if kind == "remove" and not of_commit else decoded(identity)
+            identity = _key(content) if kind == "remove" and not of_commit else decoded(content["path"])
         require((kind, identity) not in seen, f"one {kind} for each {_IDENTITY.get(kind, 'commit')}", action)
         seen.add((kind, identity))
     both = {_key(a["add"]) for a in actions if "add" in a} & {_key(a["remove"]) for a in actions if "remove" in a}
@@ -435,7 +436,7 @@ def _reconcile(snapshot: Snapshot, kind: str, action: Action) -> None:
 
 
 def _check_protocol(snapshot: Snapshot) -> None:
-    """ "Table Features", and what a schema needs of them."""
+    """Table Features", and what a schema needs of them."""
     protocol, rule = snapshot.protocol, "features belong to reader version 3 and writer version 7"
     reader, writer = protocol["minReaderVersion"], protocol["minWriterVersion"]
     require(reader < 3 or writer == 7, rule, protocol)
@@ -466,7 +467,7 @@ def _check_protocol(snapshot: Snapshot) -> None:
 
 
 def _check_commit_info(actions: list[Action], before: Snapshot, after: Snapshot) -> None:
-    """ "In-Commit Timestamps"."""
+    """In-Commit Timestamps"."""
     if not (after.supports("inCommitTimestamp") and after.is_set("delta.enableInCommitTimestamps")):
         return
     time = actions[0].get("commitInfo", {}).get("inCommitTimestamp")
@@ -573,7 +574,7 @@ def _plain(value: Any) -> Any:
 
 
 def _compare_checksum(path: Path, snapshot: Snapshot) -> None:
-    """ "Version Checksum File": optional, but right."""
+    """Version Checksum File": optional, but right."""
     if not path.exists():
         return
     said, files = json.loads(path.read_text("utf-8")), snapshot.files.values()

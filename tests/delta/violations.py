@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class ProtocolViolation(Exception):
+class ProtocolViolation(Exception):  # noqa: N818
     """A table's files break a rule of PROTOCOL.md.
 
     :param rule: short name of the rule.
