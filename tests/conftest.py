@@ -46,8 +46,9 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session as `rowdelta run` would start it, with Iceberg, Kafka's source and a hadoop catalog `lake`. It has Delta Lake
-    too: `spark.read.format("delta")`, SQL on ``delta.`path` `` and tables of Spark's own catalog.
+    """A session as `rowdelta run` would start it, with Iceberg, Kafka's source and a hadoop catalog `lake`.
+
+    It has Delta Lake too: `spark.read.format("delta")`, SQL on ``delta.`path` `` and tables of Spark's own catalog.
 
     Tests that need another catalog add it: `spark.conf.set("spark.sql.catalog.X", …)` works while X hasn't been used.
     """

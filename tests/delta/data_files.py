@@ -309,13 +309,13 @@ class _Columns:
 
     def _is_timestamp(self, found: pa.DataType, to: pa.DataType) -> bool:
         """INT96 says nothing of a time zone; with INT64 `isAdjustedToUTC` must be as the type demands."""
-        return pa.types.is_timestamp(found) and (self.has_int96 or (found.tz is None) == (to.tz is None))
+        return bool(pa.types.is_timestamp(found)) and (self.has_int96 or (found.tz is None) == (to.tz is None))
 
 
 def _is_wider(found: pa.DataType, to: pa.DataType) -> bool:
     width = found.bit_width if pa.types.is_signed_integer(found) else None
     if width and pa.types.is_signed_integer(to):
-        return width < int(to.bit_width)
+        return bool(width < to.bit_width)
     if to == pa.float64():
         return bool(found == pa.float32() or width in (8, 16, 32))
     if to == pa.timestamp("us"):

@@ -417,6 +417,8 @@ def _check_unique(actions: list[Action], *, of_commit: bool = True) -> None:
             identity = _key(content) if kind == "remove" and not of_commit else decoded(content["path"])
         require((kind, identity) not in seen, f"one {kind} for each {_IDENTITY.get(kind, 'commit')}", action)
         seen.add((kind, identity))
+    if not of_commit:
+        return
     both = {_key(a["add"]) for a in actions if "add" in a} & {_key(a["remove"]) for a in actions if "remove" in a}
     require(not both, "no logical file is added and removed in a commit", both)
 

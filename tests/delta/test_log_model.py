@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from tests.delta.data_files import deleted_rows, vector_path
+from tests.delta.data_files import deleted_rows, vector_path, z85_decoded
 from tests.delta.log_model import DeltaLog
 from tests.delta.readers import READERS, plain
 from tests.delta.violations import ProtocolViolation
@@ -38,7 +41,7 @@ OPTIMIZE = "OPTIMIZE {t}"
 OVERWRITE = "INSERT OVERWRITE {t} (id, name, p) VALUES (50, 'over', 0), (51, 'written', 1)"
 RESTORE = "RESTORE TABLE {t} TO VERSION AS OF 3"
 TRUNCATE = "TRUNCATE TABLE {t}"
-MORE = "INSERT INTO {t} (id, name, p) VALUES (60, 'a longer text, which statistics cut off after a prefix', 0), (61, '', 0)"
+MORE = "INSERT INTO {t} (id, name, p) VALUES (60, 'a longer text, of which statistics have a part', 0), (61, '', 0)"
 LAST = "DELETE FROM {t} WHERE id = 61"
 WIDENED = (
     "ALTER TABLE {t} ALTER COLUMN p TYPE bigint",
@@ -229,7 +232,32 @@ def test_examples_of_the_protocol() -> None:
     assert path == Path("/mytable/ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin")
     text = "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
     inline = {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": 40, "cardinality": 6}
-    assert list(deleted_rows(Path("/mytable"), inline)) == [3, 4, 7, 11, 18, 29]
+    # this example has another magic number than the format's description, and in another byte order
+    with pytest.raises(ProtocolViolation, match="vector's magic number: b'd9"):
+        deleted_rows(Path("/mytable"), inline)
+
+
+def test_z85() -> None:
+    """The example of ZeroMQ's RFC 32."""
+    assert z85_decoded("HelloWorld") == bytes.fromhex("864FD26FB559F75B")
+    for not_z85 in ("HelloWorl", "HelloWorl~", "#####"):
+        with pytest.raises(ProtocolViolation, match="vector is Z85"):
+            z85_decoded(not_z85)
+
+
+def inline(positions: list[int]) -> dict[str, Any]:
+    """The descriptor of an inline vector."""
+    data = struct.pack("<i", 1681511377) + BitMap64(positions).serialize()
+    padded = data + bytes(-len(data) % 4)
+    characters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    numbers = struct.unpack(f">{len(padded) // 4}I", padded)
+    text = "".join(characters[number // 85**power % 85] for number in numbers for power in (4, 3, 2, 1, 0))
+    return {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(data), "cardinality": len(positions)}
+
+
+@pytest.mark.parametrize("positions", [[], [0], [7, 65536, 2**32 + 1, 2**40]])
+def test_inline_vectors(positions: list[int]) -> None:
+    assert list(deleted_rows(Path("/mytable"), inline(positions))) == positions
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +275,9 @@ def good(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
         Story((), "PARTITIONED BY (p)", properties),
     )
     for statement in (
-        "INSERT INTO {t} SELECT /*+ COALESCE(1) */ id, nullif(concat(repeat('x', 40), id), concat(repeat('x', 40), 3)), "
-        "CASE WHEN id = 4 THEN double('NaN') ELSE id - 7.5D END, timestamp_micros(id * 1500 - 7000), id % 2 FROM range(12)",
+        "INSERT INTO {t} SELECT /*+ COALESCE(1) */ id, CASE WHEN id <> 3 THEN concat(repeat('x', 40), id) END, "
+        "CASE WHEN id = 4 THEN double('NaN') ELSE id - 7.5D END, timestamp_micros(id * 1500 - 7000), id % 2 "
+        "FROM range(12)",
         "DELETE FROM {t} WHERE id = 3",
         "DELETE FROM {t} WHERE id = 5",
         "INSERT INTO {t} VALUES (20, 'a', 0, NULL, 0), (21, 'b', 0, NULL, 1)",
@@ -333,6 +362,41 @@ class Broken:
         yield rows
         pq.write_table(pa.Table.from_pylist(rows, actions.schema), path)
 
+    def v2_checkpoint(self) -> Path:
+        """Replace the checkpoint with one of v2.
+
+        :return: its sidecar.
+        """
+        self.supports("v2Checkpoint", is_=True)
+        actions = DeltaLog(self.table).snapshot(0)
+        classic = pq.read_table(self.path(5, "checkpoint.parquet"))
+        sidecar = self.log / "_sidecars" / "3a0d65cd.parquet"
+        sidecar.parent.mkdir(exist_ok=True)
+        is_file = pc.or_(classic["add"].is_valid(), classic["remove"].is_valid())
+        pq.write_table(classic.filter(is_file).select(["add", "remove"]), sidecar)
+        self.without_checkpoint()
+        named = {"path": sidecar.name, "sizeInBytes": sidecar.stat().st_size, "modificationTime": 1}
+        top = [{"protocol": actions.protocol}, {"metaData": actions.metadata}]
+        top += [{"checkpointMetadata": {"version": 5}}, {"sidecar": named}]
+        self.path(5, V2).write_text("".join(json.dumps(action) + "\n" for action in top))
+        return sidecar
+
+    @contextmanager
+    def top(self) -> Iterator[list[dict[str, Any]]]:
+        """The actions of the v2 checkpoint itself."""
+        actions = [json.loads(line) for line in self.path(5, V2).read_text().splitlines()]
+        yield actions
+        self.path(5, V2).write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+    def in_parts(self) -> list[Path]:
+        """Split the checkpoint."""
+        whole = pq.read_table(self.path(5, "checkpoint.parquet"))
+        self.without_checkpoint()
+        parts = [self.path(5, f"checkpoint.{part:010}.{3:010}.parquet") for part in (1, 2, 3)]
+        for number, path in enumerate(parts):
+            pq.write_table(whole.take(list(range(number, whole.num_rows, 3))), path)
+        return parts
+
     def live(self, version: int, partition: str) -> dict[str, Any]:
         files = DeltaLog(self.table).snapshot(version).files.values()
         return dict(next(add for add in files if add["partitionValues"]["p"] == partition))
@@ -351,6 +415,7 @@ def _unrelated(*, kind: str = "remove", **more: Any) -> dict[str, Any]:
     return {kind: action | {"modificationTime": 1, "deletionTimestamp": 1} | more}
 
 
+V2 = "checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"
 TXN = {"txn": {"appId": "app", "version": 1}}
 DOMAIN = {"domainMetadata": {"domain": "d", "configuration": "", "removed": False}}
 BREAKS: list[tuple[str, str, Callable[[Broken], None]]] = []
@@ -559,10 +624,7 @@ def a_remove_of_an_unknown_file(broken: Broken) -> None:
 
 @breaks("a removed file was live")
 def a_remove_of_a_removed_file(broken: Broken) -> None:
-    broken.append(5, {"remove": _unrelated()["remove"] | {"path": broken.live(1, "0")["path"]}})
-    broken.drop(5, "add")
     with broken.commit(5) as actions:
-        del actions[-1]
         first = next(action for action in actions if "remove" in action)
     broken.path(6).write_text(json.dumps(first) + "\n")
 
@@ -607,6 +669,26 @@ def a_vector_that_is_stored_elsewhere(broken: Broken) -> None:
 def an_inline_vector_with_an_offset(broken: Broken) -> None:
     with broken.action(3, "add") as add:
         add["deletionVector"]["storageType"] = "i"
+
+
+@breaks("vector's positions are in the data file")
+def a_vector_beyond_the_last_row(broken: Broken) -> None:
+    with broken.action(3, "add") as add:
+        add["deletionVector"] = inline([1, 6])
+
+
+@breaks("vector's magic number")
+def a_vector_of_another_format(broken: Broken) -> None:
+    with broken.action(3, "add") as add:
+        add["deletionVector"] = inline([1, 2])
+        add["deletionVector"]["pathOrInlineDv"] = "0" + add["deletionVector"]["pathOrInlineDv"][1:]
+
+
+@breaks("vector is a 64-bit Roaring bitmap")
+def a_vector_that_ends_early(broken: Broken) -> None:
+    with broken.action(3, "add") as add:
+        vector = add["deletionVector"] = inline([1, 2])
+        vector["pathOrInlineDv"], vector["sizeInBytes"] = vector["pathOrInlineDv"][:20], 16
 
 
 @breaks("vector is Z85")
@@ -715,9 +797,6 @@ def a_tombstone_is_missing_in_the_checkpoint(broken: Broken) -> None:
 
 @breaks("no file is live and removed")
 def a_tombstone_of_a_live_file(broken: Broken) -> None:
-    broken.append(5, _unrelated(path="not/this/one.parquet"))
-    with broken.commit(5) as actions:
-        del actions[-1]
     with broken.checkpoint() as rows:
         add = next(row for row in rows if row["add"])["add"]
         tombstone = next(row for row in rows if row["remove"])["remove"]
@@ -734,6 +813,67 @@ def a_checkpoint_without_protocol(broken: Broken) -> None:
 def a_v1_checkpoint_with_a_uuid(broken: Broken) -> None:
     path = broken.path(5, "checkpoint.parquet")
     path.rename(broken.path(5, "checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.parquet"))
+
+
+@breaks("checkpoint has the domains")
+def a_domain_is_missing_in_the_checkpoint(broken: Broken) -> None:
+    broken.append(3, DOMAIN)
+
+
+@breaks("checkpoint has the transactions")
+def a_transaction_is_missing_in_the_checkpoint(broken: Broken) -> None:
+    broken.append(3, TXN)
+
+
+@breaks("v2 needs the feature")
+def a_v2_checkpoint_without_the_feature(broken: Broken) -> None:
+    broken.v2_checkpoint()
+    broken.supports("v2Checkpoint", is_=False)
+    with broken.top() as actions:
+        for kind in ("readerFeatures", "writerFeatures"):
+            actions[0]["protocol"][kind].remove("v2Checkpoint")
+
+
+@breaks("sidecar exists")
+def a_sidecar_is_missing(broken: Broken) -> None:
+    broken.v2_checkpoint().unlink()
+
+
+@breaks("sidecar's size")
+def a_sidecar_of_another_size(broken: Broken) -> None:
+    broken.v2_checkpoint()
+    with broken.top() as actions:
+        actions[-1]["sidecar"]["sizeInBytes"] += 1
+
+
+@breaks("checkpoint says its version")
+def a_checkpoint_of_another_version(broken: Broken) -> None:
+    broken.v2_checkpoint()
+    with broken.top() as actions:
+        actions[2]["checkpointMetadata"]["version"] = 4
+
+
+@breaks("files are in the checkpoint or in sidecars")
+def files_in_the_checkpoint_and_in_sidecars(broken: Broken) -> None:
+    broken.v2_checkpoint()
+    with broken.top() as actions:
+        actions.append({"add": broken.live(1, "0")})
+
+
+@breaks("checkpoint has the state only")
+def a_checkpoint_with_provenance(broken: Broken) -> None:
+    broken.v2_checkpoint()
+    with broken.top() as actions:
+        actions.append({"commitInfo": {}})
+
+
+@breaks("no checkpoint in parts with the feature v2Checkpoint")
+def a_checkpoint_in_parts_with_the_feature(broken: Broken) -> None:
+    with broken.checkpoint() as rows:
+        for kind in ("readerFeatures", "writerFeatures"):
+            next(row for row in rows if row["protocol"])["protocol"][kind].append("v2Checkpoint")
+    broken.supports("v2Checkpoint", is_=True)
+    broken.in_parts()
 
 
 @breaks("version checksum")
@@ -840,16 +980,77 @@ def a_minimum_of_another_type(broken: Broken) -> None:
         stats["minValues"]["id"] = "zero"
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize(("rule", "name", "damage"), BREAKS, ids=[name for _, name, _ in BREAKS])
-def test_a_broken_rule_is_found(
-    good: Path, tmp_path: Path, rule: str, name: str, damage: Callable[[Broken], None]
-) -> None:
+@pytest.fixture
+def broken(good: Path, tmp_path: Path) -> Broken:
+    """A copy that isn't broken yet."""
     table = shutil.copytree(good, tmp_path / "t")
     for checksum in (table / "_delta_log").glob("*.crc"):
         checksum.unlink()
-    damage(Broken(table))
+    return Broken(table)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("rule", "name", "damage"), BREAKS, ids=[name for _, name, _ in BREAKS])
+def test_a_broken_rule_is_found(broken: Broken, rule: str, name: str, damage: Callable[[Broken], None]) -> None:
+    damage(broken)
     with pytest.raises(ProtocolViolation) as violation:
-        DeltaLog(table).check()
+        DeltaLog(broken.table).check()
     assert violation.value.rule == rule, str(violation.value)
     assert violation.value.version is not None
+
+
+@pytest.mark.spark
+def test_checkpoints_in_parts_and_of_v2(broken: Broken) -> None:
+    """They say what the classic one does, also when it alone can say it. One that lacks a part isn't there."""
+    expected = plain(DeltaLog(broken.table).rows())
+    classic = broken.path(5, "checkpoint.parquet").read_bytes()
+    parts = broken.in_parts()
+    DeltaLog(broken.table).check()
+    commits = [broken.path(version).read_bytes() for version in range(6)]
+    for version in range(5):
+        broken.path(version).unlink()
+    log = DeltaLog(broken.table)
+    log.check()
+    assert (log.versions, plain(log.rows())) == (range(5, 6), expected)
+    parts[1].unlink()
+    with pytest.raises(ProtocolViolation, match="versions are contiguous"):
+        DeltaLog(broken.table)
+    for version, commit in enumerate(commits):
+        broken.path(version).write_bytes(commit)
+    assert plain(DeltaLog(broken.table).rows()) == expected
+    broken.path(5, "checkpoint.parquet").write_bytes(classic)
+    broken.v2_checkpoint()
+    log = DeltaLog(broken.table)
+    log.check()
+    assert plain(log.rows()) == expected
+
+
+@pytest.mark.spark
+def test_tombstones_expire(broken: Broken) -> None:
+    """After the table's own retention, by default a week."""
+    log = DeltaLog(broken.table)
+    tombstones = log.snapshot().tombstones
+    removed = [remove["deletionTimestamp"] for remove in tombstones.values()]
+    assert sorted(vector is None for _, vector in tombstones) == [False, False, True, True, True, True]
+    week = 7 * 24 * 3600 * 1000
+    assert log.snapshot().unexpired(min(removed) + week - 1).keys() == tombstones.keys()
+    assert not log.snapshot().unexpired(max(removed) + week)
+    broken.without_checkpoint()
+    broken.set("delta.deletedFileRetentionDuration", "interval 2 hours")
+    assert not DeltaLog(broken.table).snapshot().unexpired(max(removed) + 2 * 3600 * 1000)
+    assert DeltaLog(broken.table).snapshot().unexpired(max(removed) + 2 * 3600 * 1000 - 1)
+
+
+@pytest.mark.spark
+def test_transactions_and_domains(broken: Broken) -> None:
+    """The latest wins, removed domains are gone, and a transaction's version may go back."""
+    broken.without_checkpoint()
+    removed = {"domainMetadata": DOMAIN["domainMetadata"] | {"removed": True}}
+    broken.append(1, {"txn": TXN["txn"] | {"version": 7}}, DOMAIN)
+    broken.append(3, TXN, {"domainMetadata": {"domain": "e", "configuration": "{}", "removed": False}})
+    broken.append(4, removed)
+    log = DeltaLog(broken.table)
+    versions = [log.snapshot(version) for version in log.versions]
+    assert [s.transactions.get("app", {}).get("version") for s in versions] == [None, 7, 7, 1, 1, 1]
+    assert [sorted(s.domains) for s in versions] == [[], ["d"], ["d"], ["d", "e"], ["e"], ["e"]]
+    assert [info["operation"] for info in log.history().values()][-2:] == ["WRITE", "OPTIMIZE"]

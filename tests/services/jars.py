@@ -66,10 +66,13 @@ def sqlite_jdbc_jar() -> Path:
 
 
 def delta_jars() -> list[Path]:
-    """Delta Lake's own engine, by which tests write tables and read them back. It belongs on the class path of Spark's
-    driver: among `spark.jars.packages` its Python modules would keep `sink.jars` from recording the session's jars.
+    """Delta Lake's own engine for the installed Spark, by which tests write tables and read them back.
+
+    They belong on the class path of Spark's driver. Among `spark.jars.packages` Delta's Python modules would keep
+    `sink.jars` from recording the session's jars.
     """
-    return jars(HERE / "ivy-delta.xml")
+    spark = ".".join(pyspark.__version__.split(".")[:2])
+    return jars(HERE / f"ivy-delta-{spark}.xml")
 
 
 def _retrieve(module: Path, target: Path, cache: Path) -> None:
