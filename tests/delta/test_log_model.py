@@ -100,7 +100,7 @@ STORIES = {
     "mapped by id": Story(
         (INSERT, DELETE, ADD_COLUMN, WITH_NOTE),
         properties={"delta.columnMapping.mode": "id"},
-        refusals={"polars": "columnMapping"},
+        refusals={"polars": "column mapping"},
     ),
 }
 
