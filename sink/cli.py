@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of rowdelta, Spark and the formats")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of rowdelta and Spark, and more")
     commands = parser.add_subparsers(metavar="command", required=True)
 
     def add(name: str, function: object, help_text: str, description: str) -> argparse.ArgumentParser:
@@ -138,8 +138,11 @@ def _parser() -> argparse.ArgumentParser:
     ]  # fmt: skip
     for command in with_config:
         command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
-    listing.add_argument("--excludes", action="store_true",
-                         help="print instead what they would bring in without need, for --exclude-packages")
+    listing.add_argument(
+        "--excludes",
+        action="store_true",
+        help="print instead what they would bring in without need, for --exclude-packages",
+    )
     warming.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
     _add_init(add)
     _add_history(add)
