@@ -112,9 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--version", action=_Version, nargs=0, help="show the versions of rowdelta, Spark and the formats"
-    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of rowdelta and Spark, and more")
     commands = parser.add_subparsers(metavar="command", required=True)
 
     def add(name: str, function: object, help_text: str, description: str) -> argparse.ArgumentParser:

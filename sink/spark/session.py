@@ -64,8 +64,8 @@ def packages(config: Config) -> list[str]:
 
 
 def excludes(config: Config) -> list[str]:
-    """What Spark shall not download, as `group:name`: what the user excludes, and what Delta Lake's packages would
-    bring in, of which two jars are enough.
+    """What Spark shall not download, as `group:name`: what the user excludes, and what Delta Lake's two packages would
+    bring in without need.
     """
     own = _listed(config, _EXCLUDES)
     brought = spark_versions.installed().known.delta_brings if "delta" in config.formats else ()
@@ -172,7 +172,10 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
     spark_versions.check(config.spark)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = settings(config)
-    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
+    existing = SparkSession.getActiveSession()
+    if existing is not None:
+        _check_formats(existing, config)  # before it gets settings of ours
+    if "PYSPARK_GATEWAY_PORT" in os.environ or existing is not None:
         # under spark-submit, its own options decide: master, memory, packages
         options = {k: v for k, v in options.items() if k.startswith(("spark.sql.", "spark.databricks.delta."))}
         if SparkContext._active_spark_context is None:

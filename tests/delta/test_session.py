@@ -5,12 +5,17 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sink import cli, config
+from sink.commands import training
 from sink.config import Config
+from sink.errors import ConfigError
+from sink.spark import jars as spark_jars
 from sink.spark import session, versions
 from sink.spark.versions import KNOWN, SparkVersion
 from sink.targets.delta.table_properties import FEATURES, PROPERTIES
@@ -103,6 +108,27 @@ def test_only_two_jars_come_with_delta(tmp_path: Path, minor: str) -> None:
     module = tmp_path / "ivy-delta-packages.xml"
     module.write_text("\n".join(lines))
     assert [jar.name for jar in jars(module)] == [f"{name}-{number}.jar" for _, name, number in coordinates]
+
+
+@pytest.mark.spark
+def test_a_session_that_was_started_without_delta(spark: SparkSession, tmp_path: Path) -> None:
+    """It is refused, and stays as it is."""
+    with pytest.raises(ConfigError, match="Spark was started without Delta Lake") as refused:
+        session.start(loaded(tmp_path, lake=DELTA))
+    for words in ("--packages io.delta:delta-spark", "--exclude-packages ", f"spark.sql.extensions={EXTENSION}"):
+        assert words in str(refused.value)
+    assert spark.conf.get("spark.sql.catalog.spark_catalog", "builtin") == "builtin"
+
+
+def test_classes_are_archived_for_the_jars_of_the_job(tmp_path: Path) -> None:
+    """The job that makes the archive needs the same jars as the one that uses it."""
+    for catalogs in ({"lake": DELTA}, {"lake": ICEBERG}, {"lake": DELTA, "old": ICEBERG}):
+        job = loaded(tmp_path, **catalogs)
+        with TemporaryDirectory() as made:
+            trained = training._config(job, Path(made))
+        assert trained.formats == job.formats
+        for name in spark_jars.DECIDING:
+            assert session.settings(trained).get(name) == session.settings(job).get(name)
 
 
 JOB = """\

@@ -190,6 +190,7 @@ COLUMN_METADATA: Mapping[str, str] = {
 "Identity Columns", "Column Invariants", "Default Columns").
 """
 _UNKNOWN_TYPES = ("variant", "geometry", "geography", "void")
+_VECTORS = "delta.enableDeletionVectors"
 _NEWEST = {"minReaderVersion": 3, "minWriterVersion": 7}
 """The highest versions that there are ("Protocol Evolution"); from these on, features say what a writer must know."""
 
@@ -208,6 +209,42 @@ def feature_refusal(properties: Mapping[str, str]) -> tuple[str, str] | None:
         if found.treatment == "refused":
             return name, found.does
     return None
+
+
+def required(*, appends: bool) -> dict[str, str]:
+    """Properties that a table needs, and a new one gets: for the sink's position, and for deleting rows.
+
+    :param appends: whether the sink only appends to the table.
+    """
+    return {"delta.feature.domainMetadata": "supported"} | ({} if appends else {_VECTORS: "true"})
+
+
+def check_required(
+    table: str, protocol: Mapping[str, Any], properties: Mapping[str, str], *, appends: bool = False
+) -> None:
+    """Check that a table that exists has the features that the sink needs. The sink doesn't add them by itself, because
+    then older readers and writers can't use the table any more.
+
+    :param protocol: the content of the log's `protocol` action.
+    :param properties: `configuration` of the log's `metaData` action.
+    :param appends: whether the sink only appends to the table.
+    :raises TableError: a feature is missing. The message has the statement that adds it.
+    """
+    features = protocol.get("writerFeatures") or ()
+    given = {name.lower(): value.lower() for name, value in properties.items()}
+    has = {
+        "delta.feature.domainMetadata": "domainMetadata" in features,
+        _VECTORS: "deletionVectors" in features and given.get(_VECTORS.lower()) == "true",
+    }
+    missing = {name: value for name, value in required(appends=appends).items() if not has[name]}
+    if missing:
+        set_ = ", ".join(f"'{name}' = '{value}'" for name, value in missing.items())
+        raise TableError(
+            f"{table} lacks what rowdelta needs: metadata domains, for its position"
+            f"{'' if appends else ', and deletion vectors, for deleting rows'}. Run ALTER TABLE … SET TBLPROPERTIES "
+            f"({set_}). This raises the table's protocol, so look first whether all its readers and writers can "
+            "follow; or write to another table."
+        )
 
 
 def check_protocol(table: str, protocol: Mapping[str, Any]) -> None:
