@@ -346,7 +346,9 @@ class DeltaLog:
         java = self.snapshot_at(version).java
         with self.translated():
             files = DataFrame(java.allFiles().toDF(), self._spark)
-            return [json.loads(text) for (text,) in files.select(F.to_json(F.struct("*"))).collect()]
+            found = [json.loads(text) for (text,) in files.select(F.to_json(F.struct("*"))).collect()]
+        # on Spark 4.1 every file has tags, also if its commit named none
+        return [{key: value for key, value in add.items() if key != "tags" or value} for add in found]
 
     def state(self, snapshot: Snapshot) -> _State:
         """For `Snapshot`, which remembers it."""
