@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of rowdelta, Spark and Iceberg")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of rowdelta and Spark, and more")
     commands = parser.add_subparsers(metavar="command", required=True)
 
     def add(name: str, function: object, help_text: str, description: str) -> argparse.ArgumentParser:
@@ -133,11 +133,16 @@ def _parser() -> argparse.ArgumentParser:
             "Writes the classes that the JVM loads into an archive in the user's cache folder "
             "($XDG_CACHE_HOME/rowdelta, 170 MB), from which the next starts take them. A run makes it too, in the "
             "background, when it has ended. Only for a local master."),
-        add("packages", _packages, "print the Maven coordinates for spark-submit --packages",
+        listing := add("packages", _packages, "print the Maven coordinates for spark-submit --packages",
             "Prints the Maven coordinates that a configuration needs, for spark-submit --packages."),
     ]  # fmt: skip
     for command in with_config:
         command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+    listing.add_argument(
+        "--excludes",
+        action="store_true",
+        help="print instead what they would bring in without need, for --exclude-packages",
+    )
     warming.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
     _add_init(add)
     _add_history(add)
@@ -215,6 +220,7 @@ class _Version(argparse.Action):
             spark = spark_versions.installed()
             print(f"Spark {spark.full}, for Scala {spark.scala}")
             print(f"Iceberg {spark.known.iceberg}  {spark.iceberg_runtime}")
+            print(f"Delta Lake {spark.known.delta}  {','.join(spark.delta_packages)}")
             print(f"Kafka connector  {spark.kafka_connector}")
         except ConfigError as error:
             parser.exit(ConfigError.exit_code, f"rowdelta: {error}\n")
@@ -493,7 +499,8 @@ def _packages(args: argparse.Namespace) -> int:
     from sink import config
     from sink.spark import session
 
-    print(",".join(session.packages(config.load(args.config))))
+    listed = session.excludes if args.excludes else session.packages
+    print(",".join(listed(config.load(args.config))))
     return 0
 
 

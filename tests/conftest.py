@@ -15,7 +15,7 @@ from sink.config import Config
 from sink.spark import session
 from tests import memory_folder
 from tests.memory_folder import MemoryFolder
-from tests.services.jars import ivy_to_itself
+from tests.services.jars import delta_jars, ivy_to_itself
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
 # code only a few times, so the second compiler and more collector threads would cost more than they save.
@@ -48,6 +48,8 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session as `rowdelta run` would start it, with Iceberg, Kafka's source and a hadoop catalog `lake`.
 
+    It has Delta Lake too: `spark.read.format("delta")`, SQL on ``delta.`path` `` and tables of Spark's own catalog.
+
     Tests that need another catalog add it: `spark.conf.set("spark.sql.catalog.X", …)` works while X hasn't been used.
     """
     folder = tmp_path_factory.mktemp("spark")
@@ -62,6 +64,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 "spark.master": "local[2]",
                 # for the JDBC catalog; drivers must be on the class path from the start
                 "spark.jars.packages": "org.xerial:sqlite-jdbc:3.50.3.0",
+                "spark.driver.extraClassPath": ":".join(map(str, delta_jars())),
+                "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+                "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+                # Delta's default of 50 tasks to read a log is made for clusters
+                "spark.databricks.delta.snapshotPartitions": "2",
                 "spark.driver.memory": "2g",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",

@@ -16,11 +16,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from changelog.changes import RAW_SCHEMA, BadOptionError, UnavailableError
 from changelog.recognition import Recognized, json_rows, kind_options, recognize
 from changelog.schema_registry import Registry, RegistryError
-from sink.config import RESERVED, Config, SourceSection
+from sink.config import Config, SourceSection
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
 from sink.run.inference import infer_fields, message_keys, raw_records
 from sink.sources.kafka_client import Broker, Message
+from sink.targets.capabilities import ICEBERG
 
 SAMPLE = 100
 """`init` looks at this many messages from the beginning of a topic, and as many from its end. In a directory, it looks
@@ -419,7 +420,9 @@ def _guess_of_text(texts: Sequence[str], *, is_debezium: bool) -> str:
 
 def _can_be_column(name: str, types: Mapping[str, str]) -> bool:
     namesake = any(other != name and other.lower() == name.lower() for other in types)
-    return not (namesake or name in RESERVED or name.startswith("_rowdelta_") or "." in name or "'" in name)
+    return not (
+        namesake or name in ICEBERG.reserved_columns or name.startswith("_rowdelta_") or "." in name or "'" in name
+    )
 
 
 def _at(message: Mapping[str, Any], path: str) -> Any:

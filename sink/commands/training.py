@@ -1,7 +1,8 @@
 """`rowdelta warm`: makes the archive of the JVM's classes (`sink.spark.archive`).
 
-A JVM does the work of a run: it streams two tiny files into a new Iceberg table in a temporary folder. When it ends, it
-writes the classes that it has loaded into the archive.
+A JVM does the work of a run: it streams two tiny files into a new Iceberg table in a temporary folder, and writes to a
+Delta table there, each if the configuration has tables of this format. When it ends, it writes the classes that it has
+loaded into the archive.
 """
 
 import json
@@ -95,7 +96,10 @@ def _make(config: Config, found: Archive, target: Path) -> None:
         trained = _config(config, Path(folder))
         spark = session.start(trained, training=target)
         with session.stopping(spark):
-            Pipeline(spark, trained).run()
+            if "iceberg" in trained.formats:
+                Pipeline(spark, trained).run()
+            if "delta" in trained.formats:
+                _load_delta(spark, Path(folder))
             if any(_KAFKA_SOURCE in jar.path for jar in jars.recorded(session.settings(trained)) or ()):
                 _load_kafka(spark)
             class_path = _end(spark)
@@ -112,6 +116,9 @@ def _config(config: Config, folder: Path) -> Config:
         (folder / "changes" / f"{number}.json").write_text(text)
         os.utime(folder / "changes" / f"{number}.json", (1_700_000_000 + number,) * 2)
     own = {k: v for k, v in config.spark.items() if not k.startswith(_OF_THE_JOB)}
+    types = {"iceberg": "hadoop", "delta": "delta"}
+    # the formats decide which jars there are, and the archive is for these
+    catalogs = {name: {"type": types[name], "warehouse": str(folder / name)} for name in config.formats}
     return Config.model_validate(
         {
             "sink": {"id": "warm", "checkpoint": str(folder / "state"), "trigger": "available-now"},
@@ -120,20 +127,32 @@ def _config(config: Config, folder: Path) -> Config:
                 "format": "row-kind",
                 "options": {"path_format": "json", "maxFilesPerTrigger": "1"},
             },
-            "catalogs": {"lake": {"type": "hadoop", "warehouse": str(folder / "warehouse")}},
+            "catalogs": catalogs,
             "tables": [
                 {
                     "source": str(folder / "changes"),
-                    "target": "lake.shop.warm",
+                    "target": f"{max(catalogs)}.shop.warm",  # Iceberg's, if there is one
                     "key": ["id"],
                     "columns": {"id": "bigint", "v": "string"},
-                    "partition_by": ["bucket(2, id)"],
+                    "partition_by": ["bucket(2, id)"] if "iceberg" in catalogs else [],
                     "order_by": ["seq bigint"],
                 }
             ],
             "spark": own | {"spark.jars.packages": ",".join(session.packages(config))},
         }
     )
+
+
+def _load_delta(spark: SparkSession, folder: Path) -> None:
+    """Load the classes that read and write a Delta table, with deletion vectors and a checkpoint."""
+    path = folder / "delta" / "sql"
+    spark.sql(f"CREATE TABLE delta.`{path}` (id BIGINT) USING delta TBLPROPERTIES (delta.enableDeletionVectors = true)")
+    spark.sql(f"INSERT INTO delta.`{path}` SELECT id FROM range(0, 10, 1, 1)")
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 1")
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path)).checkpoint()
+    spark.read.format("delta").load(str(path)).collect()
 
 
 def _load_kafka(spark: SparkSession) -> None:

@@ -31,9 +31,10 @@ def _folders(config: Config) -> Iterator[tuple[str, str]]:
     yield "sink.checkpoint", config.sink.checkpoint
     if config.index is not None and config.index.location is not None:
         yield "index.location", config.index.location
-    for name, properties in config.catalogs.items():
-        if properties.get("type") == "hadoop" and "warehouse" in properties:
-            yield f"catalogs.{name}.warehouse", properties["warehouse"]
+    for name in config.catalogs:
+        warehouse = config.warehouse(name)
+        if warehouse is not None:
+            yield f"catalogs.{name}.warehouse", warehouse
 
 
 def _local(spark: SparkSession, place: str) -> Path | None:

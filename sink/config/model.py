@@ -4,7 +4,7 @@ expected.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,9 +13,18 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from changelog import formats
-from sink.config.options import MisplacedError, check_catalog, check_source, check_spark, check_table, did_you_mean
+from sink.config.options import (
+    MisplacedError,
+    check_catalog,
+    check_source,
+    check_spark,
+    check_table,
+    did_you_mean,
+    is_delta,
+)
 from sink.errors import ConfigError
 from sink.redaction import MASK, is_secret, masked
+from sink.targets.capabilities import CAPABILITIES, Capabilities, Format
 
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour)s?")
@@ -220,22 +229,6 @@ def _column(value: Any) -> Any:
     return {"type": value} if isinstance(value, str) else value
 
 
-RESERVED = {
-    "_file",
-    "_pos",
-    "_deleted",
-    "_spec_id",
-    "_partition",
-    "_change_type",
-    "_change_ordinal",
-    "_commit_snapshot_id",
-    "_row_id",
-    "_last_updated_sequence_number",
-}
-"""Names of Iceberg's metadata columns (spec, Reserved Field IDs). Iceberg's Spark reader refuses tables that have a
-column with such a name.
-"""
-
 Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_timestamp"]
 
 
@@ -248,6 +241,7 @@ class TableSection(_Section):
     :param key: key columns. Empty if the messages state the key; when the table is opened, it is filled in
         (`sink.run.keys`).
     :param keys: topic or directory -> key columns, for exceptions of a pattern.
+    :param cluster_by: columns by which Delta Lake clusters a table (liquid clustering).
     """
 
     source: str
@@ -259,6 +253,7 @@ class TableSection(_Section):
     metadata: list[Metadata] = Field(default_factory=list)
     schema_changes: Literal["evolve", "ignore", "fail"] = "evolve"
     partition_by: list[str] = Field(default_factory=list)
+    cluster_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality"] = "position"
@@ -280,18 +275,8 @@ class TableSection(_Section):
         for name in value or {}:
             if name.startswith("_rowdelta_"):
                 raise ValueError(f"{name}: names beginning with _rowdelta_ are taken")
-            if name in RESERVED:
-                raise ValueError(
-                    f"{name}: Iceberg has a metadata column of this name, and reads no table that has one too"
-                )
             if "'" in name or "." in name:
                 raise ValueError(f"{name}: a column name may not contain ' or .")
-        return value
-
-    @field_validator("properties")
-    @classmethod
-    def _properties(cls, value: dict[str, str]) -> dict[str, str]:
-        check_table(value)
         return value
 
     @field_validator("partition_by")
@@ -299,6 +284,14 @@ class TableSection(_Section):
     def _partition_by(cls, value: list[str]) -> list[str]:
         for text in value:
             PartitionField.parse(text)
+        return value
+
+    @field_validator("cluster_by")
+    @classmethod
+    def _cluster_by(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if value.count(name) > 1:
+                raise ValueError(f"cluster_by names {name!r} twice")
         return value
 
     @property
@@ -348,6 +341,11 @@ class TableSection(_Section):
                         f"partition_by names {field.column!r}, which is not in columns"
                         f"{did_you_mean(field.column, stored)}",
                         "partition_by",
+                    )
+            for name in self.cluster_by:
+                if name not in stored:
+                    raise MisplacedError(
+                        f"cluster_by names {name!r}, which is not in columns{did_you_mean(name, stored)}", "cluster_by"
                     )
             lower = [name.lower() for name in (*self.columns, *self.metadata)]
             for name in (*self.columns, *self.metadata):
@@ -491,6 +489,7 @@ class Config(_Section):
                     *("tables", number),
                 )
             self._check_key_given(table, number)
+            self._check_format(table, number)
         for name, values in (("target", targets), ("source", sources)):
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
@@ -508,6 +507,49 @@ class Config(_Section):
         else:
             self._check_files()
         return self
+
+    def _check_format(self, table: TableSection, number: int) -> None:
+        """Check that the target's format has what the table asks for."""
+        can = self.capabilities(table.target)
+        where = f"{table.catalog} is a catalog of {can.name}"
+        if table.deletes not in can.deletes:
+            raise MisplacedError(
+                f"got {table.deletes!r}, expected {' or '.join(can.deletes)}: {where}, which has no {table.deletes} "
+                f"deletes. Write deletes: {can.deletes[0]}, or leave it out",
+                *("tables", number, "deletes"),
+            )
+        for place, field in enumerate(table.partition_fields):
+            if field.transform not in can.transforms:
+                instead = f", or cluster_by: [{field.column}] instead of partition_by" * (can.clustering_columns > 0)
+                raise MisplacedError(
+                    f"got {table.partition_by[place]!r}, expected a plain column: {where}, which has no "
+                    f"{field.transform}(…). Write a column whose values are the partitions{instead}",
+                    *("tables", number, "partition_by", place),
+                )
+        if len(table.cluster_by) > can.clustering_columns:
+            raise MisplacedError(
+                f"got {len(table.cluster_by)} columns, expected at most {can.clustering_columns} in {can.name}"
+                if can.clustering_columns
+                else f"got [{', '.join(table.cluster_by)}], but {where}, which has no clustering. Write partition_by",
+                *("tables", number, "cluster_by"),
+            )
+        if table.cluster_by and table.partition_by:
+            raise MisplacedError(
+                f"a table of {can.name} can't have both cluster_by and partition_by. Leave out one of them",
+                *("tables", number, "cluster_by"),
+            )
+        for name in table.columns or {}:
+            if name in can.reserved_columns:
+                raise MisplacedError(f"{name}: {can.why_reserved}", "tables", number, "columns")
+        with _at("tables", number, "properties"):
+            check_table(table.properties, can, appends=table.mode == "append")
+        is_session_catalog = "spark_catalog" in self.catalogs[table.catalog]
+        if is_session_catalog and table.target.count(".") > 2:
+            raise MisplacedError(
+                f"got {table.target!r}, expected {table.catalog}.namespace.table: Spark's session catalog has no "
+                "namespaces in namespaces",
+                *("tables", number, "target"),
+            )
 
     def _check_key_given(self, table: TableSection, number: int) -> None:
         """Check that a key is configured, or that messages can state it."""
@@ -539,18 +581,31 @@ class Config(_Section):
         own = {("sink", "checkpoint"): self.sink.checkpoint}
         if self.index is not None and self.index.location is not None:
             own["index", "location"] = self.index.location
-        taken = {}
-        for table in self.tables:
-            catalog = self.catalogs[table.catalog]
-            if not table.is_pattern and catalog.get("type") == "hadoop" and "warehouse" in catalog:
-                taken["/".join([catalog["warehouse"], *table.target.split(".")[1:]])] = f"table {table.target}"
-            if not table.is_pattern and self.source.type == "files":
-                taken[table.source] = f"the change files of {table.target}"
+        taken: list[tuple[str, str, tuple[str | int, ...]]] = []
+        for number, table in enumerate(self.tables):
+            if table.is_pattern:
+                continue
+            folder = self.table_folder(table.target)
+            if folder is not None:
+                taken.append((folder, f"table {table.target}", ("tables", number, "target")))
+            if self.source.type == "files":
+                taken.append((table.source, f"the change files of {table.target}", ("tables", number, "source")))
         for path, place in own.items():
-            for folder, what in taken.items():
-                if f"{place}/".startswith(f"{folder.rstrip('/')}/"):
+            for folder, what, _ in taken:
+                if _is_inside(place, folder):
                     raise MisplacedError(
                         f"{place} is inside {folder}, which is for {what}. Name a folder elsewhere", *path
+                    )
+        for table in self.tables:
+            folder = self.table_folder(table.target)
+            if table.is_pattern or folder is None or self.format_of(table.target) != "delta":
+                continue
+            for inner, what, where in taken:
+                if what != f"table {table.target}" and _is_inside(inner, folder):
+                    raise MisplacedError(
+                        f"{inner}, which is for {what}, is inside {folder}, which is for table {table.target}: VACUUM "
+                        "of that table would remove it. Name a place elsewhere",
+                        *where,
                     )
 
     def _check_patterns(self) -> None:
@@ -663,6 +718,36 @@ class Config(_Section):
                 *("source", "options"),
             )
 
+    def format_of(self, name: str) -> Format:
+        """The format of a catalog's tables.
+
+        :param name: the catalog, or a table `catalog.namespace.table` of it.
+        """
+        return "delta" if is_delta(self.catalogs[name.split(".")[0]]) else "iceberg"
+
+    @property
+    def formats(self) -> set[Format]:
+        """The formats of all catalogs."""
+        return {self.format_of(name) for name in self.catalogs}
+
+    def capabilities(self, name: str) -> Capabilities:
+        """What the format of a catalog's tables can do.
+
+        :param name: as for `format_of`.
+        """
+        return CAPABILITIES[self.format_of(name)]
+
+    def warehouse(self, catalog: str) -> str | None:
+        """The folder of a catalog whose tables are in folders with their names. None for other catalogs."""
+        properties = self.catalogs[catalog]
+        return properties.get("warehouse") if _has_folders(properties) else None
+
+    def table_folder(self, target: str) -> str | None:
+        """The folder of a table, as path or URI without a slash at the end. None if only the catalog knows it."""
+        catalog, *names = target.split(".")
+        warehouse = self.warehouse(catalog)
+        return None if warehouse is None else "/".join([warehouse.rstrip("/"), *names])
+
     @property
     def index_location(self) -> str:
         """The folder of this sink's key indexes: inside the configured location, else inside the checkpoint folder."""
@@ -674,6 +759,16 @@ class Config(_Section):
     def dead_letter_table(self) -> str:
         """The table for bad records. If it isn't configured, `dead_letters` in the first table's namespace."""
         return self.sink.dead_letter_table or ".".join([*self.tables[0].target.split(".")[:-1], "dead_letters"])
+
+
+def _is_inside(place: str, folder: str) -> bool:
+    """Whether a path is a folder's, or the folder's own."""
+    return f"{place.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _has_folders(catalog: Mapping[str, Any]) -> bool:
+    """Whether a catalog's tables are in folders with their names."""
+    return str(catalog.get("type", "")).lower() in ("hadoop", "delta")
 
 
 def load(path: str | Path) -> Config:
@@ -783,7 +878,7 @@ def _path_entries(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]
         yield values["index"], "location"
     if isinstance(catalogs, dict):
         for catalog in catalogs.values():
-            if isinstance(catalog, dict) and "warehouse" in catalog and catalog.get("type") == "hadoop":
+            if isinstance(catalog, dict) and "warehouse" in catalog and _has_folders(catalog):
                 yield catalog, "warehouse"
     if isinstance(source, dict) and source.get("type") == "files" and isinstance(values.get("tables"), list):
         for table in values["tables"]:

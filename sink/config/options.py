@@ -1,13 +1,13 @@
-"""Checks some options that the configuration passes on to Spark and Iceberg.
+"""Checks some options that the configuration passes on to Spark, Iceberg and Delta Lake.
 
-Spark and Iceberg check most of them. This module checks the few whose mistakes they would report late, badly, or never.
+They check most of them themselves. This module checks the few whose mistakes they would report late, badly, or never.
 """
 
 import difflib
 import re
 from collections.abc import Collection, Mapping
 
-from sink.targets.iceberg.table_properties import refusal
+from sink.targets.capabilities import DELTA, ICEBERG, Capabilities
 
 _FILE_OPTIONS = (
     "allowDuplicatedFileNames",
@@ -56,7 +56,9 @@ _FORMAT_PROPERTIES = ("write.format.default", "write.delete.format.default")
 _CODEC = "write.parquet.compression-codec"
 _CODECS = ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed")
 
-_CATALOG_TYPES = ("hadoop", "hive", "rest", "jdbc", "glue", "nessie", "bigquery")
+_DELTA = "delta"
+_CATALOG_TYPES = ("hadoop", "hive", "rest", "jdbc", "glue", "nessie", "bigquery", _DELTA)
+_DELTA_KEYS = ("type", "warehouse", "spark_catalog")
 
 _MASTER = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[[\d, ]+\]|yarn|\w[\w+.-]*://.+")
 _JVM_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
@@ -87,16 +89,43 @@ def check_source(options: Mapping[str, str], *, files: bool) -> None:
                 raise MisplacedError(f"Spark has no such option (did you mean {meant!r}?), and would ignore it", name)
 
 
-def check_table(properties: Mapping[str, str]) -> None:
+def check_table(properties: Mapping[str, str], format_: Capabilities, *, appends: bool) -> None:
     """Check `tables[].properties`.
 
+    :param format_: of the table.
+    :param appends: whether the sink only appends to the table.
     :raises MisplacedError: with this value the sink couldn't write, or would write something else than the value says.
     """
-    refused = refusal(properties)
+    refused = format_.properties.refusal(properties, appends=appends) or format_.feature_refusal(properties)
     if refused is not None:
         name, why = refused
         raise MisplacedError(f"rowdelta does not follow this property: {why}", name)
+    if format_ is DELTA:
+        _check_delta_properties(properties)
+    else:
+        _check_iceberg_properties(properties)
+
+
+def _check_delta_properties(properties: Mapping[str, str]) -> None:
+    for name in properties:
+        if name.lower().startswith("delta."):
+            if DELTA.properties.rule(name) is None:
+                known = [known for known in DELTA.properties.by_name if not known.endswith("*")]
+                raise MisplacedError(f"Delta has no such property{did_you_mean(name, known)}", name)
+        elif ICEBERG.properties.rule(name) is not None:
+            raise MisplacedError(
+                "this is a property of Iceberg, and the table is a Delta table, whose properties begin with delta.; "
+                "leave it out",
+                name,
+            )
+
+
+def _check_iceberg_properties(properties: Mapping[str, str]) -> None:
     for name, value in properties.items():
+        if DELTA.properties.rule(name) is not None:
+            raise MisplacedError(
+                "this is a property of Delta Lake, and the table is an Iceberg table; leave it out", name
+            )
         if name == "format-version" and value not in ("2", "3"):
             raise MisplacedError(f"got {value!r}, expected 2 or 3, the versions that have row-level deletes", name)
         if name in _NUMBER_PROPERTIES and not re.fullmatch(r"-?\d+", value):
@@ -108,10 +137,16 @@ def check_table(properties: Mapping[str, str]) -> None:
             raise MisplacedError(f"got {value!r}, expected one of {', '.join(_CODECS)}", name)
 
 
+def is_delta(properties: Mapping[str, str]) -> bool:
+    """Whether an entry of `catalogs` is a catalog of Delta tables."""
+    return properties.get("type", "").lower() == _DELTA
+
+
 def check_catalog(properties: Mapping[str, str]) -> None:
     """Check one entry of `catalogs`. If the entry is empty, Spark's own configuration decides everything.
 
-    :raises MisplacedError: the type is unknown, or missing. If it is missing, Iceberg would use a Hive catalog.
+    :raises MisplacedError: the type is unknown, or missing. If it is missing, Iceberg would use a Hive catalog. Or a
+        Delta catalog doesn't say where its tables are.
     """
     kind = properties.get("type")
     if kind is None:
@@ -120,6 +155,30 @@ def check_catalog(properties: Mapping[str, str]) -> None:
     elif kind.lower() not in _CATALOG_TYPES:
         raise MisplacedError(
             f"got {kind!r}{did_you_mean(kind, _CATALOG_TYPES)}, expected one of {', '.join(_CATALOG_TYPES)}", "type"
+        )
+    elif is_delta(properties):
+        _check_delta_catalog(properties)
+
+
+def _check_delta_catalog(properties: Mapping[str, str]) -> None:
+    for name in properties:
+        if name not in _DELTA_KEYS:
+            raise MisplacedError(
+                f"unknown key{did_you_mean(name, _DELTA_KEYS)}. A catalog of type delta has: {', '.join(_DELTA_KEYS)}; "
+                "settings of file systems belong into the section spark, such as spark.hadoop.fs.s3a.endpoint",
+                name,
+            )
+    if ("warehouse" in properties) == ("spark_catalog" in properties):
+        given = "both" if "warehouse" in properties else "neither"
+        raise MisplacedError(
+            f"got {given}, expected either warehouse (a folder, whose tables are <warehouse>/<namespace>/<table>) or "
+            "spark_catalog: true (tables of Spark's session catalog)"
+        )
+    if properties.get("warehouse") == "":
+        raise MisplacedError("got '', expected a folder, such as ./warehouse or s3a://lake/warehouse", "warehouse")
+    if properties.get("spark_catalog", "true") != "true":
+        raise MisplacedError(
+            f"got {properties['spark_catalog']!r}, expected true; or name a warehouse instead", "spark_catalog"
         )
 
 

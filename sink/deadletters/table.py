@@ -276,7 +276,7 @@ def _open_table(spark: SparkSession, config: Config) -> Target:
 
 def check_table(table: TableState) -> None:
     """:raises TableError: the table can't be the dead-letter table."""
-    table.check_writable()
+    table.check_writable(appends=True)
     _check_columns(table)
 
 

@@ -18,14 +18,12 @@ import functools
 import itertools
 import json
 import logging
-import re
 import sys
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -40,12 +38,13 @@ from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import binary_uuid, quoted
 from deltawriters import TableSpec
-from deltawriters.keyindex import BASE, IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
+from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
+from deltawriters.keyindex.vector_log import Vector
+from deltawriters.keyindex.versions import IndexLostError, IndexVersion
 from deltawriters.resolve import OldRows, rows_appended_meanwhile
 from deltawriters.table import Bucket
 from deltawriters.vectors import bitmap
 from sink.errors import TableError
-from sink.run.deletion_vectors import DeletionVectors, Vector
 from sink.run.plan import TablePlan
 from sink.spark import task
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
@@ -54,80 +53,10 @@ from sink.targets.base import IndexCommit, LiveFile, StoredPosition, Target
 
 log = logging.getLogger("rowdelta")
 
-_FORMAT = 2
 _FEWEST_BUCKETS = 8
 """With fewer buckets in the table, too many tasks would be idle if each bucket went to one task."""
 _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
-_READERS = 8
-"""Delete files of others that are read at a time."""
-
-
-class IndexLostError(Exception):
-    """A part of the index is missing or damaged."""
-
-
-@dataclass(frozen=True)
-class IndexVersion:
-    """The content of a version manifest.
-
-    :param encoding: how keys are hashed. With another encoding the runs are useless. It begins with `2 <base of the low
-        hash>: `, or in versions of earlier releases with `1: ` for the published base. Then follows the text of
-        `_encoding`.
-    :param sequence: sequence of the newest run.
-    :param runs: the runs.
-    :param dead: data file -> sequence. Entries of older runs that point into the file are void.
-    :param vectors: deletion vectors of the data files (v3).
-    :param parquet_deletes: data file -> Parquet position delete files that apply to it, in a table that was v2 before.
-        As soon as the file gets a vector, readers ignore them.
-    """
-
-    encoding: str
-    sequence: int = 0
-    runs: tuple[RunInfo, ...] = ()
-    dead: Mapping[str, int] = field(default_factory=dict)
-    vectors: DeletionVectors = field(default_factory=DeletionVectors)
-    parquet_deletes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def base(self) -> int:
-        """Base of the low hashes."""
-        base = self.encoding.partition(": ")[0].removeprefix("2 ")
-        return BASE if base == "1" else int(base, 16)
-
-    def is_encoded(self, encoding: str) -> bool:
-        """Whether its keys are hashed in the way that `_encoding` describes."""
-        return self.encoding.partition(": ")[2] == encoding
-
-    def to_json(self) -> bytes:
-        """The manifest: a line with the format and the checksum of the rest, and then the rest."""
-        parts = {"runs": [run.to_json() for run in self.runs], "vectors": self.vectors.to_json()}
-        body = json.dumps(self.__dict__ | parts).encode()
-        return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body)}).encode() + b"\n" + body
-
-    @classmethod
-    def from_json(cls, text: bytes, read: Callable[[str], bytes]) -> "IndexVersion":
-        """The reverse of `to_json`.
-
-        :param read: returns the content of a file of deletion vectors.
-        :raises IndexLostError: the manifest is damaged, or has another format.
-        """
-        try:
-            line, _, body = text.partition(b"\n")
-            head = json.loads(line)
-            if head["format"] == 1:  # an earlier release stored everything in one JSON object
-                body = head["body"].encode()
-            if head["format"] not in (1, _FORMAT) or head["crc32"] != zlib.crc32(body):
-                raise IndexLostError("the version's manifest is damaged")
-            values = json.loads(body)
-            values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
-            if head["format"] == 1:
-                values["vectors"] = DeletionVectors().changed(values["vectors"])
-            else:
-                values["vectors"] = DeletionVectors.from_json(values["vectors"], read)
-            return cls(**values)
-        except (ValueError, KeyError, TypeError) as error:
-            raise IndexLostError(f"the version's manifest can't be read: {error}") from None
 
 
 class KeyIndex:
@@ -144,10 +73,11 @@ class KeyIndex:
         self._io = PyArrowFileIO(dict(properties))
         self._plan = plan
         self._location = location.rstrip("/")
-        if f"{_same_scheme(self._location)}/".startswith(f"{_same_scheme(table.spec.location).rstrip('/')}/"):
+        forbidden = table.index_forbidden_at(self._location)
+        if forbidden is not None:
             raise TableError(
-                f"{table.name}: the key index would be at {location}, inside the table's own folder, where Iceberg's "
-                "remove_orphan_files deletes it. Set index.location to a folder elsewhere."
+                f"{table.name}: the key index would be at {location}, {forbidden}. Set index.location to a folder "
+                "elsewhere."
             )
         self._version: IndexVersion | None = None
         self._base: int | None = None
@@ -278,7 +208,7 @@ class KeyIndex:
     ) -> IndexCommit:
         """:param new_paths: the path of each written file is added to this list."""
         version, appended = self._synchronized(), self._appended
-        vectors: dict[str, Vector] = {}
+        vectors: dict[str, Vector | None] = {}
         for result in results:
             for file in result["new_vectors"]:
                 vectors[file["referenced-data-file"]] = file
@@ -553,11 +483,6 @@ class _Appended:
     base: int | None
     runs: tuple[RunInfo, ...]
     rows: tuple[OldRows, ...]
-
-
-def _same_scheme(location: str) -> str:
-    """The location with one form for all schemes that name the same storage."""
-    return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
 
 
 def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:

@@ -21,11 +21,12 @@ from changelog.rows import BAD, order_column
 from deltawriters import DeltaOptions
 from deltawriters.combine import BUFFER_BYTES
 from deltawriters.keyindex import CorruptIndexError, IndexSlice
+from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run.decoding import RecordDecoder
-from sink.run.keyindex import IndexLostError, KeyIndex
+from sink.run.keyindex import KeyIndex
 from sink.run.keys import TableKey, compared, property_name, with_key
 from sink.run.minor_compaction import MinorCompaction
 from sink.run.patterns import ResolvedTable
@@ -55,6 +56,7 @@ from sink.spark.exchange import (
     files_written,
     in_arrow,
 )
+from sink.spark.failures import TaskFailure, failure_of
 from sink.spark.routing import RANGES, KeyHash
 from sink.targets.base import (
     ROWS,
@@ -117,6 +119,7 @@ class Begun:
     :param index: the key index of the table's rows, if it has one.
     :param started: when the attempt began (`time.monotonic`).
     :param opening: the `opening` of the dead-letter table (`DeadLetters`).
+    :param index_seconds: how long it took to bring the index up to the table.
     """
 
     operation: str
@@ -124,6 +127,7 @@ class Begun:
     index: IndexSlice | None
     started: float
     opening: int
+    index_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -364,6 +368,7 @@ class TableSink:
             self._merge_small_files(self._key_index)
         if self._compaction is not None:
             self._compaction.after_commit()
+        self.table.tend()
 
     def _merge_small_files(self, key_index: KeyIndex) -> None:
         self._take_bearings()
@@ -421,7 +426,7 @@ class TableSink:
 
     def _replan_if_altered(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
-            self.table.check_writable()  # as is rare, and whatever their values
+            self.table.check_writable(appends=self._appends)  # as is rare, and whatever their values
         if not self._is_altered():
             self._spec = self.table.spec
             return
@@ -449,10 +454,13 @@ class TableSink:
             self._evolve(declared_changes(self.plan, batch.declared))
         # a sink that only appends doesn't conflict with other writers' appends
         empty = not self._appends and self.table.is_empty()
+        before = time.monotonic()
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
+        index_seconds = time.monotonic() - before
         index = self._key_index.slice() if self._key_index is not None else None
-        return Begun(operation, empty, index, started, self._dead_letters.opening if self._dead_letters else 0)
+        opening = self._dead_letters.opening if self._dead_letters else 0
+        return Begun(operation, empty, index, started, opening, index_seconds)
 
     def _finish(self, begun: Begun, written: Written) -> Attempt:
         try:
@@ -502,7 +510,7 @@ class TableSink:
         try:
             if written.dead_letters:
                 self._keep_dead_letters(end, begun, written)
-            self._commit(end, begun, written, retries)
+            self._commit(end, begun, written, attempt.write_seconds, retries)
             self._written_paths.value = []  # the files belong to the table now
         except CommitUnknownError:
             self._written_paths.value = []  # the files may belong to the table now
@@ -521,7 +529,8 @@ class TableSink:
         :raises DataError: see `evolved_columns`.
         :raises TableError: see `evolved_columns`.
         """
-        changes = evolved_columns(self.plan, observed) if observed else {}
+        can = self._config.capabilities(self.plan.section.target)
+        changes = evolved_columns(self.plan, observed, can) if observed else {}
         if changes:
             log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(observed))
             self.table.refresh()
@@ -598,9 +607,9 @@ class TableSink:
             return [json.loads(row[0]) for row in job().collect()]
         except (PySparkException, Py4JJavaError) as error:
             self._delete_written()
-            damage = re.search(r"CorruptIndexError: (.*)", str(error))
-            if damage:
-                raise IndexLostError(damage.group(1)) from error
+            failure = failure_of(error)
+            if failure is not None and failure.kind == "corrupt index":
+                raise IndexLostError(failure.message) from error
             raise job_error(self.plan.section.target, error) from error
 
     def _writing_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> Results:
@@ -795,7 +804,7 @@ class TableSink:
             properties[name] = remembered
         return properties
 
-    def _commit(self, end: Position, begun: Begun, written: Written, retries: Retries) -> None:
+    def _commit(self, end: Position, begun: Begun, written: Written, write_seconds: float, retries: Retries) -> None:
         operation, slice_ = begun.operation, begun.index
         index = None
         if self._key_index is not None and slice_ is not None:
@@ -812,6 +821,7 @@ class TableSink:
             written_for_empty_table=begun.empty,
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.rows)},
             properties=self._properties(written),
+            metrics=_metrics(begun, written, write_seconds),
         )
         if self._key_index is None or slice_ is None or index is None:
             self._committer.commit(request, retries)
@@ -900,6 +910,18 @@ def _before_commit(name: str) -> Iterator[None]:
         ) from error
 
 
+def _metrics(begun: Begun, written: Written, write_seconds: float) -> dict[str, int]:
+    """Numbers about a micro-batch's work, by the names that Delta has for those of an update."""
+    return {
+        "scanTimeMs": int(begun.index_seconds * 1000),
+        "rewriteTimeMs": int((write_seconds - begun.index_seconds) * 1000),
+        "numSourceRows": sum(written.rows.values()),
+        "numTargetRowsInserted": written.keys("inserted"),
+        "numTargetRowsUpdated": written.keys("updated"),
+        "numTargetRowsDeleted": written.keys("deleted"),
+    }
+
+
 def _is_read_by_each(batch: TableBatch, tasks: int) -> bool:
     """Whether each task reads all of the batch's Parquet files, and keeps only its own rows."""
     assert batch.files is not None
@@ -923,10 +945,9 @@ _EXPIRED = "Some data may have been lost because they are not available in Kafka
 
 def job_error(target: str, error: Exception) -> RowdeltaError:
     """What a failed Spark job means for the user."""
-    text = str(error)
-    contradiction = re.search(r"CardinalityError: (.*)", text)
-    if contradiction:
-        return DataError(f"{target}: {contradiction.group(1)}")
+    failure, text = failure_of(error), str(error)
+    if failure is not None:
+        return _meaning(target, failure)
     if "PARQUET_COLUMN_DATA_TYPE_MISMATCH" in text or "SchemaColumnConvertNotSupportedException" in text:
         return DataError(f"{target}: a change file has a column of another type. {_first_lines(text)}")
     failed = re.search(r"\[([A-Z_.]+)\] (.*?)SQLSTATE: 22", text)
@@ -937,26 +958,29 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
             "applied. Correct "
             "the expression; try_cast and the like give null instead."
         )
-    broken = re.search(r"FormatError: (.*)", text)
-    if broken:
-        return ConfigError(
-            f"{target}: {broken.group(1)}. No record is at fault, and nothing was applied. Correct the format, or "
-            "install the versions of the packages that it needs, and run again."
-        )
     if _EXPIRED in text:
         return DataError(
             f"{target}: messages expired in Kafka before they were read. Nothing of this micro-batch was applied. Take "
             "a new snapshot of the source into the topic (mode: upsert), with source.options.failOnDataLoss: false to "
             f"go on from what is there. {_first_lines(text)}"
         )
-    registry = re.search(r"RegistryError: (.*)", text)
-    if registry:
-        return TemporaryError(f"{target}: {registry.group(1)}. Nothing was applied; run again.")
     if "No space left on device" in text:
         return TemporaryError(
             f"{target}: no space left on device while writing. Free space and run again; nothing was applied."
         )
     return TemporaryError(f"{target}: the Spark job failed; nothing was applied. {_first_lines(text)}")
+
+
+def _meaning(target: str, failure: TaskFailure) -> RowdeltaError:
+    if failure.kind == "contradiction":
+        return DataError(f"{target}: {failure.message}")
+    if failure.kind == "broken format":
+        return ConfigError(
+            f"{target}: {failure.message}. No record is at fault, and nothing was applied. Correct the format, or "
+            "install the versions of the packages that it needs, and run again."
+        )
+    # a damaged index is built again where the job was started; where it wasn't, the next run does it
+    return TemporaryError(f"{target}: {failure.message}. Nothing was applied; run again.")
 
 
 def _first_lines(text: str) -> str:

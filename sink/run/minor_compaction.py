@@ -9,6 +9,7 @@ A minor compaction merges only files of this sink, and doesn't plan over the who
 snapshots since the last minor compaction. The search ends at another writer's commit that removed files.
 """
 
+import functools
 import json
 import logging
 import time
@@ -19,11 +20,13 @@ from uuid import uuid4
 from pyspark.accumulators import Accumulator
 
 from deltawriters import TableSpec, TaskId
-from deltawriters.keyindex import CorruptIndexError, RunInfo
+from deltawriters.keyindex import RunInfo
+from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.errors import TemporaryError
-from sink.run.keyindex import IndexLostError, KeyIndex
+from sink.run.keyindex import KeyIndex
 from sink.spark import task
+from sink.spark.failures import failure_of, told
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
 from sink.targets.base import MINOR, SINK_ID, Committer, Mergeable, Rewrite, TableChangedError, Target
@@ -106,10 +109,8 @@ class MinorCompaction:
         self._prefix = prefix
         # not the accumulator of the micro-batches: a failed micro-batch deletes the files that are in it
         self._written: Accumulator[list[str]] = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
-        self._commits, self._files = (
-            merge_levels.EVERY,
-            _ENOUGH,
-        )  # so the first commit looks for the small files of earlier runs
+        # so the first commit looks for the small files of earlier runs
+        self._commits, self._files = merge_levels.EVERY, _ENOUGH
 
     def count(self, files: int) -> None:
         """Call this after each commit, with the number of files that the commit wrote."""
@@ -131,6 +132,7 @@ class MinorCompaction:
         :raises TemporaryError: see `Committer.rewrite`.
         """
         started = time.monotonic()
+        written_for = self._table.layout
         try:
             found = self._table.merge_candidates(self._prefix, _are_enough)
         except TemporaryError as error:
@@ -160,13 +162,13 @@ class MinorCompaction:
         except Exception as error:
             # any error is caught: nothing is lost if the small files stay
             self._delete(spec, key_index, self._written.value)
-            if isinstance(error, CorruptIndexError) or "CorruptIndexError" in str(error):
-                raise IndexLostError(str(error).split("\n", 1)[0]) from error
+            failure = failure_of(error)
+            if failure is not None and failure.kind == "corrupt index":
+                raise IndexLostError(failure.message) from error
             self._give_up(error)
             return False
         replaced = [file.handle for chosen in by_partition for file in chosen]
         summary = {MINOR: str(found.number), SINK_ID: self._prefix.removeprefix("rowdelta.")}
-        written_for = self._table.layout
         try:
             self._committer.rewrite(Rewrite(self._prefix, operation, files, replaced, index, summary, written_for))
         except TableChangedError as error:
@@ -210,7 +212,7 @@ class MinorCompaction:
                 min(shares, key=lambda share: sum(g.size_in_bytes for g in share)).append(group)
             written = self._written
             dealt = spark.sparkContext.parallelize(shares, tasks)
-            results = dealt.mapPartitions(lambda part: task.rewrite(plan, written, part)).collect()
+            results = dealt.mapPartitions(told(functools.partial(task.rewrite, plan, written))).collect()
         files = [json.dumps(file) for result in results for file in result["files"]]
         return files, [RunInfo.from_json(run) for result in results for run in result["runs"]]
 

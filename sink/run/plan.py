@@ -14,7 +14,7 @@ from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
-from sink.config import RESERVED, Config, TableSection
+from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.columns import parse_type, wanted_columns
 from sink.run.computed import check_computed
@@ -24,6 +24,7 @@ from sink.run.patterns import ResolvedTable
 from sink.sources.source import Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import NO_FLOATS, Tables, TableState, Target
+from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
 
 log = logging.getLogger("rowdelta")
@@ -84,13 +85,18 @@ def plan_table(
                 f"{path}: {section.target} does not exist, and its source has no messages to infer columns from. Add "
                 "columns."
             )
-        unfit = [name for name in wanted.names if not _can_be_column(name)]
+        can = config.capabilities(section.target)
+        unfit = [name for name in wanted.names if not _can_be_column(name, can)]
         if unfit:
             raise ConfigError(
                 f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} "
-                "or be one of "
-                "Iceberg's own. Name it in exclude, or write columns."
+                f"or be one of {can.name}'s own. Name it in exclude, or write columns."
             )
+        for name in section.cluster_by:
+            if name not in wanted.names:
+                raise ConfigError(
+                    f"{path}.cluster_by: there is no column {name!r}. The columns are: {', '.join(wanted.names)}."
+                )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
         whole = {field.column for field in section.partition_fields if field.transform == "identity"}
@@ -99,14 +105,15 @@ def plan_table(
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {NO_FLOATS}")
         catalogs.check_new(section, wanted, path)
     else:
-        table.check_writable()
+        table.check_writable(appends=section.mode == "append")
         columns = table.columns()
         _check_columns(section, wanted, columns)
         table.check_fits(section)
         sources = table.spec.source_columns
     plan = _plan(config, section, path, columns, sources, table is not None)
     check_computed(catalogs.spark, plan, path)
-    ignored = catalogs.not_followed(section) if table is None else table.not_followed()
+    rules = config.capabilities(section.target).properties
+    ignored = rules.ignored(section.properties) if table is None else table.not_followed()
     return replace(plan, warnings=tuple(ignored))
 
 
@@ -174,10 +181,11 @@ def needs_global_deletes(plan: TablePlan) -> bool:
     return plan.derived_partition or not set(plan.changelog.partition_sources) <= set(plan.section.key)
 
 
-def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType | None]:
+def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> dict[str, T.DataType | None]:
     """How the table must change for fields in messages: the types of new and widened columns. None means that the
     column becomes optional.
 
+    :param can: what the table's format can do.
     :raises DataError: the setting is `schema_changes: fail`.
     :raises TableError: a field can't become a column.
     """
@@ -204,11 +212,10 @@ def evolved_columns(plan: TablePlan, observed: Observed) -> dict[str, T.DataType
                 f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't "
                 f"tell them apart. {advice}"
             )
-        if not _can_be_column(name):
+        if not _can_be_column(name, can):
             raise TableError(
                 f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or "
-                "be one of "
-                f"Iceberg's own. {advice}"
+                f"be one of {can.name}'s own. {advice}"
             )
         known[name.lower()] = name
     types: dict[str, T.DataType | None] = {}
@@ -285,8 +292,8 @@ def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
     return False
 
 
-def _can_be_column(name: str) -> bool:
-    return not ("." in name or "'" in name or name.startswith(PREFIX) or name in RESERVED)
+def _can_be_column(name: str, can: Capabilities) -> bool:
+    return not ("." in name or "'" in name or name.startswith(PREFIX) or name in can.reserved_columns)
 
 
 def shown_changes(observed: Observed) -> str:

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.rows import HASH
+from sink.spark.failures import told
 from sink.spark.routing import owner
 
 Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -65,7 +66,8 @@ def owned(changes: Iterable[pa.RecordBatch], number: int, tasks: int, keep_hash:
 
 def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFrame:
     """`mapInArrow` for any callable. Spark itself accepts only functions."""
-    return rows.mapInArrow(lambda batches: step(batches), schema)
+    run = told(step)
+    return rows.mapInArrow(lambda batches: run(batches), schema)
 
 
 def exchanged(packed_rows: DataFrame, tasks: int, then: Step) -> Results:
@@ -78,7 +80,7 @@ def exchanged(packed_rows: DataFrame, tasks: int, then: Step) -> Results:
     assert context._jvm is not None
     rows = packed_rows.repartition(tasks, _by_number(tasks, context)).select("rows")
     parts = getattr(rows._jdf, "as")(context._jvm.org.apache.spark.sql.Encoders.BINARY()).toJavaRDD()
-    return RDD(parts, context, NoOpSerializer()).mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
+    return RDD(parts, context, NoOpSerializer()).mapPartitions(lambda part: _as_tuples(told(then)(_unpacked(part))))
 
 
 FileStep = Callable[[Iterable[tuple[str, bytes]]], Iterator[pa.RecordBatch]]
@@ -94,7 +96,7 @@ def files(paths: Iterable[str], context: SparkContext) -> "RDD[tuple[str, bytes]
 
 def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int, then: Step) -> Results:
     """Like `exchanged`, but starts from files: `route` turns them into batches of `PACKED_SCHEMA`."""
-    dealt = whole.mapPartitions(lambda part: _framed(_as_tuples(route(part))))
+    dealt = whole.mapPartitions(lambda part: _framed(_as_tuples(told(route)(part))))
     # like PySpark's `partitionBy`, but without pickling, because these are bytes already
     dealt._bypass_serializer = True  # type: ignore[attr-defined]
     jvm = whole.context._jvm
@@ -104,7 +106,7 @@ def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int
     parts: RDD[bytes] = RDD(
         jvm.org.apache.spark.api.python.PythonRDD.valueOfPair(pairs), whole.context, NoOpSerializer()
     )
-    return parts.mapPartitions(lambda part: _as_tuples(then(_unpacked(part))))
+    return parts.mapPartitions(lambda part: _as_tuples(told(then)(_unpacked(part))))
 
 
 def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
@@ -112,12 +114,12 @@ def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -
 
     A task's number is the number of its partition. Each task reads the files for itself.
     """
-    return whole.context.union([whole.coalesce(1)] * tasks).mapPartitions(lambda part: _as_tuples(step(part)))
+    return whole.context.union([whole.coalesce(1)] * tasks).mapPartitions(lambda part: _as_tuples(told(step)(part)))
 
 
 def files_written(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
     """Run `step` on files in at most `tasks` tasks. Each file goes to one task."""
-    return whole.coalesce(tasks).mapPartitions(lambda part: _as_tuples(step(part)))
+    return whole.coalesce(tasks).mapPartitions(lambda part: _as_tuples(told(step)(part)))
 
 
 def _framed(rows: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:

@@ -42,20 +42,45 @@ the system and asks for it again, and the system clears each page. That makes tw
 half of its time in the kernel."""
 _REDACTION = "spark.redaction.regex"
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+_PACKAGES, _EXCLUDES = "spark.jars.packages", "spark.jars.excludes"
+_EXTENSIONS, _SESSION_CATALOG = "spark.sql.extensions", "spark.sql.catalog.spark_catalog"
+_DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+_DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 LOCAL_FILES = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 _LOCAL_FILE_SYSTEM = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 
 
 def packages(config: Config) -> list[str]:
-    """Maven coordinates of the packages that the job needs: Iceberg's runtime, Kafka's source if it is used, and the
-    user's own packages.
+    """Maven coordinates of the packages that the job needs: those of the formats of its tables, Kafka's source if it is
+    used, and the user's own packages.
     """
     version = spark_versions.installed()
-    needed = [version.iceberg_runtime]
+    needed = [version.iceberg_runtime] if _needs_iceberg(config) else []
+    if "delta" in config.formats:
+        needed += version.delta_packages
     if config.source.type == "kafka":
         needed.append(version.kafka_connector)
-    own = [p.strip() for p in config.spark.get("spark.jars.packages", "").split(",") if p.strip()]
-    return [*needed, *(p for p in own if p not in needed)]
+    return [*needed, *(package for package in _listed(config, _PACKAGES) if package not in needed)]
+
+
+def excludes(config: Config) -> list[str]:
+    """What Spark shall not download, as `group:name`: what the user excludes, and what Delta Lake's two packages would
+    bring in without need.
+    """
+    own = _listed(config, _EXCLUDES)
+    brought = spark_versions.installed().known.delta_brings if "delta" in config.formats else ()
+    groups = {name.split(":")[0] for name in brought} - {"io.delta"}
+    if any(package.split(":")[0] in groups for package in _listed(config, _PACKAGES)):
+        return own  # an exclusion holds for all packages: this one of the user's needs them
+    return [*own, *(name for name in brought if name not in own)]
+
+
+def _listed(config: Config, setting: str) -> list[str]:
+    return [entry.strip() for entry in config.spark.get(setting, "").split(",") if entry.strip()]
+
+
+def _needs_iceberg(config: Config) -> bool:
+    return "iceberg" in config.formats or any("org.apache.iceberg" in value for value in config.spark.values())
 
 
 def settings(config: Config) -> dict[str, str]:
@@ -82,26 +107,61 @@ def settings(config: Config) -> dict[str, str]:
         defaults["spark.kafka.consumer.cache.capacity"] = "500"
     needed = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.jars.packages": ",".join(packages(config)),
+        _PACKAGES: ",".join(packages(config)),
         _REDACTION: spark_pattern(config.spark.get(_REDACTION)),
     }
     if (defaults | config.spark)["spark.master"].startswith("local"):
-        needed["spark.jars.packages"] += f",{LOCAL_FILES}"
+        needed[_PACKAGES] = ",".join([*packages(config), LOCAL_FILES])
         # of a cluster's machines it isn't known whether the module can be imported before a task has been sent there
         defaults["spark.python.daemon.module"] = "sink.spark.daemon"
         # or tasks of SQL would have a daemon of their own, with this in its environment
         defaults["spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"] = "false"
+    if excluded := excludes(config):
+        needed[_EXCLUDES] = ",".join(excluded)
     if re.match("file:|(?![a-z0-9+.-]+:)", config.sink.checkpoint):
         # Spark prefers Hadoop's other file API. On a local disk this API forks a `readlink` 16 times a micro-batch.
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = spark_versions.installed().local_checkpoints
+    options = defaults | dict(config.spark) | _catalogs(config) | needed
+    return options | _of_delta(config, options)
+
+
+def _catalogs(config: Config) -> dict[str, str]:
+    """Settings of the Iceberg catalogs. A Delta catalog needs none: its tables are reached by their folders, or through
+    the session's own catalog.
+    """
     catalogs = {}
     for name, properties in config.catalogs.items():
-        prefix = f"spark.sql.catalog.{name}"
-        catalogs[prefix] = _ICEBERG_CATALOG
-        # foreachBatch runs in a cloned session, and a cached table would be outdated in one of both sessions
-        catalogs[f"{prefix}.cache-enabled"] = "false"
-        catalogs |= {f"{prefix}.{key}": value for key, value in properties.items()}
-    return defaults | dict(config.spark) | catalogs | needed
+        if config.format_of(name) == "iceberg":
+            prefix = f"spark.sql.catalog.{name}"
+            catalogs[prefix] = _ICEBERG_CATALOG
+            # foreachBatch runs in a cloned session, and a cached table would be outdated in one of both sessions
+            catalogs[f"{prefix}.cache-enabled"] = "false"
+            catalogs |= {f"{prefix}.{key}": value for key, value in properties.items()}
+    return catalogs
+
+
+def _of_delta(config: Config, given: Mapping[str, str]) -> dict[str, str]:
+    """Settings with which a session reads and writes Delta tables, if the configuration has any.
+
+    :param given: the settings that others have made. These stay.
+    """
+    if "delta" not in config.formats:
+        return {}
+    extensions = [name.strip() for name in given.get(_EXTENSIONS, "").split(",") if name.strip()]
+    if _DELTA_EXTENSION not in extensions:
+        extensions.append(_DELTA_EXTENSION)
+    of_delta = {
+        _EXTENSIONS: ",".join(extensions),
+        _SESSION_CATALOG: _DELTA_CATALOG,
+        # so many tasks make a table's state from its log. With 50, the default, that takes 3 s instead of 1.
+        "spark.databricks.delta.snapshotPartitions": "4",
+        # such as delta.targetFileSize, which Delta's own library doesn't know; the configuration's names are checked
+        "spark.databricks.delta.allowArbitraryProperties.enabled": "true",
+    }
+    if given.get(_SESSION_CATALOG, _DELTA_CATALOG) != _DELTA_CATALOG:
+        # it is another one on purpose, for example Unity Catalog's, but Delta would refuse to work
+        of_delta["spark.databricks.delta.requiredSparkConfsCheck.enabled"] = "false"
+    return of_delta | {name: given[name] for name in of_delta if name in given and name != _EXTENSIONS}
 
 
 def start(config: Config, *, short: bool = False, training: Path | None = None) -> SparkSession:
@@ -114,12 +174,16 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
     spark_versions.check(config.spark)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = settings(config)
-    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
+    existing = SparkSession.getActiveSession()
+    if existing is not None:
+        _check_formats(existing, config)  # before it gets settings of ours
+    if "PYSPARK_GATEWAY_PORT" in os.environ or existing is not None:
         # under spark-submit, its own options decide: master, memory, packages
-        options = {k: v for k, v in options.items() if k.startswith("spark.sql.")}
+        options = {k: v for k, v in options.items() if k.startswith(("spark.sql.", "spark.databricks.delta."))}
         if SparkContext._active_spark_context is None:
             SparkContext._ensure_initialized()  # only after this call a SparkConf has the options of spark-submit
             options[_REDACTION] = spark_pattern(SparkConf().get(_REDACTION, None))
+            options |= _of_delta(config, dict(SparkConf().getAll()) | dict(config.spark) | _catalogs(config))
         spark = _created(options)
     else:
         ours = jars.are_ours(options)
@@ -139,13 +203,24 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
         log4j = jvm.org.apache.logging.log4j
         for name in (*_TOLD_TWICE, spark_versions.installed().micro_batches):
             log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
-    if not _has_class(jvm, "org.apache.iceberg.spark.SparkCatalog"):
-        raise ConfigError(
-            "Spark was started without Iceberg. Start it with\n"
-            f"  spark-submit --packages {','.join(packages(config))} …"
-        )
+    _check_formats(spark, config)
     speed_up_local_files(spark)
     return spark
+
+
+def _check_formats(spark: SparkSession, config: Config) -> None:
+    """:raises ConfigError: a session that others have started lacks what the formats of the tables need."""
+    start = f"Start it with\n  spark-submit --packages {','.join(packages(config))} "
+    if "iceberg" in config.formats and not _has_class(spark.sparkContext._jvm, _ICEBERG_CATALOG):
+        raise ConfigError(f"Spark was started without Iceberg. {start}…")
+    if "delta" not in config.formats:
+        return
+    start += f"--exclude-packages {','.join(excludes(config))} --conf {_EXTENSIONS}={_DELTA_EXTENSION} …"
+    if not _has_class(spark.sparkContext._jvm, _DELTA_CATALOG):
+        raise ConfigError(f"Spark was started without Delta Lake. {start}")
+    if _DELTA_EXTENSION not in (spark.conf.get(_EXTENSIONS, None) or ""):
+        # without it, queries would show deleted rows as well
+        raise ConfigError(f"Spark was started without Delta Lake's extension, {_DELTA_EXTENSION}. {start}")
 
 
 def start_workers(spark: SparkSession) -> threading.Thread:

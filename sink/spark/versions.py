@@ -26,6 +26,9 @@ class Known:
 
     :param tested: the patch release that the suite runs on.
     :param iceberg: version of Iceberg's runtime.
+    :param delta: version of Delta Lake.
+    :param delta_spark: name of Delta Lake's package for Spark, without Scala's version.
+    :param delta_brings: what these packages bring in that Spark has itself, or that isn't needed, as `group:name`.
     :param connector: version of Kafka's connector, if it isn't Spark's own.
     :param checkpointing: package of the classes that write checkpoints.
     :param runtime: package of the classes that run streaming queries.
@@ -33,18 +36,48 @@ class Known:
 
     tested: str
     iceberg: str
+    delta: str
+    delta_spark: str
+    delta_brings: tuple[str, ...]
     connector: str | None = None
     checkpointing: str = "org.apache.spark.sql.execution.streaming"
     runtime: str = "org.apache.spark.sql.execution.streaming"
 
 
+_FOR_UNITY = (
+    "io.delta:delta-kernel-api",
+    "io.delta:delta-kernel-defaults",
+    "io.delta:delta-kernel-unitycatalog",
+    "io.unitycatalog:unitycatalog-client",
+    "io.unitycatalog:unitycatalog-hadoop",
+)
+"""What Delta Lake needs only for tables whose commits Unity Catalog makes. With what it brings in (Hadoop, for one) it
+has 80 MB.
+"""
+
 KNOWN = {
-    "3.5": Known("3.5.7", iceberg="1.11.0"),
-    # some repositories lack dependencies of the connectors of later patch releases
-    "4.0": Known("4.0.2", iceberg="1.11.0", connector="4.0.0"),
+    "3.5": Known(
+        "3.5.7",
+        iceberg="1.11.0",
+        delta="3.3.3",
+        delta_spark="delta-spark",
+        delta_brings=("org.antlr:antlr4-runtime",),
+    ),
+    "4.0": Known(
+        "4.0.2",
+        iceberg="1.11.0",
+        delta="4.4.0",
+        delta_spark="delta-spark_4.0",
+        delta_brings=_FOR_UNITY,
+        # some repositories lack dependencies of the connectors of later patch releases
+        connector="4.0.0",
+    ),
     "4.1": Known(
         "4.1.1",
         iceberg="1.11.0",
+        delta="4.4.0",
+        delta_spark="delta-spark_4.1",
+        delta_brings=_FOR_UNITY,
         checkpointing="org.apache.spark.sql.execution.streaming.checkpointing",
         runtime="org.apache.spark.sql.execution.streaming.runtime",
     ),
@@ -83,6 +116,14 @@ class SparkVersion:
     def iceberg_runtime(self) -> str:
         """Maven coordinates of Iceberg's runtime."""
         return f"org.apache.iceberg:iceberg-spark-runtime-{self.minor}_{self.scala}:{self.known.iceberg}"
+
+    @property
+    def delta_packages(self) -> tuple[str, str]:
+        """Maven coordinates of Delta Lake."""
+        return (
+            f"io.delta:{self.known.delta_spark}_{self.scala}:{self.known.delta}",
+            f"io.delta:delta-storage:{self.known.delta}",
+        )
 
     @property
     def kafka_connector(self) -> str:

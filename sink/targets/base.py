@@ -129,9 +129,10 @@ class TableState(ABC):
         """
 
     @abstractmethod
-    def check_writable(self) -> None:
+    def check_writable(self, *, appends: bool = False) -> None:
         """Check that the sink can write the table at all.
 
+        :param appends: whether the sink only appends to it.
         :raises TableError: it has a property, a feature or a column that the sink doesn't know or must not ignore.
         """
 
@@ -202,12 +203,12 @@ class WrittenDeletes:
 
     :param files: what the commit adds, as JSON in the format's terms.
     :param removed: what the commit removes because of that: earlier vectors of the same data files.
-    :param vectors: data file -> its new vector.
+    :param vectors: data file -> its new vector; None if it has none any more.
     """
 
     files: Sequence[str] = ()
     removed: Sequence[str] = ()
-    vectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    vectors: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,7 @@ class ChangeSet:
     :param written_for_empty_table: the files have no deletes, because the table was empty.
     :param summary: what the table's history says of the commit.
     :param properties: further properties of the sink's state, set in the same commit.
+    :param metrics: numbers about the work, for a history that shows them.
     :param index: the key index's part. Rows were looked up in `base_snapshot`, so the commit is only right there.
     """
 
@@ -260,6 +262,7 @@ class ChangeSet:
     written_for_empty_table: bool = False
     summary: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, int] = field(default_factory=dict)
     index: IndexCommit | None = None
 
 
@@ -451,6 +454,16 @@ class Target(TableState):
         :param created: the path of each written file is added to it, before it is written.
         """
 
+    @abstractmethod
+    def index_forbidden_at(self, location: str) -> str | None:
+        """Why the key index must not be at a location. None if it may."""
+
+    def tend(self) -> None:
+        """Do what the format needs from time to time, such as a checkpoint of its log, without holding up the stream.
+        It is called after commits.
+        """
+        return
+
     # for compactions
 
     @abstractmethod
@@ -581,9 +594,6 @@ class Tables(Protocol):
         :raises ConfigError: it can't.
         """
 
-    def not_followed(self, section: "TableSection") -> Iterator[str]:
-        """A sentence for each property of a new table that the sink wouldn't follow."""
-
 
 class TargetCatalogs(Protocol):
     """The tables of one format in the session's catalogs, by `catalog.namespace.table`."""
@@ -608,8 +618,6 @@ class TargetCatalogs(Protocol):
         """
 
     def check_new(self, section: "TableSection", columns: "T.StructType", path: str) -> None: ...
-
-    def not_followed(self, section: "TableSection") -> Iterator[str]: ...
 
     def storage_properties(self, config: "Config", name: str) -> dict[str, str]:
         """By what the catalog of a table reaches files that are no table's, such as the key index."""

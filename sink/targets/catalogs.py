@@ -1,12 +1,13 @@
 """The tables of all catalogs in the session, whatever their format."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from sink.config import Config, TableSection
 from sink.targets.base import Target, TargetCatalogs
+from sink.targets.delta.catalog import DeltaCatalogs
 from sink.targets.iceberg.catalog import IcebergCatalogs
 
 
@@ -35,12 +36,11 @@ class Catalogs:
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
         self._of(section.target).check_new(section, columns, path)
 
-    def not_followed(self, section: TableSection) -> Iterator[str]:
-        return self._of(section.target).not_followed(section)
-
     def storage_properties(self, name: str) -> dict[str, str]:
         """See `TargetCatalogs.storage_properties`."""
         return self._of(name).storage_properties(self._config, name)
 
     def _of(self, name: str) -> TargetCatalogs:
+        if self._config.format_of(name) == "delta":
+            return DeltaCatalogs(self.spark, self._config)
         return IcebergCatalogs(self.spark)

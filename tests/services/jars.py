@@ -65,6 +65,16 @@ def sqlite_jdbc_jar() -> Path:
     return jar
 
 
+def delta_jars() -> list[Path]:
+    """Delta Lake's own engine for the installed Spark, by which tests write tables and read them back.
+
+    They belong on the class path of Spark's driver. Among `spark.jars.packages` Delta's Python modules would keep
+    `sink.jars` from recording the session's jars.
+    """
+    spark = ".".join(pyspark.__version__.split(".")[:2])
+    return jars(HERE / f"ivy-delta-{spark}.xml")
+
+
 def _retrieve(module: Path, target: Path, cache: Path) -> None:
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     pattern = f"{target}/[artifact]-[revision](-[classifier]).[ext]"

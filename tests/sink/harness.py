@@ -41,9 +41,9 @@ from pyspark.sql import SparkSession
 
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
+from deltawriters.keyindex.versions import IndexVersion
 from sink.config import Config, PartitionField
 from sink.run import microbatch, minor_compaction
-from sink.run.keyindex import IndexVersion
 from sink.run.pipeline import Pipeline
 from sink.spark import task
 from sink.spark.versions import to_arrow

@@ -320,8 +320,7 @@ def test_a_rewrite_whose_answer_is_wrong_or_lost(
     now = table.opened()
     replaced = now.elements(now.java.currentSnapshot().addedDataFiles(now.java.io()))
     index = IndexCommit(now.snapshot_id(), {"version": "v", "base": now.snapshot_id()}, (), (), (), ())
-    layout = now.spec.iceberg_schema.schema_id, now.spec.current_spec_id, 2
-    request = Rewrite(PREFIX, "small", [file("merged")], replaced, index, {}, layout)
+    request = Rewrite(PREFIX, "small", [file("merged")], replaced, index, {}, now.layout)
     actions: dict[After, Callable[[IcebergCommitter], object]] = {
         "": lambda _: None,
         "table unreadable once": unreadable(monkeypatch, 1),

@@ -382,7 +382,7 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
     job.write(insert(1))
     job.run()
     pauses: list[float] = []
-    monkeypatch.setattr("sink.targets.iceberg.commit.time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr("sink.targets.retries.time", SimpleNamespace(sleep=pauses.append))
     numbers = itertools.count(100)
     job.write(insert(2))
     with (
@@ -392,6 +392,7 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
         job.run()
     assert caught.value.exit_code == 75
     assert next(numbers) == 104, "one attempt and three retries"
+    assert len(pauses) == 3
     assert all(later > earlier * 1.5 for earlier, later in itertools.pairwise(pauses))
     assert job.unreferenced_files() == []
     job.run()
@@ -405,7 +406,7 @@ def test_retries_are_bounded_whatever_makes_each_necessary(job: Job, monkeypatch
     job.write(insert(1))
     job.run()
     job.append([row(number) for number in range(200, 220)])
-    monkeypatch.setattr("sink.targets.iceberg.commit.time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr("sink.targets.retries.time", SimpleNamespace(sleep=lambda _: None))
     numbers, attempts = itertools.count(100), list[int]()
 
     def change() -> None:

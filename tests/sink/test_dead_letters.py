@@ -139,6 +139,17 @@ def test_a_column_that_somebody_added_to_the_dead_letter_table(files: Job) -> No
     assert sorted((letter["value"], letter["handled"]) for letter in letters(files)) == [(b"x", None), (b"y", None)]
 
 
+def test_a_dead_letter_table_of_format_version_1(files: Job) -> None:
+    """It only grows, and needs no row-level deletes."""
+    empty = files.spark.createDataFrame([], dead_letters.COLUMNS)
+    empty.writeTo(files.dead_letters).using("iceberg").tableProperty("format-version", "1").create()
+    files.write_text('x\n{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu"}\n')
+    for look in (None, files.spark):
+        assert not [line for line in inspection.check(look, files.config()) if "format version" in line]
+    files.run()
+    assert [letter["value"] for letter in letters(files)] == [b"x"]
+
+
 def test_a_new_topic_s_bad_records_are_kept_after_a_reset(job: KafkaJob, kafka: Kafka) -> None:
     """The new topic's offsets begin at 0, below the position that the dead-letter table has for the target."""
     same = (b"k", b"as before")

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from sink.run import deletion_vectors
-from sink.run.deletion_vectors import DeletionVectors, Vector
-from sink.run.keyindex import IndexLostError, IndexVersion
+from deltawriters.keyindex import vector_log as deletion_vectors
+from deltawriters.keyindex.vector_log import DeletionVectors, Vector
+from deltawriters.keyindex.versions import IndexLostError, IndexVersion
 
 
 def vector(number: int) -> Vector:

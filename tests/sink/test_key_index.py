@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from deltawriters.keyindex import BASE
+from deltawriters.keyindex import vector_log as deletion_vectors
 from sink.errors import TableError, TemporaryError
-from sink.run import deletion_vectors, keyindex
+from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.written import Written
 from sink.targets.iceberg import changes as iceberg_changes

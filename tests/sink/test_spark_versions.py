@@ -51,6 +51,31 @@ def test_packages_are_those_of_the_installed_spark(
     ]
 
 
+@pytest.mark.parametrize(
+    ("jar", "delta"),
+    [
+        ("spark-core_2.12-3.5.7.jar", ["delta-spark_2.12:3.3.3", "delta-storage:3.3.3"]),
+        ("spark-core_2.13-3.5.1.jar", ["delta-spark_2.13:3.3.3", "delta-storage:3.3.3"]),
+        ("spark-core_2.13-4.0.2.jar", ["delta-spark_4.0_2.13:4.4.0", "delta-storage:4.4.0"]),
+        ("spark-core_2.13-4.1.1.jar", ["delta-spark_4.1_2.13:4.4.0", "delta-storage:4.4.0"]),
+    ],
+)
+def test_packages_of_delta_lake(
+    jar: str, delta: list[str], spark_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where a catalog is of that type, and Iceberg's only where one is of another."""
+    (spark_home / jar).touch()
+    path = written(tmp_path, "")
+    for catalogs, has_iceberg in (("", False), (", old: {type: rest, uri: x}", True)):
+        text = CONFIG.replace("{type: hadoop, warehouse: warehouse}", "{type: delta, warehouse: warehouse}" + catalogs)
+        path.write_text(text)
+        assert cli.main(["packages", str(path)]) == 0
+        found = capsys.readouterr().out.strip().split(",")
+        assert [name for name in found if "delta" in name] == [f"io.delta:{name}" for name in delta]
+        assert any("iceberg" in name for name in found) == has_iceberg
+        assert len(found) == 3 + has_iceberg
+
+
 def test_without_spark_home_it_is_the_spark_that_pyspark_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     assert spark_versions.installed().full == pyspark.__version__

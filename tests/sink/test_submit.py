@@ -509,6 +509,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         r"rowdelta (\d+\.\d+\.\d+|of unknown version)\n"
         rf"Spark {spark}, for Scala 2\.\d\d\n"
         rf"Iceberg (\d+\.\d+\.\d+)  org\.apache\.iceberg:iceberg-spark-runtime-{minor}_2\.\d\d:\2\n"
+        r"Delta Lake \d\.\d\.\d  io\.delta:delta-spark\S*_2\.\d\d:\S+,io\.delta:delta-storage:\S+\n"
         rf"Kafka connector  org\.apache\.spark:spark-sql-kafka-0-10_2\.\d\d:{minor}\.\d\n",
         capsys.readouterr().out,
     )

@@ -18,7 +18,7 @@ from sink.errors import ConfigError, TableError
 from sink.run.keys import table_key
 from sink.run.patterns import ResolvedTable
 from sink.targets.iceberg.catalog import IcebergCatalogs
-from sink.targets.iceberg.table_properties import FEATURES, RULES, ignored, refusal, rule
+from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, RULES
 from tests.sink.harness import Job, before_commit, seen
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "table-properties.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_the_page_says_what_the_code_does(title: str, rules: dict[str, object]) 
 
 def test_the_longest_name_holds() -> None:
     def treatment(name: str) -> str | None:
-        found = rule(name)
+        found = PROPERTIES.rule(name)
         return None if found is None else found.treatment
 
     assert treatment("write.metadata.metrics.column.id") == "followed"
@@ -61,10 +61,10 @@ def test_the_longest_name_holds() -> None:
 
 def test_a_property_that_asks_for_what_is_done_anyway_is_no_warning() -> None:
     fine = {"write.update.mode": "merge-on-read", "write.format.default": "PARQUET", "owner": "ada"}
-    assert list(ignored(fine | {"write.target-file-size-bytes": "1000"})) == []
-    (warning,) = ignored(fine | {"write.merge.mode": "copy-on-write"})
+    assert list(PROPERTIES.ignored(fine | {"write.target-file-size-bytes": "1000"})) == []
+    (warning,) = PROPERTIES.ignored(fine | {"write.merge.mode": "copy-on-write"})
     assert warning == "the property write.merge.mode (copy-on-write) is not followed: the sink always adds delete files"
-    assert refusal(fine) is None
+    assert PROPERTIES.refusal(fine) is None
 
 
 @pytest.mark.spark
@@ -77,7 +77,7 @@ def test_every_property_of_iceberg_has_its_rule(spark: SparkSession) -> None:
     values = [field.get(None) for field in fields if field.getType().getSimpleName() == "String"]
     names = {name for name in values if re.fullmatch(r"[a-z-]+(\.[a-z-]+)+\.?", str(name))}
     assert len(names) > 80
-    assert {name for name in names if rule(f"{name}x" if name.endswith(".") else name) is None} == set()
+    assert {name for name in names if PROPERTIES.rule(f"{name}x" if name.endswith(".") else name) is None} == set()
 
 
 @pytest.mark.spark

@@ -1,6 +1,6 @@
 """Iceberg's tables in the catalogs of the Spark session: found, created, and how their files are reached."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
@@ -12,7 +12,6 @@ from sink.redaction import masked
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.targets.iceberg.errors import REFUSALS, table_error, with_cause
 from sink.targets.iceberg.table import IcebergTable
-from sink.targets.iceberg.table_properties import ignored
 
 _DEFAULTS = {
     "format-version": "2",
@@ -67,9 +66,6 @@ class IcebergCatalogs:
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
         if section.partition_by:
             self.partition_spec(columns, section.partition_fields, path)
-
-    def not_followed(self, section: TableSection) -> Iterator[str]:
-        yield from ignored(section.properties)
 
     def created(
         self,

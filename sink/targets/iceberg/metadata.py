@@ -8,7 +8,7 @@ import gzip
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,6 @@ from sink.config import Config, PartitionField, TableSection
 from sink.config.local_paths import local_path
 from sink.errors import NeedsSparkError
 from sink.targets.iceberg.state import IcebergState, Snapshot, written_properties
-from sink.targets.iceberg.table_properties import ignored
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
@@ -165,9 +164,6 @@ class MetadataTables:
         """:raises NeedsSparkError: Iceberg's library might refuse it."""
         if section.partition_by:
             _check_partitioning(columns, section.partition_fields)
-
-    def not_followed(self, section: "TableSection") -> Iterator[str]:
-        yield from ignored(section.properties)
 
     def _of_rest(self, catalog: str, properties: _Properties, namespace: Sequence[str], table: str) -> Metadata | None:
         """Read the server's answer itself, because PyIceberg's own types leave out some parts of it."""

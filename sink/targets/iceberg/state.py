@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sink.errors import TableError
 from sink.targets.base import NO_FLOATS, LastCommit, StoredPosition, TableState
-from sink.targets.iceberg.table_properties import FEATURES, check_properties, check_types, ignored
+from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, check_types
 
 if TYPE_CHECKING:
     from sink.config import TableSection
@@ -110,18 +110,18 @@ class IcebergState(TableState):
         columns = (schema.find_column_name(field.field_id) for field in schema.fields)
         return tuple(name for name in columns if name in names)
 
-    def check_writable(self) -> None:
-        check_properties(self.name, self.spec.properties_by_name)
+    def check_writable(self, *, appends: bool = False) -> None:
+        PROPERTIES.check(self.name, self.spec.properties_by_name, appends=appends)
         check_types(self)
-        if self.spec.format_version < 2:
-            raise TableError(f"{self.name} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3.")
 
     def check_fits(self, section: "TableSection") -> None:
         self._check_key(section)
         self._check_partitioning(section)
+        if self.spec.format_version < 2:
+            raise TableError(f"{self.name} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3.")
 
     def not_followed(self) -> Iterator[str]:
-        yield from ignored(self.spec.properties_by_name)
+        yield from PROPERTIES.ignored(self.spec.properties_by_name)
         if self.is_sorted():
             yield f"the table's sort order is not followed: {FEATURES['sort order'].does}"
         for column in self.spec.iceberg_schema.fields:

@@ -1,33 +1,16 @@
-"""How the sink treats each table property of Iceberg, and some features of tables: it follows the property, leaves it
-to Iceberg, warns that it doesn't follow it, or refuses the table. docs/table-properties.md has the same table.
+"""How the sink treats each table property of Iceberg, and some features of tables. docs/table-properties.md has the
+same table.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from sink.errors import TableError
+from sink.targets.table_properties import PropertyRules, Rule
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.state import IcebergState
-
-Treatment = Literal["followed", "Iceberg's", "other engines'", "warning", "refused"]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How the sink treats a property.
-
-    :param treatment: what kind of rule it is.
-    :param does: what the sink does, in words.
-    :param unless: values that need no warning.
-    """
-
-    treatment: Treatment
-    does: str
-    unless: tuple[str, ...] = ()
-
 
 _PARQUET_PAGES = Rule("warning", "the writer's own page and dictionary sizes are used")
 _DELETE_FILES = Rule("warning", "delete files are written with the settings of data files")
@@ -103,9 +86,7 @@ RULES: Mapping[str, Rule] = {
     "write.folder-storage.path": Rule("refused", "old and not followed; use write.data.path"),
     "encryption.*": Rule("refused", "the sink would write unencrypted files"),
 }
-"""Name of a property -> rule. A name that ends with `*` fits all properties with this beginning. If several names fit a
-property, the longest one is used.
-"""
+PROPERTIES = PropertyRules(RULES)
 
 FEATURES: Mapping[str, Rule] = {
     "sort order": Rule("warning", "rows are not sorted by it"),
@@ -113,35 +94,6 @@ FEATURES: Mapping[str, Rule] = {
     "column of type variant": Rule("refused", "the writers are in Python, and PyIceberg has no such type"),
     "branch or tag as target": Rule("refused", "commits go to main"),
 }
-
-
-def rule(name: str) -> Rule | None:
-    """The rule for a property. None if Iceberg has no such property."""
-    fitting = [known for known in RULES if name == known or (known.endswith("*") and name.startswith(known[:-1]))]
-    return RULES[max(fitting, key=len)] if fitting else None
-
-
-def refusal(properties: Mapping[str, str]) -> tuple[str, str] | None:
-    """The first property with which the sink can't write the table, and why."""
-    for name in properties:
-        found = rule(name)
-        if found is not None and found.treatment == "refused":
-            return name, found.does
-    return None
-
-
-def check_properties(table: str, properties: Mapping[str, str]) -> None:
-    """Check the properties of a table that exists.
-
-    :raises TableError: the sink doesn't follow one of them, and must not ignore it.
-    """
-    refused = refusal(properties)
-    if refused is not None:
-        name, why = refused
-        raise TableError(
-            f"{table} has the property {name}, which rowdelta does not follow: {why}. Remove the property, or write to "
-            "another table."
-        )
 
 
 def check_types(table: "IcebergState") -> None:
@@ -161,11 +113,3 @@ def check_types(table: "IcebergState") -> None:
                 f"{table.name} has the column {field['name']} of type {dtype}, which rowdelta's writers don't know. "
                 "Drop the column, or write to another table."
             ) from None
-
-
-def ignored(properties: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each property that the sink does not follow."""
-    for name, value in properties.items():
-        found = rule(name)
-        if found is not None and found.treatment == "warning" and value.lower() not in found.unless:
-            yield f"the property {name} ({value}) is not followed: {found.does}"

@@ -1,0 +1,79 @@
+"""Versions of a key index: what a commit names to say which index belongs to it."""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deltawriters.keyindex.hashing import BASE
+from deltawriters.keyindex.runs import RunInfo
+from deltawriters.keyindex.vector_log import DeletionVectors
+
+_FORMAT = 2
+
+
+class IndexLostError(Exception):
+    """A part of the index is missing or damaged."""
+
+
+@dataclass(frozen=True)
+class IndexVersion:
+    """The content of a version manifest.
+
+    :param encoding: how keys are hashed. With another encoding the runs are useless. It begins with `2 <base of the low
+        hash>: `, or in versions of earlier releases with `1: ` for the published base. Then follows the text of
+        `_encoding`.
+    :param sequence: sequence of the newest run.
+    :param runs: the runs.
+    :param dead: data file -> sequence. Entries of older runs that point into the file are void.
+    :param vectors: deletion vectors of the data files (v3).
+    :param parquet_deletes: data file -> Parquet position delete files that apply to it, in a table that was v2 before.
+        As soon as the file gets a vector, readers ignore them.
+    """
+
+    encoding: str
+    sequence: int = 0
+    runs: tuple[RunInfo, ...] = ()
+    dead: Mapping[str, int] = field(default_factory=dict)
+    vectors: DeletionVectors = field(default_factory=DeletionVectors)
+    parquet_deletes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def base(self) -> int:
+        """Base of the low hashes."""
+        base = self.encoding.partition(": ")[0].removeprefix("2 ")
+        return BASE if base == "1" else int(base, 16)
+
+    def is_encoded(self, encoding: str) -> bool:
+        """Whether its keys are hashed in the way that `_encoding` describes."""
+        return self.encoding.partition(": ")[2] == encoding
+
+    def to_json(self) -> bytes:
+        """The manifest: a line with the format and the checksum of the rest, and then the rest."""
+        parts = {"runs": [run.to_json() for run in self.runs], "vectors": self.vectors.to_json()}
+        body = json.dumps(self.__dict__ | parts).encode()
+        return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body)}).encode() + b"\n" + body
+
+    @classmethod
+    def from_json(cls, text: bytes, read: Callable[[str], bytes]) -> "IndexVersion":
+        """The reverse of `to_json`.
+
+        :param read: returns the content of a file of deletion vectors.
+        :raises IndexLostError: the manifest is damaged, or has another format.
+        """
+        try:
+            line, _, body = text.partition(b"\n")
+            head = json.loads(line)
+            if head["format"] == 1:  # an earlier release stored everything in one JSON object
+                body = head["body"].encode()
+            if head["format"] not in (1, _FORMAT) or head["crc32"] != zlib.crc32(body):
+                raise IndexLostError("the version's manifest is damaged")
+            values = json.loads(body)
+            values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
+            if head["format"] == 1:
+                values["vectors"] = DeletionVectors().changed(values["vectors"])
+            else:
+                values["vectors"] = DeletionVectors.from_json(values["vectors"], read)
+            return cls(**values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise IndexLostError(f"the version's manifest can't be read: {error}") from None

@@ -1,0 +1,174 @@
+"""Delta tables by name: below a catalog's warehouse folder, or in the session catalog of Spark."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from changelog.row_kind_columns import quoted
+from sink.config import Config, TableSection
+from sink.errors import ConfigError, TableError, TemporaryError
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.targets.base import NO_FLOATS
+from sink.targets.delta.log import DeltaLog
+from sink.targets.delta.storage import storage_properties
+from sink.targets.delta.table import DeltaTable
+
+_DEFAULTS = {
+    "delta.enableDeletionVectors": "true",
+    # the position is a metadata domain
+    "delta.feature.domainMetadata": "supported",
+}
+"""Default properties of new tables."""
+
+
+class DeltaCatalogs:
+    """Delta tables by `catalog.namespace.table`."""
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self._spark = spark
+        self._config = config
+
+    def load(self, name: str) -> DeltaTable | None:
+        """The table, or None if it doesn't exist.
+
+        :raises TableError: there is something else than a Delta table.
+        :raises TemporaryError: the catalog or the file system doesn't answer.
+        """
+        found = self._located(name)
+        if found is None:
+            return None
+        log = DeltaLog.at(self._spark, found)
+        if not log.exists():
+            if self._session_catalog(name):
+                raise TableError(f"{name}: there is no Delta log at {found}. Drop the table, or restore its files.")
+            return None
+        return self._opened(name, log)
+
+    def create(
+        self, section: TableSection, columns: T.StructType, properties: Mapping[str, str], path: str
+    ) -> DeltaTable:
+        """See `TargetCatalogs.create`."""
+        partition_by = [field.column for field in section.partition_fields]
+        own = {name: value for name, value in properties.items() if name.startswith("rowdelta.")}
+        table = self._created(
+            section.target, columns, partition_by, {n: v for n, v in properties.items() if n not in own}
+        )
+        for name, value in own.items():
+            table.set_property(name, value)
+        return table
+
+    def create_log(self, name: str, columns: T.StructType, writer: str) -> DeltaTable:
+        """See `TargetCatalogs.create_log`."""
+        return self._created(name, columns, [], {})
+
+    def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
+        """See `Tables.check_new`."""
+        for number, field in enumerate(section.partition_fields):
+            where = f"{path}.partition_by[{number}]"
+            if field.column not in columns.names:
+                names = ", ".join(columns.names)
+                raise ConfigError(f"{where}: there is no column {field.column!r}. The columns are: {names}.")
+            dtype = columns[field.column].dataType
+            if isinstance(dtype, T.FloatType | T.DoubleType):
+                raise ConfigError(f"{where}: column {field.column} is floating-point. {NO_FLOATS}")
+            if not isinstance(dtype, T.AtomicType):
+                raise ConfigError(f"{where}: column {field.column} has parts, and Delta can't partition by it.")
+
+    def storage_properties(self, config: Config, name: str) -> dict[str, str]:
+        """See `TargetCatalogs.storage_properties`."""
+        return storage_properties(self._spark)
+
+    def _created(
+        self, name: str, columns: T.StructType, partition_by: list[str], properties: Mapping[str, str]
+    ) -> DeltaTable:
+        properties = _DEFAULTS | dict(properties)
+        if self._session_catalog(name):
+            self._create_in_session_catalog(name, columns, partition_by, properties)
+            found = self._located(name)
+            assert found is not None
+            return self._opened(name, DeltaLog.at(self._spark, found))
+        log = DeltaLog.at(self._spark, self._folder(name))
+        log.create(columns, partition_by, properties)
+        return self._opened(name, log)
+
+    def _create_in_session_catalog(
+        self, name: str, columns: T.StructType, partition_by: list[str], properties: Mapping[str, str]
+    ) -> None:
+        table = _in_session_catalog(name)
+        shown = ", ".join(
+            f"{quoted(field.name)} {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
+            for field in columns
+        )
+        partitions = f" PARTITIONED BY ({', '.join(map(quoted, partition_by))})" if partition_by else ""
+        texts = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in properties.items())
+        try:
+            self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {table.rpartition('.')[0]}")
+            self._spark.sql(
+                f"CREATE TABLE IF NOT EXISTS {table} ({shown}) USING delta{partitions} TBLPROPERTIES ({texts})"
+            )
+        except JAVA_ERRORS as error:
+            raise TableError(f"{name}: it could not be created: {java_message(error)}") from None
+
+    def _opened(self, name: str, log: DeltaLog) -> DeltaTable:
+        frame: Callable[[SparkSession], DataFrame] = partial(_of_folder, log.path)
+        if self._session_catalog(name):
+            frame = partial(_of_catalog, _in_session_catalog(name))
+        return DeltaTable(self._spark, name, log, frame, storage_properties(self._spark))
+
+    def _session_catalog(self, name: str) -> bool:
+        """Whether the table is one of Spark's session catalog."""
+        return self._config.catalogs[name.split(".")[0]].get("spark_catalog") == "true"
+
+    def _located(self, name: str) -> str | None:
+        """The folder of a table, whether or not there is one; None if the session catalog has no such table."""
+        if not self._session_catalog(name):
+            return self._folder(name)
+        catalog = self._spark._jsparkSession.sessionState().catalog()
+        try:
+            metadata = catalog.getTableMetadata(self._identifier(name))
+        except JAVA_ERRORS as error:
+            if java_class(error) in ("NoSuchTableException", "NoSuchDatabaseException", "NoSuchNamespaceException"):
+                return None
+            raise TemporaryError(f"{name}: the catalog failed: {java_message(error)}") from None
+        provider = metadata.provider()
+        if provider.isEmpty() or str(provider.get()).lower() != "delta":
+            raise TableError(
+                f"{name} is a table of {provider.get() if provider.isDefined() else 'another kind'}, not of Delta "
+                "Lake. Name another target, or convert it: CONVERT TO DELTA."
+            )
+        return str(metadata.location())
+
+    def _identifier(self, name: str) -> JavaObject:
+        _, *namespace, table = name.split(".")
+        if len(namespace) != 1:
+            raise ConfigError(
+                f"{name}: tables of Spark's session catalog have one namespace. Write catalog.schema.table."
+            )
+        jvm = self._spark.sparkContext._jvm
+        assert jvm is not None
+        return jvm.org.apache.spark.sql.catalyst.TableIdentifier(table, jvm.scala.Option.apply(namespace[0]))
+
+    def _folder(self, name: str) -> str:
+        catalog, *rest = name.split(".")
+        return "/".join([self._config.catalogs[catalog]["warehouse"].rstrip("/"), *rest])
+
+
+def _of_folder(path: str, spark: SparkSession) -> DataFrame:
+    return spark.read.format("delta").load(path)
+
+
+def _of_catalog(table: str, spark: SparkSession) -> DataFrame:
+    return spark.table(table)
+
+
+def _in_session_catalog(name: str) -> str:
+    return ".".join(["spark_catalog", *map(quoted, name.split(".")[1:])])
+
+
+def _text(value: str) -> str:
+    """A text in SQL."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

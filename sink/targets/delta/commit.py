@@ -1,0 +1,150 @@
+"""Commits to a Delta table: one version for each micro-batch, with the source position in the same actions.
+
+Each commit declares the whole table read, and continues the version that the sink has seen. So Delta refuses it if
+anybody changed data since, and if another run of the sink committed. A refusal changes nothing; then the sink looks.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from sink.targets.base import MINOR, ChangeSet, Committer, Rewrite, TableChangedError
+from sink.targets.delta.live_files import Add
+from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
+from sink.targets.delta.small_files import WRITER
+from sink.targets.retries import Retries
+
+if TYPE_CHECKING:
+    from sink.targets.delta.table import DeltaTable
+
+_RETRIES, _SHORTEST, _LONGEST = 20, 0.05, 10.0
+"""Delta has no settings for this. A commit takes a tenth of a second, so a writer each second is met now and then."""
+
+
+class DeltaCommitter(Committer):
+    """Commits changes and rewrites to one table."""
+
+    def __init__(self, table: "DeltaTable", *, newest_if_in_doubt: bool = False) -> None:
+        super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
+        self._table = table
+
+    def retries(self) -> Retries:
+        return Retries(self._table.name, _RETRIES, _SHORTEST, _LONGEST)
+
+    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+        if request.written_for is not None and request.written_for != self._table.layout:
+            raise TableChangedError("the table was altered")
+        assert base is not None
+        stored: dict[str, Any] = {"position": request.position, "operation": request.operation, "after": base}
+        actions = [tagged(json.loads(file), {WRITER: request.operation}) for file in request.files]
+        if request.index is not None:
+            stored["index"] = request.index.stored
+            actions += [json.loads(action) for action in (*request.index.removed, *request.index.files)]
+        prefix = request.prefix
+        own = {name.removeprefix(f"{prefix}."): value for name, value in request.properties.items()}
+        state = self._table.own_state(prefix) | own | {"position": json.dumps(stored)}
+        try:
+            actions.append(domain(prefix, state))
+            self._send(prefix, request.operation, base, actions, request.summary, request.metrics)
+        except CommitRefusedError as refusal:
+            return refusal
+        return None
+
+    def rewrite(self, request: Rewrite) -> None:
+        if request.written_for != self._table.layout:
+            raise TableChangedError("the table was altered")
+        base = request.index.base
+        assert base is not None
+        operation = str(request.index.stored["version"])
+        newer = {
+            "operation": request.position_operation,
+            "index": request.index.stored,
+            "commit": operation,
+            "after": base,
+        }
+        number = request.summary[MINOR]
+        state = self._table.own_state(request.prefix) | {"index": json.dumps(newer), "merges": number}
+        files = [tagged(json.loads(file), {WRITER: operation, MINOR: number}) for file in request.files]
+        actions = [*request.replaced, *files, domain(request.prefix, state)]
+        try:
+            self._send(request.prefix, operation, base, actions, request.summary)
+        except CommitRefusedError as refusal:
+            raise TableChangedError(str(refusal)) from None
+
+    def settle(self, prefix: str) -> None:
+        pass  # a commit's version is found in the log
+
+    def store(self, prefix: str, key: str, value: str | None) -> None:
+        """Change one entry of the sink's state, or (None) remove it, in a commit of its own.
+
+        :raises TemporaryError: others committed meanwhile, again and again.
+        """
+        retries = self.retries()
+        while True:
+            operation = f"state-{time.time_ns():x}"
+            state = {name: text for name, text in self._table.own_state(prefix).items() if name != key}
+            state |= {} if value is None else {key: value}
+            try:
+                self._send(prefix, operation, self._table.snapshot_id(), [domain(prefix, state)], {})
+            except CommitRefusedError as refusal:
+                retries.wait(refusal)
+                self._table.refresh()
+            else:
+                return
+
+    def _send(
+        self,
+        prefix: str,
+        operation: str,
+        base: int,
+        actions: Sequence[Mapping[str, Any]],
+        notes: Mapping[str, str],
+        measured: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """:raises CommitRefusedError: nothing was committed.
+        :raises TableError: Delta can't write to the table.
+        :raises CommitUnknownError: its outcome is unknown.
+        """
+        live: Mapping[str, Add] = (
+            self._table.live if any("remove" in action or "add" in action for action in actions) else {}
+        )
+        number = self._table.next_txn(prefix)
+        txn = {"appId": prefix, "version": number, "lastUpdated": int(time.time() * 1000)}
+        proposal = Proposal(
+            actions=[*actions, {"txn": txn}],
+            base_version=base,
+            live=live,
+            app_id=prefix,
+            operation=operation,
+            epoch=number,
+            metrics=dict(measured) | metrics(actions, live),
+            notes=notes,
+        )
+        version = self._table.log.commit(proposal)
+        self._table.took(Commit(version, proposal.actions, {"userMetadata": proposal.user_metadata}))
+
+
+def tagged(action: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
+    """An `add` with tags, by which the sink knows its own files."""
+    return {"add": {**action["add"], "tags": dict(tags)}}
+
+
+def domain(name: str, state: Mapping[str, str]) -> dict[str, Any]:
+    """The action that replaces a metadata domain."""
+    return {"domainMetadata": {"domain": name, "configuration": json.dumps(state), "removed": False}}
+
+
+def metrics(actions: Sequence[Mapping[str, Any]], live: Mapping[str, Add]) -> dict[str, int]:
+    """What `DESCRIBE HISTORY` tells of a commit."""
+    added = [action["add"] for action in actions if "add" in action]
+    removed = {decoded(action["remove"]["path"]) for action in actions if "remove" in action}
+    again = {decoded(add["path"]) for add in added} & removed
+    return {
+        "numFilesTotal": len(live),
+        "numTouchedFiles": len(removed),
+        "numRewrittenFiles": len(removed - again),
+        "numAddedFiles": len(added) - len(again),
+        "numDeletionVectorsUpdated": len(again),
+    }

@@ -1,0 +1,830 @@
+"""The transaction log of a Delta table: what is in it, and how something gets into it.
+
+This is the only module that knows the classes of delta-spark, by py4j. It was tried with 3.3.3 (Spark 3.5) and 4.4.0
+(Spark 4.0 and 4.1). To the rest of the sink a log is versions, and a version is a list of actions as Delta's protocol
+writes them (PROTOCOL.md, "Actions"): `{"add": {…}}`, `{"remove": {…}}`, `{"txn": {…}}`, `{"domainMetadata": {…}}`.
+
+    log = DeltaLog.at(spark, "s3a://lake/shop/orders")
+    snapshot = log.refresh()
+    log.commit(Proposal(actions, base_version=snapshot.version, …))
+
+A commit declares that it has read the whole table and its `txn`. So Delta itself refuses it after any foreign change of
+data or metadata, and after another driver's commit of the same `txn` or domain. Commits that change none of it pass, as
+do two kinds of a change of protocol: a feature that is only listed, and the row tracking of a table that had none.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from py4j.java_gateway import JavaObject, is_instance_of
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
+
+from sink.errors import ConfigError, RowdeltaError, TableError, TableGoneError, TemporaryError
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
+from sink.targets.base import CommitUnknownError
+
+_DELTA = "org.apache.spark.sql.delta"
+_ACTIONS = {
+    "add": "AddFile",
+    "remove": "RemoveFile",
+    "cdc": "AddCDCFile",
+    "txn": "SetTransaction",
+    "domainMetadata": "DomainMetadata",
+}
+"""Actions that a commit may have, and Delta's classes of them. They are in the order in which Delta writes them."""
+_OPERATION = "rowdelta-operation"
+_MOST_READ = 100
+"""So many commits are read one by one to learn what they changed; with more, Delta reads them in parallel."""
+_LOOKS = 5
+"""The log is read this many times to find out whether a commit happened."""
+_MISSING = ("FileNotFoundException", "NoSuchFileException")
+_NEWER_PROTOCOL = ("InvalidProtocolVersionException", "DeltaUnsupportedTableFeatureException")
+_BROKEN_LOG = (
+    "DELTA_VERSIONS_NOT_CONTIGUOUS",
+    "DELTA_TRUNCATED_TRANSACTION_LOG",
+    "DELTA_LOG_FILE_NOT_FOUND",
+    "DELTA_STATE_RECOVER_ERROR",
+    "DELTA_MISSING_DELTA_FILES",
+    "DELTA_VERSION_NOT_CONTIGUOUS",
+)
+
+
+class CommitRefusedError(Exception):
+    """Nothing was committed, because of what others have committed since. Look at the table and write again.
+
+    :ivar conflict: simple name of Delta's exception (`ConcurrentAppendException`, …), or `StaleVersion` if the table
+        had moved on before anything was sent.
+    """
+
+    def __init__(self, conflict: str, message: str) -> None:
+        super().__init__(message)
+        self.conflict = conflict
+
+
+class LogGapError(TableError):
+    """A file in the middle of the log is missing."""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The table's `metaData` action.
+
+    :param table_id: it changes when the table is replaced, or dropped and created again.
+    :param schema: Spark's JSON of a `StructType`.
+    :param partition_columns: names in their order.
+    :param configuration: the table's properties.
+    """
+
+    table_id: str
+    schema: str
+    partition_columns: tuple[str, ...]
+    configuration: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The table's `protocol` action. The features are empty below versions 3 (reader) and 7 (writer)."""
+
+    reader_version: int
+    writer_version: int
+    reader_features: frozenset[str]
+    writer_features: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of the log.
+
+    :param actions: all its actions but `commitInfo`, each an object with one entry.
+    :param info: the content of `commitInfo`, with `operation`, `operationParameters`, `operationMetrics`, `timestamp`
+        (milliseconds). It is empty if a writer left it out.
+    """
+
+    version: int
+    actions: Sequence[Mapping[str, Any]]
+    info: Mapping[str, Any]
+
+    @property
+    def operation_id(self) -> str | None:
+        """`Proposal.operation`, if one of our commits made this version."""
+        return self.notes.get(_OPERATION)
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """`Proposal.notes` and the operation, if one of our commits made this version."""
+        try:
+            found = json.loads(self.info.get("userMetadata") or "{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) and _OPERATION in found else {}
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one commit shall change. Plain values only.
+
+    :param actions: `add`, `remove`, `cdc`, `txn` and `domainMetadata` actions.
+    :param base_version: the version that the actions were made for. The commit is refused on another one.
+    :param live: the files that were live there, by decoded path (`decoded`), each the content of its `add`. At least
+        those that the actions name have to be in it.
+    :param app_id: the `txn` that the commit continues. It is refused if another commit has written it since.
+    :param operation: id of this attempt. `find_commit` finds it.
+    :param epoch: number of the micro-batch, for people (`DESCRIBE HISTORY`).
+    :param metrics: numbers that `DESCRIBE HISTORY` shows as `operationMetrics`.
+    :param notes: what the table's history says of the commit, in its `userMetadata`.
+    """
+
+    actions: Sequence[Mapping[str, Any]]
+    base_version: int
+    live: Mapping[str, Mapping[str, Any]]
+    app_id: str
+    operation: str
+    epoch: int = 0
+    metrics: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def user_metadata(self) -> str:
+        """What the commit's `userMetadata` says, by which it is found again."""
+        return json.dumps({_OPERATION: self.operation, **self.notes})
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a version says beside files: see `Snapshot.domains` and `Snapshot.transactions`."""
+
+    version: int
+    domains: Mapping[str, str]
+    transactions: Mapping[str, int]
+
+    def after(self, commits: Iterable[Commit]) -> "_State":
+        version, domains, transactions = self.version, dict(self.domains), dict(self.transactions)
+        for commit in commits:
+            version = commit.version
+            for action in commit.actions:
+                if "domainMetadata" in action:
+                    domain = action["domainMetadata"]
+                    if domain.get("removed"):
+                        domains.pop(domain["domain"], None)
+                    else:
+                        domains[domain["domain"]] = domain["configuration"]
+                elif "txn" in action:
+                    transactions[action["txn"]["appId"]] = action["txn"]["version"]
+        return _State(version, domains, transactions)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The table at one version. What costs time is read when it is asked for."""
+
+    version: int
+    metadata: Metadata
+    protocol: Protocol
+    java: JavaObject = field(repr=False)
+    log: "DeltaLog" = field(repr=False)
+
+    @cached_property
+    def timestamp_ms(self) -> int:
+        """Milliseconds since 1970, as time travel counts them: the commit's own timestamp, or its file's."""
+        with self.log.translated():
+            return int(self.java.timestamp())
+
+    @property
+    def domains(self) -> Mapping[str, str]:
+        """The configuration of each metadata domain. The first call on a table takes about a second: Delta replays the
+        log. Later ones read the commits in between.
+        """
+        return self._state.domains
+
+    @property
+    def transactions(self) -> Mapping[str, int]:
+        """The newest `txn` version of each application. As cheap as `domains`."""
+        return self._state.transactions
+
+    @cached_property
+    def _state(self) -> _State:
+        return self.log.state(self)
+
+
+class DeltaLog:
+    """The log of one table, for one thread.
+
+    :param spark: the session whose settings and file systems are used.
+    :param path: the table's folder.
+    """
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path = path
+        self._spark = spark
+        self._latest: Snapshot | None = None
+        self._known: _State | None = None
+        self._checkpoint_version = 0
+        self._metrics: dict[str, JavaObject] = {}
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        self._none = jvm.scala.Option.empty()
+        # Each step of a name such as `a.b.c` is a call to the JVM, so classes are looked up once.
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._array_list = jvm.java.util.ArrayList
+        self._hash_map = jvm.java.util.HashMap
+        self._python_utils = jvm.PythonUtils
+        self._some = jvm.scala.Option.apply
+        self._update_mode = jvm.org.apache.spark.sql.streaming.OutputMode.Update()
+        self._sql_metrics = jvm.org.apache.spark.sql.execution.metric.SQLMetrics
+        with self.translated():
+            self._java = getattr(jvm, f"{_DELTA}.DeltaLog").forTable(spark._jsparkSession, path)
+            self._streaming_update = getattr(jvm, f"{_DELTA}.DeltaOperations$StreamingUpdate")
+            self._mapper = self._object("util.JsonUtils").mapper()
+            self._checkpoint_hook = self._scala_set(self._object("hooks.CheckpointHook"))
+        self._log_path = str(self._java.logPath().toString())
+        self._types = {name: self._list_type(f"{_DELTA}.actions.{java}") for name, java in _ACTIONS.items()}
+
+    @classmethod
+    def at(cls, spark: SparkSession, path: str) -> "DeltaLog":
+        """The log of the table in this folder, which needn't be there yet.
+
+        :param spark: a session with Delta's jars.
+        :param path: of any file system that Spark reads.
+        :raises TableError: Delta can't read it.
+        :raises ConfigError: the session isn't made for Delta.
+        :raises TemporaryError: the file system doesn't answer.
+        """
+        return cls(spark, path)
+
+    # -- what is there
+
+    def exists(self) -> bool:
+        """Whether there is a table now. Errors as of `refresh`."""
+        with self.translated():
+            return int(self._update().version()) >= 0
+
+    def refresh(self) -> Snapshot:
+        """The newest version. A few milliseconds if there is nothing new.
+
+        :raises TableGoneError: the table is gone, or another one is in its place.
+        :raises TableError: there is no table, Delta can't read it (newer protocol), or its log is damaged.
+        :raises TemporaryError: the file system doesn't answer.
+        """
+        latest = self._latest
+        with self.translated():
+            java = self._update()
+            version = int(java.version())
+            if version < 0:
+                self._refuse_missing()
+            metadata = java.metadata()
+            if latest is None:
+                self._latest = self._snapshot(java, version)
+            else:
+                self._check_same(str(metadata.id()), version)
+                if version != latest.version:
+                    self._latest = self._snapshot(java, version)
+        assert self._latest is not None
+        return self._latest
+
+    def _update(self) -> JavaObject:
+        return self._java.update(False, self._none, self._none)
+
+    def _refuse_missing(self) -> NoReturn:
+        if self._latest is not None:
+            raise TableGoneError(f"{self.path}: the Delta table is gone; its last version was {self._latest.version}.")
+        raise TableError(f"{self.path}: there is no Delta table (no commit in _delta_log).")
+
+    def _check_same(self, table_id: str, version: int) -> None:
+        latest = self._latest
+        if latest is None or (table_id == latest.metadata.table_id and version >= latest.version):
+            return
+        was = f"{latest.metadata.table_id} at version {latest.version}"
+        raise TableGoneError(
+            f"{self.path}: another Delta table is in its place: {table_id} at version {version}, expected {was}."
+        )
+
+    def _snapshot(self, java: JavaObject, version: int) -> Snapshot:
+        metadata = json.loads(java.metadata().json())["metaData"]
+        protocol = json.loads(java.protocol().json())["protocol"]
+        return Snapshot(
+            version,
+            Metadata(
+                metadata["id"],
+                metadata["schemaString"],
+                tuple(metadata.get("partitionColumns", ())),
+                metadata.get("configuration", {}),
+            ),
+            Protocol(
+                protocol["minReaderVersion"],
+                protocol["minWriterVersion"],
+                frozenset(protocol.get("readerFeatures") or ()),
+                frozenset(protocol.get("writerFeatures") or ()),
+            ),
+            java,
+            self,
+        )
+
+    def snapshot_at(self, version: int) -> Snapshot:
+        """An earlier version. About half a second, unless it is the newest.
+
+        :raises TableError: it can't be read any more.
+        """
+        if self._latest is not None and version == self._latest.version:
+            return self._latest
+        with self.translated():
+            try:
+                java = self._java.getSnapshotAt(version, self._none, self._none, False)
+            except Py4JJavaError:
+                raise
+            except Py4JError:  # before Delta 4.1 it has three parameters
+                java = self._java.getSnapshotAt(version, self._none, self._none)
+            return self._snapshot(java, version)
+
+    def live_files(self, version: int) -> list[dict[str, Any]]:
+        """The content of the `add` action of each live file, in any order. Delta replays the log for it.
+
+        :raises TableError: the version can't be read.
+        """
+        java = self.snapshot_at(version).java
+        with self.translated():
+            files = DataFrame(java.allFiles().toDF(), self._spark)
+            return [json.loads(text) for (text,) in files.select(F.to_json(F.struct("*"))).collect()]
+
+    def state(self, snapshot: Snapshot) -> _State:
+        """For `Snapshot`, which remembers it."""
+        known, commits = self._known, None
+        if known is not None and 0 <= snapshot.version - known.version <= _MOST_READ:
+            commits = self._read(known.version + 1, snapshot.version)
+        if known is not None and commits is not None:
+            self._known = known.after(commits)
+            return self._known
+        with self.translated():
+            domains = json.loads(self._mapper.writeValueAsString(snapshot.java.domainMetadata()))
+            transactions = json.loads(self._mapper.writeValueAsString(snapshot.java.transactions()))
+        found = _State(snapshot.version, {d["domain"]: d["configuration"] for d in domains}, transactions)
+        if known is None or known.version < found.version:
+            self._known = found
+        return found
+
+    # -- what happened
+
+    def frame_of(self, version: int, adds: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """The live rows of some files of a version, with Spark's `_metadata` columns.
+
+        :param adds: contents of `add` actions.
+        """
+        snapshot = self.snapshot_at(version)
+        with self.translated():
+            files = self._array_list()
+            files.addAll(self._mapper.readValue(json.dumps(list(adds)), self._types["add"]))
+            arguments = [snapshot.java, self._python_utils.toSeq(files), False, self._none]
+            frame = self._java.createDataFrame(*arguments)
+        return DataFrame(frame, self._spark)
+
+    def actions_since(self, version: int) -> list[Commit] | None:
+        """All commits after `version` up to the newest, which is refreshed first. None if log clean-up has deleted
+        some of them. Two milliseconds a commit on a local disk.
+
+        :raises LogGapError: a commit between others is missing.
+        :raises RowdeltaError: as of `refresh`.
+        """
+        return self._read(version + 1, self.refresh().version)
+
+    def _read(self, first: int, last: int) -> list[Commit] | None:
+        commits: list[Commit] = []
+        for version in range(first, last + 1):
+            commit = self._commit_at(version)
+            if commit is None:
+                # Clean-up deletes the oldest commits first, maybe at this moment.
+                if commits and self._commit_at(first) is not None:
+                    raise LogGapError(
+                        f"{self.path}: version {version} is missing in _delta_log, between {version - 1} and {last}. "
+                        "What it changed is unknown. Restore the file, or create the table anew."
+                    )
+                return None
+            commits.append(commit)
+        return commits
+
+    def _commit_at(self, version: int) -> Commit | None:
+        """None if its file is missing."""
+        try:
+            text = self._text(f"{version:020}.json")
+        except FileNotFoundError:
+            return None
+        actions: list[dict[str, Any]] = []
+        info: Mapping[str, Any] = {}
+        try:
+            for line in text.split("\n"):
+                if line.strip():
+                    action = json.loads(line)
+                    info = action.get("commitInfo") or info
+                    if "commitInfo" not in action:
+                        actions.append(action)
+        except (ValueError, AttributeError) as error:
+            raise TableError(f"{self.path}: version {version} in _delta_log isn't valid JSON ({error}).") from None
+        return Commit(version, actions, info)
+
+    def _text(self, name: str) -> str:
+        """A file of the log, in one call to the store.
+
+        :raises FileNotFoundError: there is none.
+        """
+        with self.translated(missing=True):
+            file = self._path(f"{self._log_path}/{name}")
+            return str(self._java.store().read(file, self._hadoop).mkString("\n"))
+
+    @cached_property
+    def _hadoop(self) -> JavaObject:
+        return self._java.newDeltaHadoopConf()
+
+    def find_commit(self, operation: str, since_version: int) -> int | None:
+        """The version that `Proposal.operation` made after `since_version`; None if none did, until now.
+
+        :raises TemporaryError: commits that could tell have been deleted by log clean-up.
+        :raises RowdeltaError: as of `refresh`.
+        """
+        return self._find(since_version, lambda commit: commit.operation_id == operation)
+
+    def _find(self, since_version: int, is_it: Any) -> int | None:
+        commits = self.actions_since(since_version)
+        if commits is None:
+            raise TemporaryError(
+                f"{self.path}: commits after version {since_version} were deleted by log clean-up, so it can't be told "
+                "whether one of them was ours."
+            )
+        return next((commit.version for commit in commits if is_it(commit)), None)
+
+    def history(self, limit: int) -> Iterator[Commit]:
+        """The newest commits, newest first, at most `limit` and as far as their files are still there."""
+        newest = self.refresh().version
+        for version in range(newest, max(newest - limit, -1), -1):
+            commit = self._commit_at(version)
+            if commit is None:
+                return
+            yield commit
+
+    def version_at(self, timestamp_ms: int) -> int:
+        """The version that was the newest at that time, as `TIMESTAMP AS OF` finds it.
+
+        :param timestamp_ms: milliseconds since 1970. If it is later than the newest commit, this is the answer.
+        :raises TableError: the table didn't exist, or can't be read as of then any more.
+        """
+        with self.translated():
+            history = self._java.history()
+            time_stamp = self._jvm.java.sql.Timestamp(timestamp_ms)
+            try:
+                found = history.getActiveCommitAtTime(time_stamp, self._none, True, True, False)
+            except Py4JJavaError:
+                raise
+            except Py4JError:  # Delta 3 has no parameter for the catalog's table
+                found = history.getActiveCommitAtTime(time_stamp, True, True, False)
+            return int(found.version())
+
+    # -- what shall happen
+
+    def create(
+        self, schema: StructType, partition_by: Sequence[str] = (), properties: Mapping[str, str] | None = None
+    ) -> bool:
+        """Create the table, with the protocol that its properties need. `delta.feature.<name>: supported` asks for a
+        feature without a property of its own.
+
+        :return: False if there was a table already, perhaps of another process at the same moment.
+        :raises TableError: Delta refuses the schema or properties, or the folder has other files.
+        :raises CommitUnknownError: look whether it `exists`.
+        """
+        with self.translated():
+            transaction = self._java.startTransaction(self._none, self._none)
+            if int(transaction.readVersion()) >= 0:
+                return False
+            self._refuse_other_files()
+            metadata = {
+                "id": str(uuid.uuid4()),
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": schema.json(),
+                "partitionColumns": list(partition_by),
+                "configuration": dict(properties or {}),
+                "createdTime": time.time_ns() // 1_000_000,
+            }
+            transaction.updateMetadata(self._action({"metaData": metadata}), False)
+            create_table = getattr(self._jvm, f"{_DELTA}.DeltaOperations$CreateTable")
+            operation = create_table(transaction.metadata(), False, False, self._none)
+        try:
+            self._commit(transaction, -1, self._array_list(), operation)
+        except CommitRefusedError:
+            return False
+        return True
+
+    def _refuse_other_files(self) -> None:
+        """:raises TableError: the folder has files that a new table would lie beside."""
+        folder = self._path(self.path)
+        try:
+            with self.translated(missing=True):
+                found = [str(s.getPath().getName()) for s in folder.getFileSystem(self._hadoop).listStatus(folder)]
+        except FileNotFoundError:
+            return
+        others = sorted(name for name in found if not name.startswith(("_", ".")))
+        if others:
+            raise TableError(
+                f"{self.path}: there is no Delta table, but the folder has files ({', '.join(others[:3])}). Choose "
+                "another folder, empty it, or use CONVERT TO DELTA."
+            )
+
+    def commit(self, proposal: Proposal) -> int:
+        """Commit once, or find out why not. A due checkpoint isn't written: see `checkpoint`.
+
+        :return: the new version.
+        :raises CommitRefusedError: nothing was committed; look and write again.
+        :raises CommitUnknownError: it isn't known; keep the files and look.
+        :raises TableGoneError: as of `refresh`. Nothing was committed.
+        :raises TableError: Delta refuses the actions (`delta.appendOnly`, …), or can't write to this table.
+        :raises TemporaryError: the file system doesn't answer. Nothing was committed.
+        :raises ValueError: the actions contradict `proposal.live`. This is a defect of ours; nothing was sent.
+        """
+        check_removes(proposal.actions, proposal.live)
+        with self.translated():
+            transaction = self._start(proposal.base_version)
+            transaction.readWholeTable()
+            # `txnVersion` says the same to Delta, but replays the whole log to answer, which takes a second.
+            getattr(transaction.readTxn(), "$plus$eq")(proposal.app_id)
+            transaction.unregisterPostCommitHooksWhere(self._checkpoint_hook)
+            actions = self._array_list()
+            for name, java_type in self._types.items():
+                some = [action[name] for action in proposal.actions if name in action]
+                if some:
+                    actions.addAll(self._mapper.readValue(json.dumps(some), java_type))
+            operation = self._streaming_update(
+                self._update_mode,
+                proposal.app_id,
+                proposal.epoch,
+                self._some(proposal.user_metadata),
+            )
+            if proposal.metrics:
+                self._measure(transaction, operation, proposal.metrics)
+        return self._commit(transaction, proposal.base_version, actions, operation)
+
+    def evolve(
+        self, base_version: int, schema: StructType | None = None, properties: Mapping[str, str] | None = None
+    ) -> int:
+        """Change the table's columns or properties, in a commit of its own. Delta enables the features that properties
+        need. It doesn't check that the live files fit: columns may be added, made nullable, or widened.
+
+        :param base_version: as of `Proposal`.
+        :param schema: all columns; None leaves them. Column mapping's ids are given by Delta. Wider types need
+            `delta.enableTypeWidening` in the table already.
+        :param properties: to set; others stay. Delta 3.3 enables the preview of type widening, unless
+            `delta.feature.typeWidening: supported` asks for the feature itself.
+        :return: the new version.
+        :raises ValueError: types change, and the table doesn't allow it.
+        :raises RowdeltaError: as of `commit`.
+        :raises CommitRefusedError: as of `commit`.
+        """
+        with self.translated():
+            transaction = self._start(base_version)
+            old = transaction.metadata()
+            metadata = json.loads(old.json())["metaData"]
+            if schema is not None:
+                metadata["schemaString"] = self._evolved(transaction, metadata, schema)
+            metadata["configuration"] = {**metadata.get("configuration", {}), **(properties or {})}
+            transaction.updateMetadata(self._action({"metaData": metadata}), False)
+            transaction.unregisterPostCommitHooksWhere(self._checkpoint_hook)
+            operations = f"{_DELTA}.DeltaOperations$"
+            if schema is not None:
+                update = getattr(self._jvm, f"{operations}UpdateSchema")
+                operation = update(old.schema(), transaction.metadata().schema())
+            else:
+                set_properties = getattr(self._jvm, f"{operations}SetTableProperties")
+                operation = set_properties(self._scala_map(properties or {}))
+        return self._commit(transaction, base_version, self._array_list(), operation)
+
+    def _evolved(self, transaction: JavaObject, metadata: Mapping[str, Any], schema: StructType) -> str:
+        """The new schema's JSON, with what type widening has to note in it."""
+        before = StructType.fromJson(json.loads(metadata["schemaString"]))
+        types: dict[str, DataType] = {column.name: column.dataType for column in before}
+        # nested columns too; nullability is no type
+        changed = [
+            c.name for c in schema if c.name in types and _without_nulls(types[c.name]) != _without_nulls(c.dataType)
+        ]
+        if not changed:
+            return schema.json()
+        enabled = metadata.get("configuration", {}).get("delta.enableTypeWidening", "false")
+        if enabled.lower() != "true" and any(not isinstance(types[name], StructType) for name in changed):
+            raise ValueError(f"{self.path}: types of {', '.join(changed)} change without delta.enableTypeWidening")
+        parse = self._jvm.org.apache.spark.sql.types.DataType.fromJson
+        widening = self._object("TypeWideningMetadata")
+        noted = widening.addTypeWideningMetadata(transaction, parse(schema.json()), parse(metadata["schemaString"]))
+        return str(noted.json())
+
+    def optimize(self) -> tuple[int, int]:
+        """Compact the table by Delta's own OPTIMIZE.
+
+        :return: numbers of files that it removed and added.
+        :raises RowdeltaError: Delta couldn't.
+        """
+        with self.translated():
+            table = self._jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
+            metrics = DataFrame(table.optimize().executeCompaction(), self._spark).collect()[0]["metrics"]
+        return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
+
+    def is_checkpoint_due(self) -> bool:
+        """Whether the newest version known is as far from the last checkpoint as the table's
+        `delta.checkpointInterval` says.
+        """
+        snapshot = self._latest or self.refresh()
+        with self.translated():
+            interval = int(self._java.checkpointInterval(snapshot.java.metadata()))
+            last = max(int(snapshot.java.checkpointProvider().version()), self._checkpoint_version, 0)
+        return snapshot.version - last >= interval
+
+    def checkpoint(self) -> bool:
+        """Write a checkpoint of the newest version known, and delete commits that the table's
+        `delta.logRetentionDuration` no longer keeps. It takes seconds, and disturbs no other commit.
+
+        :return: False if it failed. Delta's log says why, and nothing is lost.
+        """
+        snapshot = self._latest or self.refresh()
+        with self.translated():
+            self._java.checkpoint(snapshot.java, self._none)
+        try:
+            self._checkpoint_version = int(json.loads(self._text("_last_checkpoint"))["version"])
+        except (FileNotFoundError, ValueError, KeyError):
+            return False
+        return self._checkpoint_version >= snapshot.version
+
+    # -- how it is sent
+
+    def _start(self, base_version: int) -> JavaObject:
+        transaction = self._java.startTransaction(self._none, self._none)
+        version = int(transaction.readVersion())
+        if version < 0:
+            self._refuse_missing()
+        self._check_same(str(transaction.metadata().id()), version)
+        if version != base_version:
+            raise CommitRefusedError("StaleVersion", f"{self.path}: version {version} is current, not {base_version}")
+        return transaction
+
+    def _commit(self, transaction: JavaObject, base_version: int, actions: JavaObject, operation: JavaObject) -> int:
+        try:
+            return self._send(transaction, self._python_utils.toSeq(actions), operation)
+        except JAVA_ERRORS as error:
+            identity = str(transaction.txnId())
+            refusal = error
+        # A store may have written the file although it says that it failed, or that the file was there already.
+        for attempt in range(_LOOKS):
+            try:
+                found = self._find(base_version, lambda commit: commit.info.get("txnId") == identity)
+            except TemporaryError:
+                time.sleep(0.2 * 2**attempt)
+                continue
+            if found is not None:
+                return found
+            if self._is(refusal, "java.util.ConcurrentModificationException"):
+                raise CommitRefusedError(java_class(refusal), java_message(refusal)) from None
+            if self._is_check(refusal):
+                raise self._error(refusal) from None
+            break
+        raise CommitUnknownError(
+            f"{self.path}: it is unknown whether the commit on version {base_version} went through "
+            f"({java_class(refusal)}: {java_message(refusal)}). Its files are kept. Run again: the table's log decides."
+        )
+
+    def _send(self, transaction: JavaObject, actions: JavaObject, operation: JavaObject) -> int:
+        return int(transaction.commit(actions, operation))
+
+    def _measure(self, transaction: JavaObject, operation: JavaObject, metrics: Mapping[str, int]) -> None:
+        values = self._hash_map()
+        for name, value in metrics.items():
+            if name not in self._metrics:
+                self._metrics[name] = self._sql_metrics.createMetric(self._spark.sparkContext._jsc.sc(), name)
+            self._metrics[name].set(value)
+            values.put(name, self._metrics[name])
+        scala_values = self._python_utils.toScalaMap(values)
+        transaction.registerSQLMetrics(self._spark._jsparkSession, scala_values)
+        # Delta shows four metrics of a streaming update and drops others, so the operation is told to show ours. If a
+        # later JVM forbids it, these four are left.
+        with suppress(*JAVA_ERRORS):
+            shown = operation.getClass().getDeclaredField("operationMetrics")
+            shown.setAccessible(True)
+            shown.set(operation, scala_values.keySet())
+
+    # -- Scala by py4j
+
+    def _object(self, name: str) -> JavaObject:
+        return getattr(getattr(self._jvm, f"{_DELTA}.{name}$"), "MODULE$")
+
+    def _action(self, action: Mapping[str, Any]) -> JavaObject:
+        return self._object("actions.Action").fromJson(json.dumps(action))
+
+    def _scala_set(self, element: JavaObject) -> JavaObject:
+        """A Scala set is also the function that says whether something is in it."""
+        empty = getattr(getattr(self._jvm, "scala.collection.immutable.Set$"), "MODULE$").empty()
+        return getattr(empty, "$plus")(element)
+
+    def _scala_map(self, entries: Mapping[str, str]) -> JavaObject:
+        values = self._hash_map()
+        for key, value in entries.items():
+            values.put(key, value)
+        return self._python_utils.toScalaMap(values)
+
+    def _list_type(self, element: str) -> JavaObject:
+        """Jackson's type of a list. Reading a whole list takes one call, where `Action.fromJson` takes one a file."""
+        loader = self._java.getClass().getClassLoader()
+        element_class = self._jvm.java.lang.Class.forName(element, True, loader)
+        return self._mapper.getTypeFactory().constructCollectionType(self._array_list().getClass(), element_class)
+
+    def _is(self, error: Exception, java_type: str) -> bool:
+        return bool(is_instance_of(self._spark.sparkContext._gateway, java_exception(error), java_type))
+
+    def _is_check(self, error: Exception) -> bool:
+        """Whether Delta refuses what it was asked for. It does so before it writes anything."""
+        kinds = (f"{_DELTA}.DeltaThrowable", "org.apache.spark.sql.AnalysisException")
+        return any(self._is(error, kind) for kind in kinds)
+
+    @contextmanager
+    def translated(self, *, missing: bool = False) -> Iterator[None]:
+        """Java's errors become ours.
+
+        :param missing: a missing file is a `FileNotFoundError`.
+        """
+        try:
+            yield
+        except JAVA_ERRORS as error:
+            if missing and java_class(error) in _MISSING:
+                raise FileNotFoundError(java_message(error)) from None
+            raise self._error(error) from None
+
+    def _error(self, error: Exception) -> RowdeltaError:
+        name, message = java_class(error), java_message(error)
+        if "DELTA_CONFIGURE_SPARK_SESSION" in message:
+            return ConfigError(
+                f"{self.path}: the Spark session isn't made for Delta. Set spark.sql.extensions to "
+                "io.delta.sql.DeltaSparkSessionExtension, and spark.sql.catalog.spark_catalog to "
+                "org.apache.spark.sql.delta.catalog.DeltaCatalog."
+            )
+        if name in _NEWER_PROTOCOL:
+            return TableError(
+                f"{self.path}: the table has a newer protocol or a feature than this Delta Lake can write ({message}). "
+                "Upgrade the delta-spark package, or drop the feature from the table."
+            )
+        if any(code in message for code in _BROKEN_LOG):
+            return LogGapError(f"{self.path}: the log in _delta_log is damaged ({message}). Restore its files.")
+        if self._is_check(error):
+            return TableError(f"{self.path}: Delta refuses it ({name}: {message})")
+        return TemporaryError(f"{self.path}: {name}: {message}")
+
+
+def decoded(path: str) -> str:
+    """A path as in `add.path`, whose percent-encoding differs between writers, in the form that can be compared."""
+    return unquote(path)
+
+
+def check_removes(actions: Sequence[Mapping[str, Any]], live: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check what Delta doesn't: a `remove` that doesn't name the live deletion vector is accepted, and then both files
+    are live, and their rows are doubled (PROTOCOL.md, "Action Reconciliation": a file is its path and its vector).
+
+    :param actions: of a commit.
+    :param live: content of the `add` of each live file, by decoded path.
+    :raises ValueError: an action isn't possible on these files.
+    """
+    removed: set[str] = set()
+    for action in actions:
+        if len(action) != 1 or not _ACTIONS.keys() & action.keys():
+            raise ValueError(f"not an action that a commit may have: {sorted(action)}")
+        if "remove" not in action:
+            continue
+        path = decoded(action["remove"]["path"])
+        if path not in live:
+            raise ValueError(f"remove of {path}, which isn't live")
+        if path in removed:
+            raise ValueError(f"two removes of {path}")
+        named, vector = _vector(action["remove"]), _vector(live[path])
+        if named != vector:
+            raise ValueError(f"remove of {path} with the deletion vector {named}, but the live one is {vector}")
+        removed.add(path)
+    added: set[str] = set()
+    for action in actions:
+        if "add" not in action:
+            continue
+        path = decoded(action["add"]["path"])
+        if path in live and path not in removed:
+            raise ValueError(f"add of {path}, which is live, without its remove")
+        if path in live and _vector(action["add"]) == _vector(live[path]):
+            raise ValueError(f"add and remove of {path} with the same deletion vector {_vector(live[path])}")
+        if path in added:
+            raise ValueError(f"two adds of {path}")
+        added.add(path)
+
+
+def _vector(file: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What tells a file's deletion vectors apart (PROTOCOL.md, "Deletion Vector Descriptor Schema", `uniqueId`)."""
+    vector = file.get("deletionVector")
+    return None if not vector else (vector["storageType"], vector["pathOrInlineDv"], vector.get("offset"))
+
+
+def _without_nulls(data_type: DataType) -> str:
+    """A type's text without what says whether nested values may be NULL."""
+    return data_type.simpleString()

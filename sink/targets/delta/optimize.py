@@ -1,0 +1,61 @@
+"""Compacts a Delta table between micro-batches, by Delta's own OPTIMIZE."""
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from sink.errors import RowdeltaError
+from sink.spark.java_errors import JAVA_ERRORS, message_of
+from sink.targets.delta.live_files import file_actions
+
+if TYPE_CHECKING:
+    from sink.targets.delta.table import DeltaTable
+
+log = logging.getLogger("rowdelta")
+
+
+class Optimize:
+    """Runs OPTIMIZE on one table, after a number of commits.
+
+    :param every: number of commits between two compactions. Other writers' commits count too.
+    """
+
+    def __init__(self, table: "DeltaTable", every: int) -> None:
+        self._table = table
+        self._every = every
+        self._last: int | None = None
+
+    def after_commit(self) -> None:
+        """Compact the table if it is due. A failure is only logged: the table stays as it was, and is only slower to
+        read.
+        """
+        version = self._table.snapshot_id()
+        if self._last is None:
+            self._last = self._last_optimized()
+        if version - self._last < self._every:
+            return
+        started = time.monotonic()
+        log.info("%s: compacting after %d commits", self._table.name, version - self._last)
+        try:
+            removed, added = self._table.log.optimize()
+        except (RowdeltaError, *JAVA_ERRORS) as error:
+            reason = message_of(error).split("\n", 1)[0]
+            log.warning("%s: not compacted, tried again after %d commits: %s", self._table.name, self._every, reason)
+            self._last = version
+            return
+        self._table.refresh()
+        self._last = self._table.snapshot_id()
+        log.info(
+            "%s: compacted %d data files into %d | %d ms",
+            self._table.name,
+            removed,
+            added,
+            (time.monotonic() - started) * 1000,
+        )
+
+    def _last_optimized(self) -> int:
+        """The version of the newest OPTIMIZE, as far as the last commits tell; else that after which one is due."""
+        for commit in self._table.log.history(self._every):
+            if commit.info.get("operation") == "OPTIMIZE" and any(file_actions(commit)):
+                return commit.version
+        return self._table.snapshot_id() - self._every

@@ -1,0 +1,427 @@
+"""A Delta table as a target: its state by the log, what others changed, and the deletes of earlier rows.
+
+The sink's own state is a metadata domain, `rowdelta.<sink id>`. Its configuration is a JSON object of texts, by the
+last part of a property's name. So the position is in the same commit as the data, survives checkpoints, and two commits
+that write one domain conflict (PROTOCOL.md, "Domain Metadata").
+
+RESTORE takes back the files, and neither domains nor `txn` (delta-io/delta#1813). So `position` looks for a RESTORE in
+the log since the commit that stored the position.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from pyroaring import BitMap64
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.spec import ColumnSpec
+from deltawriters.keyindex import IndexedFile
+from sink.errors import RowdeltaError, TableError, TemporaryError
+from sink.spark.session import activate
+from sink.targets.base import (
+    LastCommit,
+    LiveFile,
+    MergeCandidates,
+    StoredPosition,
+    TableChanges,
+    Target,
+    WrittenDeletes,
+)
+from sink.targets.delta.commit import DeltaCommitter
+from sink.targets.delta.live_files import LiveFiles, file_actions, full
+from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
+from sink.targets.delta.new_vectors import written_deletes
+from sink.targets.delta.optimize import Optimize
+from sink.targets.delta.small_files import candidates
+from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol
+from sink.targets.delta.writers import DeltaTableSpec
+
+if TYPE_CHECKING:
+    from sink.config import TableSection
+
+log = logging.getLogger("rowdelta")
+
+_OWN = "rowdelta."
+_RESTORE = "RESTORE"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What files are written for. Delta itself refuses a commit after any change of it; this says so earlier."""
+
+    table_id: str
+    schema: str
+    partition_columns: tuple[str, ...]
+    properties: tuple[tuple[str, str], ...]
+
+
+class DeltaTable(Target):
+    """One Delta table. Its snapshot ids are versions.
+
+    :param name: catalog.namespace.table.
+    :param frame: reads the table's rows in a session.
+    :param io_properties: properties with which tasks reach the table's files.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        log: DeltaLog,
+        frame: Callable[[SparkSession], DataFrame],
+        io_properties: Mapping[str, str],
+    ) -> None:
+        self.spark = spark
+        self.name = name
+        self.log = log
+        self._frame = frame
+        self._io_properties = tuple(io_properties.items())
+        self._live = LiveFiles(log)
+        self._spec: tuple[Layout, DeltaTableSpec] | None = None
+        self._made_by: dict[str, int] = {}
+        self._checkpoint: Future[None] | None = None
+        self._snapshot: Snapshot = log.refresh()
+
+    # -- its state
+
+    def refresh(self) -> None:
+        self._snapshot = self.log.refresh()
+
+    @property
+    def layout(self) -> Layout:
+        metadata = self._snapshot.metadata
+        written = {name: value for name, value in metadata.configuration.items() if not name.startswith(_OWN)}
+        return Layout(metadata.table_id, metadata.schema, metadata.partition_columns, tuple(sorted(written.items())))
+
+    @property
+    def spec(self) -> DeltaTableSpec:
+        layout = self.layout
+        if self._spec is None or self._spec[0] != layout:
+            self._spec = (
+                layout,
+                DeltaTableSpec(
+                    location=self.log.path,
+                    schema=layout.schema,
+                    partition_columns=layout.partition_columns,
+                    properties=layout.properties,
+                    supports_vectors="deletionVectors" in self._snapshot.protocol.writer_features,
+                    io_properties=self._io_properties,
+                ),
+            )
+        return self._spec[1]
+
+    @property
+    def live(self) -> Mapping[str, Mapping[str, Any]]:
+        """The content of each live file's `add`, by decoded path."""
+        return self._live.at(self._snapshot.version)
+
+    def property(self, name: str) -> str | None:
+        domain, _, key = name.rpartition(".")
+        if name.startswith(_OWN):
+            own = self.own_state(domain).get(key)
+            if own is not None:
+                return own
+        return self._snapshot.metadata.configuration.get(name)
+
+    def own_state(self, prefix: str) -> dict[str, str]:
+        """The sink's state in this table: property's last part -> value."""
+        text = self._snapshot.domains.get(prefix)
+        found: dict[str, str] = {} if text is None else json.loads(text)
+        return found
+
+    def set_property(self, name: str, value: str | None) -> None:
+        prefix, _, key = name.rpartition(".")
+        self.committer().store(prefix, key, value)
+
+    def snapshot_id(self) -> int:
+        return self._snapshot.version
+
+    def parent_snapshot_id(self) -> int | None:
+        return self._snapshot.version - 1 if self._snapshot.version else None
+
+    def last_commit(self) -> LastCommit:
+        live = self.live
+        with_vectors = sum("deletionVector" in add for add in live.values())
+        counts = f"{len(live)} data files, {with_vectors} of them with deletion vectors"
+        return LastCommit(self._snapshot.version, self._snapshot.timestamp_ms, counts)
+
+    def next_txn(self, prefix: str) -> int:
+        """The version of the sink's next `txn` action."""
+        return self._snapshot.transactions.get(prefix, 0) + 1
+
+    def took(self, commit: Commit) -> None:
+        """Take over a commit of the sink's own, so that it needn't be read."""
+        self._live.apply(commit)
+        if commit.operation_id is not None:
+            self._made_by = {commit.operation_id: commit.version}
+        self._live.forget_before(commit.version - 1)  # nobody asks for more than the last commit's base
+        self.refresh()
+
+    def is_empty(self) -> bool:
+        return not self.live
+
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        struct = T.StructType.fromJson(json.loads(self._snapshot.metadata.schema))
+        return tuple(ColumnSpec(field.name, field.dataType, required=not field.nullable) for field in struct)
+
+    def identifiers(self) -> tuple[str, ...]:
+        return ()  # Delta has no such thing; primary keys of a catalog are not in the log
+
+    def check_writable(self, *, appends: bool = False) -> None:
+        protocol, metadata = self._snapshot.protocol, self._snapshot.metadata
+        check_protocol(
+            self.name,
+            {
+                "minReaderVersion": protocol.reader_version,
+                "minWriterVersion": protocol.writer_version,
+                "readerFeatures": sorted(protocol.reader_features),
+                "writerFeatures": sorted(protocol.writer_features),
+            },
+        )
+        PROPERTIES.check(self.name, metadata.configuration, appends=appends)
+        check_columns(self.name, metadata.schema)
+        needed = {"domainMetadata": "'delta.feature.domainMetadata' = 'supported'"}
+        if not appends:
+            needed["deletionVectors"] = "'delta.enableDeletionVectors' = 'true'"
+        missing = [setting for feature, setting in needed.items() if feature not in protocol.writer_features]
+        if missing:
+            raise TableError(
+                f"{self.name}: its protocol lacks what the sink needs, the table features "
+                f"{', '.join(name for name in needed if name not in protocol.writer_features)}. Add them, which asks "
+                "for readers and writers that know them: ALTER TABLE … SET TBLPROPERTIES "
+                f"({', '.join(missing)})."
+            )
+
+    def check_fits(self, section: "TableSection") -> None:
+        partitioned = self._snapshot.metadata.partition_columns
+        wanted = [field.column for field in section.partition_fields]
+        if wanted and list(partitioned) != wanted:
+            raise TableError(
+                f"{self.name} exists, and its partitioning ({', '.join(partitioned) or 'not partitioned'}) differs "
+                "from partition_by. The table can't be changed this way: correct partition_by, or leave it out."
+            )
+        for column in self.columns():
+            if column.name in section.key and isinstance(column.type, T.FloatType | T.DoubleType):
+                raise TableError(
+                    f"{self.name}: key column {column.name} is floating-point, and NaN and -0.0 tell no rows apart. "
+                    "Use decimal or string."
+                )
+
+    def not_followed(self) -> Iterator[str]:
+        yield from PROPERTIES.ignored(self._snapshot.metadata.configuration)
+
+    # -- the position
+
+    def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
+        text = self.property(f"{prefix}.position")
+        if text is None:
+            return None
+        return self._position_at(self._snapshot, prefix, newest_if_in_doubt=newest_if_in_doubt)
+
+    def _position_at(self, snapshot: Snapshot, prefix: str, *, newest_if_in_doubt: bool) -> StoredPosition:
+        state: dict[str, str] = json.loads(snapshot.domains.get(prefix, "{}"))
+        if "position" not in state:
+            raise TableError(
+                f"{self.name} was restored to version {snapshot.version}, before this sink's first commit. To read the "
+                "source again from the start, remove the stored position (see docs/operations.md, Reset)."
+            )
+        stored = json.loads(state["position"])
+        trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == stored["operation"]
+        committed, restored = self._since(stored["operation"], int(stored["after"]), snapshot.version)
+        if restored is not None and not trusted:
+            return self._position_at(
+                self.log.snapshot_at(self._restored_version(restored)), prefix, newest_if_in_doubt=newest_if_in_doubt
+            )
+        if committed is None and not trusted:
+            raise TableError(
+                f"{self.name}: the log no longer has the version of this sink's last commit, so nothing tells whether "
+                "the table was restored to an earlier version since. If it was not, set the table property "
+                f"'{prefix}.not-rolled-back' to '{stored['operation']}', and start again. If it was, remove the stored "
+                "position to read the source again from the start (see docs/operations.md, Reset)."
+            )
+        index, last = stored.get("index"), committed
+        newer = json.loads(state.get("index", "{}"))
+        if newer.get("operation") == stored["operation"]:
+            index = newer["index"]
+            last = self._since(newer["commit"], int(newer["after"]), snapshot.version)[0]
+        return StoredPosition(
+            stored["position"], stored["operation"], committed, index if last is not None else None, last
+        )
+
+    def _since(self, operation: str, after: int, until: int) -> tuple[int | None, Commit | None]:
+        """The version that an operation made after the version `after`, and the last RESTORE that followed it up to the
+        version `until`.
+        """
+        known = self._made_by.get(operation)
+        commits = self._live.commits_since(after if known is None else known)
+        if commits is None:
+            return known, None
+        made, restored = known, None
+        for commit in commits:
+            if commit.version > until:
+                break
+            if commit.operation_id == operation:
+                made, restored = commit.version, None
+            elif commit.info.get("operation") == _RESTORE:
+                restored = commit
+        if made is not None:
+            self._made_by[operation] = made
+        return made, restored
+
+    def _restored_version(self, commit: Commit) -> int:
+        """The version to which a RESTORE took the table."""
+        parameters = commit.info.get("operationParameters", {})
+        version = parameters.get("version")
+        if version not in (None, "null"):
+            return int(version)
+        moment = parameters.get("timestamp")
+        at = self.spark.sql(f"SELECT unix_millis(CAST('{moment}' AS TIMESTAMP))").collect()[0][0] if moment else None
+        if at is None:
+            raise TableError(
+                f"{self.name}: version {commit.version} of the log is a RESTORE that doesn't say to which version. "
+                "Remove the stored position to read the source again from the start (see docs/operations.md, Reset)."
+            )
+        return self.log.version_at(int(at))
+
+    # -- changes of its columns
+
+    def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
+        struct = T.StructType.fromJson(json.loads(self._snapshot.metadata.schema))
+        fields = {field.name: field for field in struct}
+        for name, dtype in changes.items():
+            old = fields.get(name)
+            if dtype is None and old is not None:
+                fields[name] = T.StructField(name, old.dataType, True, old.metadata)
+            elif dtype is not None:
+                nullable, metadata = (True, {}) if old is None else (old.nullable, old.metadata)
+                fields[name] = T.StructField(name, dtype, nullable, metadata)
+        try:
+            self.log.evolve(self._snapshot.version, T.StructType(list(fields.values())))
+        except ValueError as error:
+            raise TableError(
+                f"{self.name}: {error}. Allow it: ALTER TABLE … SET TBLPROPERTIES ('delta.enableTypeWidening' = "
+                "'true'), which needs readers that know the feature typeWidening; or set schema_changes: fail."
+            ) from None
+        except CommitRefusedError as error:
+            log.info("%s: others committed while its columns were changed: %s", self.name, error)
+        self.refresh()
+
+    # -- what others need
+
+    def committer(self, *, newest_if_in_doubt: bool = False) -> DeltaCommitter:
+        return DeltaCommitter(self, newest_if_in_doubt=newest_if_in_doubt)
+
+    def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
+        types = {column.name: column.type.simpleString() for column in self.columns()}
+        return f"{', '.join(f'{name} {types[name]}' for name in key)}; delta {self._snapshot.metadata.table_id}"
+
+    def changes_since(self, base: int | None, included: set[int]) -> TableChanges | None:
+        current = self._snapshot.version
+        if base == current:
+            return None if included else TableChanges()
+        if base is None or base > current:
+            return None
+        commits = self._live.commits_since(base)
+        if commits is None or not included <= {commit.version for commit in commits}:
+            return None
+        foreign = [commit for commit in commits if commit.version not in included and any(file_actions(commit))]
+        if not foreign:
+            return TableChanges()
+        touched = {unquote(content["path"]) for commit in foreign for _, content in file_actions(commit)}
+        live = self.live
+        files = [self._live_file(path, live[path]) for path in touched if path in live]
+        gone = frozenset(self._path(path) for path in touched if path not in live)
+        shown = f"{len(foreign)} commits by others: {len(files)} files added or changed, {len(gone)} removed"
+        return TableChanges(files, gone, shown)
+
+    def appended_since(self, base: int | None) -> list[LiveFile] | None:
+        commits = None if base is None else self._live.commits_since(base)
+        foreign = [commit for commit in commits or () if any(file_actions(commit))]
+        actions = [action for commit in foreign for action in file_actions(commit)]
+        if not foreign or any(kind != "add" or not content["dataChange"] for kind, content in actions):
+            return None
+        paths = [unquote(content["path"]) for _, content in actions]
+        live = self.live
+        return [self._live_file(path, live[path]) for path in paths]
+
+    def live_files(self) -> Iterator[LiveFile]:
+        return (self._live_file(path, add) for path, add in self.live.items())
+
+    def _live_file(self, path: str, add: Mapping[str, Any]) -> LiveFile:
+        vector = add.get("deletionVector")
+        known = None if vector is None else {**vector, "record-count": vector["cardinality"]}
+        return LiveFile(IndexedFile(self._path(path), 0, dict(add["partitionValues"])), known, handle=add)
+
+    def _path(self, path: str) -> str:
+        """The full path of a data file, as tasks name it."""
+        return full(self.log.path, path)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return self._frame(spark)
+
+    def frame_of_commit(self, snapshot_id: int) -> DataFrame | None:
+        commits = self._live.commits_since(snapshot_id - 1)
+        if not commits:
+            return None
+        adds = [content for kind, content in file_actions(commits[0]) if kind == "add"]
+        return self.log.frame_of(snapshot_id, adds)
+
+    @contextmanager
+    def rows_of(self, files: Sequence[LiveFile]) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
+        frame = self.log.frame_of(self._snapshot.version, [file.handle for file in files])
+        name = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
+        names = [file.path.rpartition("/")[2] for file in files]
+        if len(set(names)) < len(names):
+            raise TemporaryError(f"{self.name}: two of its data files have the same name in different folders")
+        yield frame, name, F.col("_metadata.row_index"), names
+
+    def delete_rows(
+        self,
+        name: str,
+        tasks: int,
+        rows: Mapping[str, tuple[IndexedFile, BitMap64]],
+        known: Callable[[str], Mapping[str, Any] | None],
+        parquet_deletes: Mapping[str, Sequence[str]],
+        created: list[str],
+    ) -> WrittenDeletes:
+        return written_deletes(self.name, self.spec, rows, self.live, created)
+
+    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+        return candidates(self, prefix, is_enough)
+
+    def compaction(self, every: int) -> Optimize:
+        return Optimize(self, every)
+
+    def index_forbidden_at(self, location: str) -> str | None:
+        folder = location.removeprefix(f"{self.log.path.rstrip('/')}/")
+        if folder == location or folder.startswith("_"):
+            return None
+        return "inside the table's own folder, where Delta's VACUUM deletes it"
+
+    def tend(self) -> None:
+        """Write a due checkpoint in a thread of its own: it takes seconds."""
+        if self._checkpoint is not None and not self._checkpoint.done():
+            return
+        if self.log.is_checkpoint_due():
+            self._checkpoint = _CHECKPOINTS.submit(_write_checkpoint, self.spark, self.log.path, self.name)
+
+
+_CHECKPOINTS = ThreadPoolExecutor(1, "checkpoint")
+
+
+def _write_checkpoint(spark: SparkSession, path: str, name: str) -> None:
+    try:
+        activate(spark)
+        log_of_thread = DeltaLog.at(spark, path)
+        log_of_thread.refresh()
+        log_of_thread.checkpoint()
+    except RowdeltaError as error:  # without it, readers replay more of the log; the next commit tries again
+        log.warning("%s: no checkpoint of the log was written: %s", name, error)

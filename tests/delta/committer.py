@@ -1,0 +1,71 @@
+"""A process of its own that commits to a Delta table, in rounds, at the same moment as others that do the same:
+
+    python -m tests.delta.committer <table> <folder to meet in> <name>
+
+Its session has no catalog of Delta. It prints the outcome of each round as a line of JSON.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from pyspark.sql.types import LongType, StructField, StructType
+
+from sink.targets.delta.log import CommitRefusedError, DeltaLog, Proposal
+from tests.delta.conftest import WITHOUT_CATALOG, session
+
+ROUNDS = ("txn", "domain", "add") * 4
+PROCESSES = 2
+
+
+def meet(folder: Path, name: str, place: str) -> None:
+    """Wait until all processes are here."""
+    (folder / f"{place}-{name}").touch()
+    while len(list(folder.glob(f"{place}-*"))) < PROCESSES:
+        time.sleep(0.001)
+
+
+def main(path: str, folder: Path, name: str) -> None:
+    log = DeltaLog.at(session(WITHOUT_CATALOG), path)
+    meet(folder, name, "create")
+    created = log.create(StructType([StructField("id", LongType())]), (), {"delta.feature.domainMetadata": "supported"})
+    print(json.dumps({"created": created, "table": log.refresh().metadata.table_id}), flush=True)
+    for number, kind in enumerate(ROUNDS):
+        actions = {
+            # nothing but the action can be in the way of the other process
+            "txn": {"txn": {"appId": "app", "version": number, "lastUpdated": 1}},
+            "domain": {"domainMetadata": {"domain": "rowdelta.x", "configuration": name, "removed": False}},
+            "add": {
+                "add": {
+                    "path": f"{name}-{number}.parquet",
+                    "partitionValues": {},
+                    "size": 1,
+                    "modificationTime": 1,
+                    "dataChange": True,
+                    "stats": '{"numRecords": 1}',
+                }
+            },
+        }
+        meet(folder, name, f"before-{number}")
+        base = log.refresh().version
+        meet(folder, name, f"round-{number}")
+        try:
+            outcome = str(
+                log.commit(
+                    Proposal(
+                        [actions[kind]],
+                        base_version=base,
+                        live={},
+                        app_id="app" if kind == "txn" else name,
+                        operation=f"{name}-{number}",
+                    )
+                )
+            )
+        except CommitRefusedError as error:
+            outcome = error.conflict
+        print(json.dumps({"round": number, "kind": kind, "base": base, "outcome": outcome}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,84 @@
+"""Readers of Delta tables that share no code with delta-spark: delta-rs, DuckDB and polars."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+Rows = list[dict[str, Any]]
+
+
+def by_delta_rs(table: Path) -> Rows:
+    """By its query engine: `to_pyarrow_table` refuses tables with deletion vectors."""
+    rows = QueryBuilder().register("t", DeltaTable(str(table))).execute("SELECT * FROM t").read_all()
+    return plain(pa.table(rows))
+
+
+def by_duckdb(table: Path) -> Rows:
+    """Its extension is a package: nothing is downloaded."""
+    with duckdb.connect(
+        config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+    ) as connection:
+        package = importlib.import_module("duckdb_extension_delta")
+        (extension,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
+        connection.execute(f"LOAD '{extension}'")
+        connection.execute("SET TimeZone = 'UTC'")
+        return plain(connection.execute("SELECT * FROM delta_scan(?)", [str(table)]).to_arrow_table())
+
+
+def by_polars(table: Path) -> Rows:
+    return plain(pl.scan_delta(str(table)).collect().to_arrow())
+
+
+READERS: dict[str, Callable[[Path], Rows]] = {"delta-rs": by_delta_rs, "DuckDB": by_duckdb, "polars": by_polars}
+
+
+def plain(rows: pa.Table) -> Rows:
+    """Rows in an order of their own, such that two tables with the same rows are equal.
+
+    :return: column -> value. Dates are days and timestamps microseconds since 1970, since Python's end with the year
+        9999; NaN is the text `NaN`, to equal itself.
+    """
+    for convert in (_of_one_kind, _counted):
+        rows = rows.cast(pa.schema([(field.name, convert(field.type)) for field in rows.schema]))
+    return sorted((_comparable(row) for row in rows.to_pylist()), key=repr)
+
+
+def _of_one_kind(type_: pa.DataType) -> pa.DataType:
+    """Engines differ in how large a string may be, and in units."""
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):
+        return pa.binary()
+    if pa.types.is_timestamp(type_):
+        return pa.timestamp("us", type_.tz)
+    return _inside(type_, _of_one_kind)
+
+
+def _counted(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(type_):
+        return pa.int64()
+    return pa.int32() if pa.types.is_date(type_) else _inside(type_, _counted)
+
+
+def _inside(type_: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    if pa.types.is_struct(type_):
+        return pa.struct([(field.name, convert(field.type)) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(convert(type_.key_type), convert(type_.item_type))
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return pa.list_(convert(type_.value_type))
+    return type_
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _comparable(value[name]) for name in sorted(value)}
+    if isinstance(value, (list, tuple)):
+        return [_comparable(inner) for inner in value]
+    return "NaN" if value != value else value
