@@ -103,7 +103,7 @@ def test_targets_import_only_what_is_below_them(above: str) -> None:
     assert importers(ROOT / "sink" / "targets", above) == set()
 
 
-@pytest.mark.parametrize("target", ["iceberg"])
+@pytest.mark.parametrize("target", ["delta", "iceberg"])
 def test_what_a_target_adds_to_the_writers_loads_without_spark(target: str) -> None:
     assert not {"pyspark", "py4j"} & imported_by(f"sink.targets.{target}.writers")
 
@@ -125,7 +125,8 @@ def test_workers_are_forked_with_all_that_a_task_needs() -> None:
     """A task that finds a module missing imports it, in each new worker again."""
     code = "import sys, sink.spark.daemon; print(*sorted(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {"sink.spark.task", "sink.targets.iceberg.writers"} <= set(result.stdout.split())
+    needed = {"sink.spark.task", "sink.targets.delta.writers", "sink.targets.iceberg.writers"}
+    assert needed <= set(result.stdout.split())
 
 
 _MOVING = r"org\.apache\.spark\.sql\.execution\.streaming"
