@@ -63,7 +63,7 @@ _BROKEN_LOG = (
 class CommitRefusedError(Exception):
     """Nothing was committed, because of what others have committed since. Look at the table and write again.
 
-    :ivar conflict: simple name of Delta's exception (`ConcurrentAppendException`, …), or `StaleVersion` if the table
+    :param conflict: simple name of Delta's exception (`ConcurrentAppendException`, …), or `StaleVersion` if the table
         had moved on before anything was sent.
     """
 
