@@ -630,17 +630,17 @@ def test_a_checkpoint_is_written_when_asked_for(delta_spark: SparkSession, tmp_p
     for number in range(4):
         table.commit({"add": table.add(number)})
         table.log.refresh()
-        due.append(table.log.is_checkpoint_due())
+        due.append(table.log.is_checkpoint_due(100))
     assert due == [False, True, True, True]
     assert _checkpoints(table) == []
     assert table.log.checkpoint()
     assert _checkpoints(table) == [4]
-    assert not table.log.is_checkpoint_due()
+    assert not table.log.is_checkpoint_due(100)
     table.sql("INSERT INTO TABLE_ VALUES (4, 'a')")
     table.sql("INSERT INTO TABLE_ VALUES (5, 'a')")
     assert _checkpoints(table) == [4, 6], "others write theirs as ever"
     table.log.refresh()
-    assert not table.log.is_checkpoint_due()
+    assert not table.log.is_checkpoint_due(100)
     assert table.ids() == [0, 1, 2, 3, 4, 5]
 
 

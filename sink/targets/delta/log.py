@@ -637,13 +637,14 @@ class DeltaLog:
             metrics = DataFrame(table.optimize().executeCompaction(), self._spark).collect()[0]["metrics"]
         return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
-    def is_checkpoint_due(self) -> bool:
-        """Whether the newest version known is as far from the last checkpoint as the table's
-        `delta.checkpointInterval` says.
+    def is_checkpoint_due(self, every: int) -> bool:
+        """Whether the newest version known is far enough from the last checkpoint.
+
+        :param every: so many versions are far enough, or fewer if the table's `delta.checkpointInterval` says so.
         """
         snapshot = self._latest or self.refresh()
         with self.translated():
-            interval = int(self._java.checkpointInterval(snapshot.java.metadata()))
+            interval = min(every, int(self._java.checkpointInterval(snapshot.java.metadata())))
             last = max(int(snapshot.java.checkpointProvider().version()), self._checkpoint_version, 0)
         return snapshot.version - last >= interval
 
