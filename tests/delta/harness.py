@@ -1,5 +1,5 @@
-"""A job whose target is a Delta table: `tests.sink.harness.Job`, with the table as Delta's own Spark reader, the model of
-its log and readers without delta-spark see it.
+"""A job whose target is a Delta table: `tests.sink.harness.Job`, with the table as Delta's own Spark reader, the model
+of its log and readers without delta-spark see it.
 
     job = DeltaJob(spark, tmp_path)
     job.write([("+I", {"id": 1, "region": "eu"})])

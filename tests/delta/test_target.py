@@ -43,7 +43,7 @@ def test_changes_over_several_micro_batches(
     job.run()
     job.write([("-U", row(1, "us")), ("+U", row(1, None)), ("-D", row(20, "us")), ("+I", row(0, "us"))])
     job.run()
-    expected = {key: "eu" for key in range(2, 10)} | {0: "us", 1: None, 10: "a/b=c %", 11: "a/b=c %"}
+    expected = dict.fromkeys(range(2, 10), "eu") | {0: "us", 1: None, 10: "a/b=c %", 11: "a/b=c %"}
     assert job.rows() == [row(key, region) for key, region in sorted(expected.items())]
     job.check(travel=(2,))
     assert job.check_index() is not None
@@ -206,8 +206,8 @@ def test_small_files_are_merged(spark: SparkSession, tmp_path: Path, caplog: pyt
         for path in [job.table_folder / "_delta_log" / f"{version:020}.json"]
     ]
     assert rewrites
-    moved = [content for actions in rewrites for action in actions for kind, content in action.items() if kind in ("add", "remove")]  # fmt: skip
-    assert {action["dataChange"] for action in moved} == {False}
+    moved = [action for actions in rewrites for action in actions if {"add", "remove"} & action.keys()]
+    assert {content["dataChange"] for action in moved for content in action.values()} == {False}
     job.check(travel=(2,))
     assert job.check_index() is not None
     job.write([("+U", row(key, "us")) for key in range(6)])
