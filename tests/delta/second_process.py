@@ -1,5 +1,5 @@
-"""A process of its own that runs a job: `python -m tests.delta.second_process <configuration as JSON>`. Its last line is
-how the run ended.
+"""A process of its own that runs a job: `python -m tests.delta.second_process <configuration as JSON>`. Its last line
+is how the run ended.
 """
 
 import json
@@ -10,7 +10,7 @@ from sink.config import Config
 from sink.errors import RowdeltaError
 from sink.run.pipeline import Pipeline
 from sink.spark import session
-from tests.services.jars import delta_jars
+from tests.services.jars import ivy_to_itself
 
 
 def main(path: Path) -> None:
@@ -20,11 +20,11 @@ def main(path: Path) -> None:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.driver.extraClassPath": ":".join(map(str, delta_jars())),
         "spark.databricks.delta.snapshotPartitions": "1",
     }
     config = Config.model_validate(values)
-    spark = session.start(config)
+    with ivy_to_itself():
+        spark = session.start(config)
     try:
         Pipeline(spark, config).run()
         print("done", flush=True)

@@ -2,20 +2,24 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any, get_args
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from sink.errors import FencedError, TableError, TemporaryError
 from sink.targets.delta.log import DeltaLog
 from tests.delta.harness import DeltaJob, before_commit, before_rewrite, crashing
 from tests.delta.test_target import inserts, row
-from tests.sink.harness import Fault, java_error, merging_soon
+from tests.sink.harness import Fault, damage, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -56,7 +60,7 @@ def test_a_commit_of_unknown_outcome(
         failed.append(None)
         if written:
             original(self, *args)
-        raise java_error(spark, "java.io.UncheckedIOException", "timeout") if False else _io_error(spark)
+        raise _io_error(spark)
 
     monkeypatch.setattr(DeltaLog, "_send", send)
     if written:
@@ -74,10 +78,9 @@ def test_a_commit_of_unknown_outcome(
 
 
 def _io_error(spark: SparkSession) -> Exception:
-    from py4j.protocol import Py4JJavaError
-
     jvm: Any = spark.sparkContext._jvm
-    return Py4JJavaError("timeout", jvm.java.io.IOException("timeout"))
+    error: Exception = Py4JJavaError("timeout", jvm.java.io.IOException("timeout"))
+    return error
 
 
 def test_a_second_driver_is_fenced(spark: SparkSession, tmp_path: Path) -> None:
@@ -108,14 +111,11 @@ def test_a_second_driver_is_fenced_by_delta_itself(spark: SparkSession, tmp_path
 
 
 def test_another_sink_in_the_same_table(spark: SparkSession, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     job = DeltaJob(spark, tmp_path)
     job.write(inserts(1, 2))
     job.run()
     (tmp_path / "other").mkdir()
     other = replace(job, sink_id="other", folder=tmp_path / "other", checkpoint=tmp_path / "other state")
-    other.__class__.warehouse = job.__class__.warehouse
     (tmp_path / "other" / "warehouse").symlink_to(job.warehouse)
     other.write([("+U", row(1, "other")), ("+I", row(9))])
     job.write([("+U", row(1, "us")), ("-D", row(2))])
@@ -130,11 +130,6 @@ def test_another_sink_in_the_same_table(spark: SparkSession, tmp_path: Path) -> 
 def test_the_index_is_built_again(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str
 ) -> None:
-    import shutil
-    from random import Random
-
-    from tests.sink.harness import damage
-
     caplog.set_level(logging.INFO, "rowdelta")
     job = DeltaJob(spark, tmp_path)
     job.write(inserts(*range(10)))
@@ -329,8 +324,7 @@ def test_two_processes_with_one_sink_id(spark: SparkSession, tmp_path: Path) -> 
     command = [sys.executable, "-m", "tests.delta.second_process"]
     processes = []
     for number in range(2):
-        config = job.config().model_dump(mode="json", by_alias=True, exclude_none=True)
-        del config["tables"][0]["properties"]
+        config = job.config_values()
         path = tmp_path / f"{number}.json"
         config["sink"]["checkpoint"] = str(tmp_path / f"state {number}")
         path.write_text(json.dumps(config))

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.errors import TemporaryError
+from sink.errors import RolledBackError, TableError, TemporaryError
 from sink.targets.delta.catalog import DeltaCatalogs
 from sink.targets.delta.table import DeltaTable
 from tests.delta.harness import DeltaJob, When, before_commit
@@ -201,7 +201,10 @@ def test_restore_takes_the_position_back(spark: SparkSession, tmp_path: Path, wh
     job.run()
     job.write([("-D", row(2)), ("+I", row(4))])
     as_of = early if to == "VERSION" else f"'{moment}'"
-    with before_commit(lambda: job.sql(f"RESTORE TABLE {{t}} TO {to} AS OF {as_of}"), when) as ran:
+    with (
+        before_commit(lambda: job.sql(f"RESTORE TABLE {{t}} TO {to} AS OF {as_of}"), when) as ran,
+        pytest.raises(RolledBackError),
+    ):
         job.run()
     assert len(ran) == 1
     job.run()
@@ -215,8 +218,6 @@ def test_restore_takes_the_position_back(spark: SparkSession, tmp_path: Path, wh
 
 
 def test_restore_to_before_the_sink(spark: SparkSession, tmp_path: Path) -> None:
-    from sink.errors import TableError
-
     job = DeltaJob(spark, tmp_path)
     job.create("id bigint, region string")
     job.sql("INSERT INTO {t} VALUES (1, 'x')")

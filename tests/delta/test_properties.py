@@ -1,7 +1,7 @@
 """A Delta table is equal to the source, whatever the changelog is, wherever the job dies, and whatever others do.
 
-Stories are those of `tests.sink.test_properties`, with what happens to Delta tables. `ROWDELTA_DELTA_STORIES=100 pytest …`
-goes hunting.
+Stories are those of `tests.sink.test_properties`, with what happens to Delta tables. `ROWDELTA_DELTA_STORIES=100 pytest
+…` goes hunting.
 """
 
 import os
