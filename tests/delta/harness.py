@@ -166,6 +166,15 @@ class DeltaJob(Job):
             found.setdefault(tuple(row[name] for name in self.key), set()).add(hashes[place])
         return found
 
+    def vacuum(self) -> None:
+        """Delete all files that the table doesn't need now."""
+        check = "spark.databricks.delta.retentionDurationCheck.enabled"
+        self.spark.conf.set(check, "false")
+        try:
+            self.sql("VACUUM {t} RETAIN 0 HOURS")
+        finally:
+            self.spark.conf.unset(check)
+
     def clean_log(self) -> None:
         """Write a checkpoint, and delete all commits that it has. Delta does this on its own a month later."""
         log = self.java_log()

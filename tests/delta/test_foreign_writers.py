@@ -145,7 +145,7 @@ MEANWHILE: dict[str, tuple[str, Callable[[dict[int, str]], dict[int, str]]]] = {
     "delete": ("DELETE FROM {t} WHERE id IN (1, 3)", lambda rows: {k: v for k, v in rows.items() if k != 3}),
     "update": ("UPDATE {t} SET region = 'o' WHERE id >= 1 AND id < 5", lambda rows: rows | {3: "o", 4: "o"}),
     "optimize": ("OPTIMIZE {t}", lambda rows: rows),
-    "vacuum": ("VACUUM {t} RETAIN 0 HOURS", lambda rows: rows),
+    "vacuum": ("VACUUM {t}", lambda rows: rows),
     "truncate": ("TRUNCATE TABLE {t}", lambda rows: {k: v for k, v in rows.items() if k in (1, 50)}),
     "overwrite": (
         "INSERT OVERWRITE {t} VALUES (1, 'o'), (2, 'o'), (70, 'o')",
@@ -236,7 +236,7 @@ def test_vacuum_and_log_clean_up(spark: SparkSession, tmp_path: Path, caplog: py
     job.run()
     job.write([("-D", row(key)) for key in range(0, 2000, 3)])
     job.run()
-    job.sql("VACUUM {t} RETAIN 0 HOURS")
+    job.vacuum()
     job.clean_log()
     job.write([("+U", row(1, "us")), ("-D", row(2))])
     job.run()

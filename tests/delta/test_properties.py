@@ -181,7 +181,7 @@ class DeltaPlayer(Player):
         elif disturbance == "property set":
             job.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('delta.checkpointInterval' = '{job.version() + 2}')")
         elif disturbance == "vacuum":
-            job.sql("VACUUM {t} RETAIN 0 HOURS")
+            job.vacuum()
             self.oldest = job.version()
         elif disturbance == "log cleaned":
             if self._own_versions()[-1:] == [job.version()]:  # else it isn't known whether there was a RESTORE
