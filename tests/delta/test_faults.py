@@ -160,6 +160,30 @@ def test_the_index_is_built_again(
     assert job.check_index() is not None
 
 
+def test_log_clean_up_between_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """A file of the sink's last commit that is live tells that the table was not restored to before it."""
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    job.write([("-D", row(1)), ("+I", row(3))])
+    job.run()
+    job.sql("INSERT INTO {t} VALUES (50, 'x')")
+    job.clean_log()
+    job.write([("+U", row(3, "us"))])
+    job.run()
+    assert job.rows() == [row(2), row(3, "us"), row(50, "x")]
+    job.check()
+    assert job.check_index() is not None
+    job.write([("-D", row(3, "us"))])
+    job.run()
+    job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {job.version() - 1}")
+    job.sql("INSERT INTO {t} VALUES (51, 'x')")
+    job.clean_log()
+    job.write(inserts(7))
+    with pytest.raises(TableError, match="nothing tells whether"):
+        job.run()
+
+
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [

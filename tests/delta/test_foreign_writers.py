@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.errors import RolledBackError, TableError, TemporaryError
+from sink.errors import TableError, TemporaryError
 from sink.targets.delta.catalog import DeltaCatalogs
 from sink.targets.delta.table import DeltaTable
 from tests.delta.harness import DeltaJob, When, before_commit
@@ -64,7 +64,7 @@ def test_files_of_one_name_in_several_partitions(spark: SparkSession, tmp_path: 
     job.run()
     expected = {1: "us", 2: "a/b=c %", 3: "us", 4: "us", 5: "eu"}
     assert job.rows() == [row(key, region) for key, region in expected.items()]
-    job.check()
+    job.check(readers=("delta-rs", "DuckDB"))  # polars takes the folder's name for the value
     assert job.check_index() is not None
 
 
@@ -201,11 +201,8 @@ def test_restore_takes_the_position_back(spark: SparkSession, tmp_path: Path, wh
     job.run()
     job.write([("-D", row(2)), ("+I", row(4))])
     as_of = early if to == "VERSION" else f"'{moment}'"
-    with (
-        before_commit(lambda: job.sql(f"RESTORE TABLE {{t}} TO {to} AS OF {as_of}"), when) as ran,
-        pytest.raises(RolledBackError),
-    ):
-        job.run()
+    with before_commit(lambda: job.sql(f"RESTORE TABLE {{t}} TO {to} AS OF {as_of}"), when) as ran:
+        job.run()  # it opens the table again, and reads again what followed
     assert len(ran) == 1
     job.run()
     assert job.rows() == [row(1, "us"), row(3), row(4)]

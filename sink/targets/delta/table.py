@@ -40,7 +40,7 @@ from sink.targets.delta.live_files import LiveFiles, file_actions, full, without
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import written_deletes
 from sink.targets.delta.optimize import Optimize
-from sink.targets.delta.small_files import candidates
+from sink.targets.delta.small_files import WRITER, candidates
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 
@@ -228,7 +228,7 @@ class DeltaTable(Target):
             return self._position_at(
                 self.log.snapshot_at(self._restored_version(restored)), prefix, newest_if_in_doubt=newest_if_in_doubt
             )
-        if committed is None and not trusted:
+        if committed is None and not trusted and not self._has_files_of(stored["operation"], snapshot):
             raise TableError(
                 f"{self.name}: the log no longer has the version of this sink's last commit, so nothing tells whether "
                 "the table was restored to an earlier version since. If it was not, set the table property "
@@ -263,6 +263,12 @@ class DeltaTable(Target):
         if made is not None:
             self._made_by[operation] = made
         return made, restored
+
+    def _has_files_of(self, operation: str, snapshot: Snapshot) -> bool:
+        """Whether a file is live that the sink's commit added. Then the table wasn't taken back to before it."""
+        return snapshot.version == self._snapshot.version and any(
+            (add.get("tags") or {}).get(WRITER) == operation for add in self.live.values()
+        )
 
     def _restored_version(self, commit: Commit) -> int:
         """The version to which a RESTORE took the table."""
