@@ -339,7 +339,7 @@ def test_a_file_without_a_live_row_is_left_out_and_deleted(tmp_path: Path) -> No
     assert [str(path) for path in tmp_path.rglob("*.parquet")] == [file.path for file in files]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     operations=st.lists(
         st.tuples(st.integers(0, 6), st.sampled_from(["a", "b", "", None]), st.booleans()), max_size=60
