@@ -41,7 +41,7 @@ from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapsho
 from sink.targets.delta.new_vectors import written_deletes
 from sink.targets.delta.optimize import Optimize
 from sink.targets.delta.small_files import candidates
-from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol
+from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 
 if TYPE_CHECKING:
@@ -177,28 +177,16 @@ class DeltaTable(Target):
 
     def check_writable(self, *, appends: bool = False) -> None:
         protocol, metadata = self._snapshot.protocol, self._snapshot.metadata
-        check_protocol(
-            self.name,
-            {
-                "minReaderVersion": protocol.reader_version,
-                "minWriterVersion": protocol.writer_version,
-                "readerFeatures": sorted(protocol.reader_features),
-                "writerFeatures": sorted(protocol.writer_features),
-            },
-        )
+        found = {
+            "minReaderVersion": protocol.reader_version,
+            "minWriterVersion": protocol.writer_version,
+            "readerFeatures": sorted(protocol.reader_features),
+            "writerFeatures": sorted(protocol.writer_features),
+        }
+        check_protocol(self.name, found)
         PROPERTIES.check(self.name, metadata.configuration, appends=appends)
         check_columns(self.name, metadata.schema)
-        needed = {"domainMetadata": "'delta.feature.domainMetadata' = 'supported'"}
-        if not appends:
-            needed["deletionVectors"] = "'delta.enableDeletionVectors' = 'true'"
-        missing = [setting for feature, setting in needed.items() if feature not in protocol.writer_features]
-        if missing:
-            raise TableError(
-                f"{self.name}: its protocol lacks what the sink needs, the table features "
-                f"{', '.join(name for name in needed if name not in protocol.writer_features)}. Add them, which asks "
-                "for readers and writers that know them: ALTER TABLE … SET TBLPROPERTIES "
-                f"({', '.join(missing)})."
-            )
+        check_required(self.name, found, metadata.configuration, appends=appends)
 
     def check_fits(self, section: "TableSection") -> None:
         partitioned = self._snapshot.metadata.partition_columns
@@ -410,10 +398,12 @@ class DeltaTable(Target):
         """Write a due checkpoint in a thread of its own: it takes seconds."""
         if self._checkpoint is not None and not self._checkpoint.done():
             return
-        if self.log.is_checkpoint_due():
+        if self.log.is_checkpoint_due(_CHECKPOINT_EVERY):
             self._checkpoint = _CHECKPOINTS.submit(_write_checkpoint, self.spark, self.log.path, self.name)
 
 
+_CHECKPOINT_EVERY = 10
+"""Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
 _CHECKPOINTS = ThreadPoolExecutor(1, "checkpoint")
 
 
