@@ -736,3 +736,18 @@ def test_delta_reads_the_vectors(delta_spark: SparkSession, tmp_path: Path) -> N
     found = {row.id: row.text for row in delta_spark.read.format("delta").load(str(folder)).collect()}
     assert sorted(found) == sorted({*range(10), *range(10_000, 20_000)} - set(gone))
     assert {number for number, text in found.items() if text == "new"} == {7}
+
+
+@pytest.mark.spark
+def test_vectors_of_deltas_own_writer_are_read(delta_spark: SparkSession, tmp_path: Path) -> None:
+    """Also those that replace vectors of ours."""
+    folder = tmp_path / "table"
+    table = created(delta_spark, folder, {"id": "bigint", "text": "string"})
+    rows = changes(*((RowKind.INSERT, 1, i, None) for i in range(1000)))
+    files = written(table, rows, changes(*((RowKind.DELETE, 2, i, None) for i in range(3))))
+    commit(folder, files)
+    delta_spark.sql(f"DELETE FROM delta.`{folder}` WHERE id % 7 = 5")
+    (add,) = logged_adds(folder)
+    assert add["path"] == Path(files[0].path).name
+    (positions,) = read_vectors(table.io, table.location, [add["deletionVector"]])
+    assert positions == BitMap64([*range(3), *range(5, 1000, 7)])
