@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from deltawriters.keyindex import IndexedFile
@@ -35,7 +36,7 @@ def written_deletes(
     :param live: the live files where the rows were looked up, by decoded path.
     :raises TableError: a vector is missing or damaged, so nothing tells which rows of its file are live.
     """
-    adds = {path: live[relative(table.location, path)] for path in rows}
+    adds = {path: _counted(table, path, live[relative(table.location, path)]) for path in rows}
     before = _live_vectors(name, table, adds)
     united, files, removed = dict[str, BitMap64](), list[str](), list[str]()
     vectors = dict[str, Mapping[str, Any] | None]()
@@ -52,6 +53,17 @@ def written_deletes(
         vectors[path] = {**vector, "record-count": vector["cardinality"]}
         files.append(json.dumps(with_vector(adds[path], vector)))
     return WrittenDeletes(files, removed, vectors)
+
+
+def _counted(table: DeltaTableSpec, path: str, add: Add) -> Add:
+    """The `add` with statistics that have at least the number of rows, which a file with a vector must have. Other
+    writers may leave them out.
+    """
+    if "numRecords" in json.loads(add.get("stats") or "{}"):
+        return add
+    with table.io.new_input(path).open() as stream:
+        rows = pq.ParquetFile(stream).metadata.num_rows
+    return {**add, "stats": json.dumps({**json.loads(add.get("stats") or "{}"), "numRecords": rows})}
 
 
 def _live_vectors(name: str, table: DeltaTableSpec, adds: Mapping[str, Add]) -> dict[str, BitMap64]:
