@@ -355,7 +355,7 @@ def _history(args: argparse.Namespace) -> int:
         from sink.commands import time_travel
 
         found = time_travel.history(spark, config, time_travel.target(config, args.table))
-        return time_travel.lines(found, args.limit, as_json=args.json)
+        return found.lines(args.limit, as_json=args.json)
 
     return _inspect(args, look, short=True)
 
