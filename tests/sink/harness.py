@@ -26,7 +26,7 @@ from decimal import Decimal
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import unquote, urlparse
 from uuid import uuid4
 
@@ -48,7 +48,7 @@ from sink.run.pipeline import Pipeline
 from sink.spark import task
 from sink.spark.versions import to_arrow
 from sink.targets import merge_levels
-from sink.targets.base import ChangeSet, Rewrite
+from sink.targets.base import ChangeSet, Committer, Rewrite
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.retries import Retries
 
@@ -93,11 +93,13 @@ class Job:
     :param sections: overrides by section, for example `{"sink": {"on_bad_record": "fail"}}`.
     """
 
+    catalog: ClassVar[str] = CATALOG
+
     spark: SparkSession
     folder: Path
     columns: Mapping[str, str] = field(default_factory=lambda: {"id": "bigint", "region": "string"})
     key: Sequence[str] = ("id",)
-    mode: Literal["upsert", "changelog"] = "upsert"
+    mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality"] = "position"
     partition_by: Sequence[str] = ()
     file_format: Literal["parquet", "json"] = "parquet"
@@ -122,11 +124,11 @@ class Job:
 
     @property
     def target(self) -> str:
-        return f"{CATALOG}.{self.namespace}.orders"
+        return f"{self.catalog}.{self.namespace}.orders"
 
     @property
     def dead_letters(self) -> str:
-        return f"{CATALOG}.{self.namespace}.dead_letters"
+        return f"{self.catalog}.{self.namespace}.dead_letters"
 
     @property
     def changes_folder(self) -> Path:
@@ -140,6 +142,11 @@ class Job:
     @property
     def warehouse(self) -> Path:
         return Path(str(self.spark.conf.get(f"spark.sql.catalog.{CATALOG}.warehouse")))
+
+    @property
+    def catalog_options(self) -> dict[str, str]:
+        """The catalog's entry in the configuration."""
+        return {"type": "hadoop", "warehouse": str(self.warehouse)}
 
     @property
     def table_folder(self) -> Path:
@@ -171,7 +178,7 @@ class Job:
                 "format": "row-kind",
                 "options": {"path_format": self.file_format, "maxFilesPerTrigger": 1},
             },
-            "catalogs": {CATALOG: {"type": "hadoop", "warehouse": str(self.warehouse)}},
+            "catalogs": {self.catalog: self.catalog_options},
             "tables": [table],
         }
         if self.index_location is not None:
@@ -502,15 +509,20 @@ Fault = Literal["in a task", "before the commit", "after the commit", "before a 
 
 
 @contextmanager
-def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> Iterator[None]:
-    """Code inside this context dies at `fault`, after `after_commits` commits to the table named `table`."""
+def crashing(
+    fault: Fault, *, after_commits: int = 0, table: str = "orders", of: type[Committer] = IcebergCommitter
+) -> Iterator[None]:
+    """Code inside this context dies at `fault`, after `after_commits` commits to the table named `table`.
+
+    :param of: the format's committer.
+    """
     commits = itertools.count(1)
-    original, original_rewrite = IcebergCommitter.commit, IcebergCommitter.rewrite
+    original, original_rewrite = of.commit, of.rewrite
 
     with pytest.MonkeyPatch.context() as patch:
 
-        def commit(self: IcebergCommitter, request: ChangeSet, retries: Retries) -> None:
-            number = next(commits) if self._table.name.endswith(f".{table}") else 0
+        def commit(self: Committer, request: ChangeSet, retries: Retries) -> None:
+            number = next(commits) if self.table.name.endswith(f".{table}") else 0
             if fault == "before the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
             original(self, request, retries)
@@ -519,15 +531,15 @@ def crashing(fault: Fault, *, after_commits: int = 0, table: str = "orders") -> 
             if fault == "in a task" and number >= after_commits:
                 patch.setattr(task, "run", die_in_task)
 
-        def rewrite(self: IcebergCommitter, request: Rewrite) -> None:
+        def rewrite(self: Committer, request: Rewrite) -> None:
             if fault == "before a rewrite":
                 raise CrashError(f"crash {fault}")
             original_rewrite(self, request)
             if fault == "after a rewrite":
                 raise CrashError(f"crash {fault}")
 
-        patch.setattr(IcebergCommitter, "commit", commit)
-        patch.setattr(IcebergCommitter, "rewrite", rewrite)
+        patch.setattr(of, "commit", commit)
+        patch.setattr(of, "rewrite", rewrite)
         if fault == "in a task" and after_commits == 0:
             patch.setattr(task, "run", die_in_task)
         yield
@@ -575,18 +587,21 @@ def jvm_calls(owner: type, name: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def before_rewrite(action: Callable[[], object]) -> Iterator[None]:
-    """Run `action` between the writing of the next minor compaction's files and their commit."""
-    remaining = iter(range(1))
-    original = IcebergCommitter.rewrite
+def before_rewrite(action: Callable[[], object], *, of: type[Committer] = IcebergCommitter) -> Iterator[None]:
+    """Run `action` between the writing of the next minor compaction's files and their commit.
 
-    def rewrite(self: IcebergCommitter, request: Rewrite) -> None:
+    :param of: the format's committer.
+    """
+    remaining = iter(range(1))
+    original = of.rewrite
+
+    def rewrite(self: Committer, request: Rewrite) -> None:
         if next(remaining, None) is not None:
             action()
         original(self, request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergCommitter, "rewrite", rewrite)
+        patch.setattr(of, "rewrite", rewrite)
         yield
 
 

@@ -1,0 +1,218 @@
+"""A Delta table as the target of a job: what it holds is what the source has, by every reader."""
+
+import datetime as dt
+import json
+import logging
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.delta.harness import DeltaJob
+from tests.sink.harness import Change, merging_soon
+
+pytestmark = pytest.mark.spark
+
+
+def row(key: Any, region: str | None = "eu", **others: Any) -> dict[str, Any]:
+    return {"id": key, "region": region, **others}
+
+
+def inserts(*keys: Any, region: str | None = "eu") -> list[Change]:
+    return [("+I", row(key, region)) for key in keys]
+
+
+@pytest.mark.parametrize("partition_by", [(), ("region",)])
+@pytest.mark.parametrize("mode", ["upsert", "changelog"])
+def test_changes_over_several_micro_batches(
+    spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...], mode: Any
+) -> None:
+    job = DeltaJob(spark, tmp_path, partition_by=partition_by, mode=mode)
+    job.write([*inserts(*range(10)), ("+I", row(10, None)), ("+I", row(11, "a/b=c %"))])
+    job.write(
+        [
+            ("-D", row(0)),
+            *(("-U", row(1)), ("+U", row(1, "us"))),
+            *(("+I", row(20)), ("-U", row(20)), ("+U", row(20, "us"))),
+            *(("-U", row(10, None)), ("+U", row(10, "a/b=c %"))),
+            *(("+I", row(21)), ("-D", row(21))),
+        ]
+    )
+    job.run()
+    job.write([("-U", row(1, "us")), ("+U", row(1, None)), ("-D", row(20, "us")), ("+I", row(0, "us"))])
+    job.run()
+    expected = {key: "eu" for key in range(2, 10)} | {0: "us", 1: None, 10: "a/b=c %", 11: "a/b=c %"}
+    assert job.rows() == [row(key, region) for key, region in sorted(expected.items())]
+    job.check(travel=range(job.version()))
+    assert job.check_index() is not None
+
+
+def test_a_file_whose_rows_are_all_deleted_is_removed(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2, 3))
+    job.write(inserts(4))
+    job.write([("-D", row(1)), ("-D", row(2))])
+    job.run()
+    assert len(job.vectors()) == 1
+    job.write([("-D", row(3))])
+    job.run()
+    assert job.vectors() == {}
+    assert len(job.snapshot().files) == 1
+    assert job.rows() == [row(4)]
+    job.check(travel=range(job.version()))
+    assert job.check_index() is not None
+    job.write([("-D", row(4))])
+    job.run()
+    assert job.snapshot().files == {}
+    assert job.rows() == []
+    job.write(inserts(1))
+    job.run()
+    assert job.rows() == [row(1)]
+    job.check()
+    assert job.check_index() is not None
+
+
+def test_a_vector_grows_inline_and_then_in_a_file(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(*range(3000)))
+    kinds = []
+    deleted: set[int] = set()
+    for step in (1000, 7, 2):
+        gone = set(range(0, 3000, step)) - deleted
+        job.write([("-D", row(key)) for key in sorted(gone)])
+        job.run()
+        deleted |= gone
+        (vector,) = job.vectors().values()
+        kinds.append(vector["storageType"])
+        assert vector["cardinality"] == len(deleted)
+    assert kinds == ["i", "u", "u"]
+    assert [found["id"] for found in job.rows()] == [key for key in range(3000) if key not in deleted]
+    job.check(travel=range(job.version()))
+    assert job.check_index() is not None
+
+
+KEYS: dict[str, list[Any]] = {
+    "bigint": [0, -(2**63), 2**63 - 1],
+    "string": ["", "a/b=c %25 ä'\"\\\n", "x" * 50],
+    "date": [dt.date(1, 1, 1), dt.date(1969, 12, 31), dt.date(9999, 12, 31)],
+    "decimal(38,10)": [Decimal("0E-10"), Decimal("-1.0000000001"), Decimal("9999999999999999999999999999.9999999999")],
+    "boolean": [True, False],
+    "binary": [b"", b"\x00", b"\xff" * 20],
+    "timestamp": [
+        dt.datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC),
+        dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC),
+    ],
+}
+
+
+@pytest.mark.parametrize("sql_type", KEYS)
+@pytest.mark.parametrize("is_partition", [False, True])
+def test_key_types(spark: SparkSession, tmp_path: Path, sql_type: str, is_partition: bool) -> None:
+    first, *others = KEYS[sql_type]
+    partition_by = ("id",) if is_partition else ()
+    job = DeltaJob(
+        spark, tmp_path, columns={"id": sql_type, "part": "bigint", "region": "string"}, key=("id", "part"),
+        partition_by=partition_by,
+    )  # fmt: skip
+    job.write([("+I", row(key, part=number)) for key in (first, *others) for number in range(2)])
+    job.run()
+    job.write([("+U", row(first, "us", part=0)), ("-D", row(others[0], part=1))])
+    job.run()
+    expected = [row(key, part=number) for key in others for number in range(2)][:1]
+    expected += [row(key, part=number) for key in others[1:] for number in range(2)]
+    expected += [row(first, "us", part=0), row(first, part=1)]
+    assert sorted(map(repr, job.rows())) == sorted(
+        repr({"id": found["id"], "part": found["part"], "region": found["region"]}) for found in expected
+    )
+    strange = is_partition and sql_type in ("binary", "timestamp", "string", "date", "boolean")
+    job.check(readers=("delta-rs", "DuckDB") if strange else ("delta-rs", "DuckDB", "polars"))
+    assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("partition_by", ["", "PARTITIONED BY (region)"])
+def test_column_mapping_and_not_null(spark: SparkSession, tmp_path: Path, partition_by: str) -> None:
+    job = DeltaJob(spark, tmp_path, configure_columns=False)
+    properties = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "3", "delta.minWriterVersion": "7"}
+    job.create("id bigint NOT NULL, region string, old string", more=partition_by, properties=properties)
+    job.sql("ALTER TABLE {t} DROP COLUMN old")
+    job.sql("ALTER TABLE {t} RENAME COLUMN region TO `the region, ä`")
+    job.columns = {"id": "bigint", "the region, ä": "string"}
+
+    def named(key: int, region: str) -> dict[str, Any]:
+        return {"id": key, "the region, ä": region}
+
+    job.write([("+I", named(key, "eu")) for key in range(4)])
+    job.run()
+    job.sql("INSERT INTO {t} VALUES (9, 'us')")
+    job.write([("+U", named(1, "us")), ("-D", named(0, "eu")), ("+U", named(9, "x"))])
+    job.run()
+    assert job.rows() == [named(1, "us"), named(2, "eu"), named(3, "eu"), named(9, "x")]
+    job.check(readers=("delta-rs", "DuckDB"))
+    assert job.check_index() is not None
+
+
+def test_a_micro_batch_without_effect(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write([("-D", row(1))])
+    job.write(inserts(1))
+    job.write([("-D", row(7)), ("+I", row(8)), ("-D", row(8))])
+    job.run()
+    assert job.rows() == [row(1)]
+    assert len(job.snapshot().files) == 1
+    job.run()
+    job.check(travel=range(job.version()))
+
+
+def test_mode_append(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, mode="append", key=())
+    job.columns = {"id": "bigint", "region": "string"}
+    job.create("id bigint, region string", properties={"delta.appendOnly": "true"})
+    job.write(inserts(1, 2, 1))
+    job.run()
+    job.write(inserts(1))
+    job.run()
+    assert [found["id"] for found in job.check()] == [1, 1, 1, 2]
+
+
+def test_lost_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.write([("+U", row(1, "us"))])
+    job.run()
+    version = job.version()
+    job.lose_checkpoint()
+    job.run()
+    assert job.version() == version
+    job.write([("-D", row(1, "us"))])
+    job.run()
+    assert job.rows() == [row(2)]
+    job.check()
+
+
+def test_small_files_are_merged(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = DeltaJob(spark, tmp_path, partition_by=("region",))
+    for key in range(6):
+        job.write([*inserts(key, key + 100), ("-D", row(key + 99))])
+    with merging_soon(3):
+        job.run()
+    assert [found["id"] for found in job.rows()] == [0, 1, 2, 3, 4, 5, 105]
+    rewrites = [
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for version, info in job.log.history().items()
+        if "rowdelta.minor-compaction" in (info.get("userMetadata") or "")
+        for path in [job.table_folder / "_delta_log" / f"{version:020}.json"]
+    ]
+    assert rewrites
+    moved = [content for actions in rewrites for action in actions for kind, content in action.items() if kind in ("add", "remove")]  # fmt: skip
+    assert {action["dataChange"] for action in moved} == {False}
+    job.check(travel=range(job.version()))
+    assert job.check_index() is not None
+    job.write([("+U", row(key, "us")) for key in range(6)])
+    job.run()
+    assert [found["region"] for found in job.rows()] == ["us"] * 6 + ["eu"]
+    job.check()
+    assert job.check_index() is not None
+    assert "catching up" not in caplog.text
