@@ -14,12 +14,14 @@ import re
 import shutil
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from benchmarks import merge_baseline
 from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session
@@ -32,6 +34,8 @@ FILES_PER_BATCH = 2
 SCANS = 7
 ENOUGH_SECONDS = 4
 PACKING = "packing"
+DELTA = "Delta"
+"""Cases with this in their name need a session with Delta Lake, so `--only` must name it."""
 PACKING_TURNS = 5
 COMPACT_EVERY = 8
 """Commits, of the cases that compact their table: so that each scan finds another number of them since the last
@@ -83,16 +87,24 @@ class RowdeltaCase:
         version: int = 2,
         compact_every: int | None = None,
         level: int | None = None,
+        *,
+        delta: bool = False,
     ) -> None:
         compacted = "_compacted" if compact_every else ""
         leveled = f"_level{level}" if level else ""
         suffix = f"{deletes}_v{version}_{f'bucket{buckets}' if buckets else 'plain'}{compacted}{leveled}"
-        table = f"{CATALOG}.{folder.name}.rowdelta_{suffix}"
-        name = f"rowdelta {deletes} v{version}, {_partitioning(buckets)}{', compacted' if compact_every else ''}"
+        suffix = f"{suffix}_delta" if delta else suffix
+        self._catalog = "delta" if delta else CATALOG
+        table = f"{self._catalog}.{folder.name}.rowdelta_{suffix}"
+        kind = "Delta" if delta else f"v{version}"
+        name = f"rowdelta {deletes} {kind}, {_partitioning(buckets)}{', compacted' if compact_every else ''}"
         self.case = Case(name, table, buckets)
         self._compact_every = compact_every
         self._deletes = deletes
-        self._properties = {"format-version": str(version), **({COMPRESSION_LEVEL: str(level)} if level else {})}
+        self.delta_folder = warehouse / folder.name / f"rowdelta_{suffix}" if delta else None
+        self._properties = (
+            {} if delta else {"format-version": str(version), **({COMPRESSION_LEVEL: str(level)} if level else {})}
+        )
         self._spark = spark
         self._folder = folder / f"rowdelta_{suffix}"
         self._warehouse = warehouse
@@ -118,7 +130,12 @@ class RowdeltaCase:
         return {
             "sink": {"id": "bench", "checkpoint": str(self._folder / "state"), "on_bad_record": "fail"},
             "source": {"type": "files", "format": "row-kind", "options": {"maxFilesPerTrigger": files_per_batch}},
-            "catalogs": {CATALOG: {"type": "hadoop", "warehouse": str(self._warehouse)}},
+            "catalogs": {
+                self._catalog: {
+                    "type": "hadoop" if self.delta_folder is None else "delta",
+                    "warehouse": str(self._warehouse),
+                }
+            },
             "tables": [
                 {
                     "source": str(self._folder / "source"),
@@ -138,14 +155,23 @@ class RowdeltaCase:
 class MergeCase:
     """The usual alternative, see `benchmarks.merge_baseline`."""
 
-    def __init__(self, spark: SparkSession, folder: Path, buckets: int | None) -> None:
-        suffix = f"bucket{buckets}" if buckets else "plain"
-        self.case = Case(f"MERGE INTO, {_partitioning(buckets)}", f"{CATALOG}.{folder.name}.merge_{suffix}", buckets)
+    def __init__(self, spark: SparkSession, folder: Path, buckets: int | None, warehouse: Path | None = None) -> None:
+        """:param warehouse: of a Delta table; None for an Iceberg table of CATALOG."""
+        suffix = "delta" if warehouse else f"bucket{buckets}" if buckets else "plain"
+        name, table = "MERGE INTO", f"{CATALOG}.{folder.name}.merge_{suffix}"
+        self.delta_folder = None
+        if warehouse is not None:
+            self.delta_folder = warehouse / folder.name / f"merge_{suffix}"
+            name, table = "MERGE INTO Delta", f"delta.`{self.delta_folder}`"
+        self.case = Case(f"{name}, {_partitioning(buckets)}", table, buckets)
         self._spark = spark
         self._folder = folder / f"merge_{suffix}"
 
     def load(self, dataset: Dataset) -> float:
-        merge_baseline.create_table(self._spark, self.case.table, self.case.buckets)
+        if self.delta_folder is None:
+            merge_baseline.create_table(self._spark, self.case.table, self.case.buckets)
+        else:
+            merge_baseline.create_delta_table(self._spark, self.delta_folder)
         return merge_baseline.load(self._spark, self.case.table, dataset.initial)
 
     def apply(self, dataset: Dataset, first: int, last: int) -> list[Trigger]:
@@ -172,7 +198,7 @@ def run(
         expected_after=[batches],
     )
     warehouse = folder / "warehouse"
-    spark = build_session(warehouse)
+    spark = build_session(warehouse, with_delta=DELTA in only)
     spark.sparkContext.setLogLevel("ERROR")
     if only == PACKING:
         _compare_packing(spark, folder, warehouse, dataset)
@@ -181,7 +207,7 @@ def run(
     sinks = _sinks(spark, folder / "measured", warehouse, only, inserts_only)
     for sink in sinks:
         sink.case.load_seconds = sink.load(dataset)
-        _check(sink.case, dataset, 0, totals(spark.table(sink.case.table)))
+        _check(sink.case, dataset, 0, totals(_frame(spark, sink)))
         print(
             f"  load  {sink.case.name:45} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} "
             "rows/s",
@@ -193,7 +219,7 @@ def run(
             triggers = sink.apply(dataset, first, last)
             assert len(triggers) == last - first + 1, f"{sink.case.name}: {len(triggers)} micro-batches"
             sink.case.triggers += triggers
-            sink.case.scans[last] = _scan(spark, sink.case, dataset, last)
+            sink.case.scans[last] = _scan(spark, sink, dataset, last)
             median = statistics.median(trigger.seconds for trigger in triggers)
             print(
                 f"  {first:2}-{last:2} {sink.case.name:45} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} "
@@ -203,12 +229,12 @@ def run(
         first = last + 1
     expected = checksum(spark.read.parquet(str(dataset.expected[batches])))
     for sink in sinks:
-        found = checksum(spark.table(sink.case.table))
+        found = checksum(_frame(spark, sink))
         assert found == expected, f"{sink.case.name}: content differs from the source"
     print("content of every table equals the source's", flush=True)
     for sink in sinks:
-        _scan_compacted(spark, sink.case, dataset, batches)
-    _report(spark, [sink.case for sink in sinks], rows)
+        _scan_compacted(spark, sink, dataset, batches)
+    _report(spark, sinks, rows)
     if not only:
         _compare_packing(spark, folder, warehouse, dataset)
     return [sink.case for sink in sinks]
@@ -268,6 +294,12 @@ def _sinks(
             RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
             MergeCase(spark, folder, buckets),
         ]
+    if DELTA in only:
+        deletes = "append" if inserts_only else "position"
+        sinks += [
+            RowdeltaCase(spark, folder, warehouse, None, deletes, delta=True),
+            MergeCase(spark, folder, None, warehouse),
+        ]
     chosen = [sink for sink in sinks if re.search(only, sink.case.name)]
     if not chosen:
         raise SystemExit(f"--only {only!r} matches none of: {', '.join(sink.case.name for sink in sinks)}")
@@ -288,24 +320,49 @@ def _check(case: Case, dataset: Dataset, batch: int, found: Totals) -> None:
     assert found == dataset.totals[batch], f"{case.name} after batch {batch}: {found}, expected {dataset.totals[batch]}"
 
 
-def _scan(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> float:
+def _frame(spark: SparkSession, sink: RowdeltaCase | MergeCase, version: int | None = None) -> DataFrame:
+    """The table of a sink.
+
+    :param version: of a Delta table; None is the newest.
+    """
+    if sink.delta_folder is None:
+        return spark.table(sink.case.table)
+    reader = spark.read.format("delta")
+    return (reader if version is None else reader.option("versionAsOf", version)).load(str(sink.delta_folder))
+
+
+def _scan(spark: SparkSession, sink: RowdeltaCase | MergeCase, dataset: Dataset, batch: int) -> float:
     """Seconds for reading the table's totals. Also checks the totals."""
-    (seconds,) = _scans_in_turns(case, dataset, batch, spark.table(case.table))
+    (seconds,) = _scans_in_turns(sink.case, dataset, batch, _frame(spark, sink))
     return seconds
 
 
-def _scan_compacted(spark: SparkSession, case: Case, dataset: Dataset, batch: int) -> None:
+def _scan_compacted(spark: SparkSession, sink: RowdeltaCase | MergeCase, dataset: Dataset, batch: int) -> None:
     """Rewrite the table without deletes, as maintenance would: the best that a reader can get, beside what it was
     before.
     """
-    before = spark.table(f"{case.table}.refs").where("name = 'main'").first()
-    assert before is not None, "it was scanned"
-    name = case.table.removeprefix(f"{CATALOG}.")
-    spark.sql(
-        f"CALL {CATALOG}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
-    ).collect()
-    earlier = spark.sql(f"SELECT * FROM {case.table} VERSION AS OF {before.snapshot_id}")
-    case.last_scan, case.compacted_scan = _scans_in_turns(case, dataset, batch, earlier, spark.table(case.table))
+    case = sink.case
+    if sink.delta_folder is not None:
+        version = spark.sql(f"DESCRIBE HISTORY delta.`{sink.delta_folder}` LIMIT 1").collect()[0]["version"]
+        earlier = _frame(spark, sink, version)
+        spark.sql(f"REORG TABLE delta.`{sink.delta_folder}` APPLY (PURGE)").collect()
+        spark.sql(f"OPTIMIZE delta.`{sink.delta_folder}`").collect()
+    else:
+        before = spark.table(f"{case.table}.refs").where("name = 'main'").first()
+        assert before is not None, "it was scanned"
+        name = case.table.removeprefix(f"{CATALOG}.")
+        spark.sql(
+            f"CALL {CATALOG}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
+        ).collect()
+        earlier = spark.sql(f"SELECT * FROM {case.table} VERSION AS OF {before.snapshot_id}")
+    case.last_scan, case.compacted_scan = _scans_in_turns(case, dataset, batch, earlier, _frame(spark, sink))
+    for name, frame in (("last", earlier), ("compacted", _frame(spark, sink))):
+        taken = []
+        for _ in range(SCANS):
+            started = perf_counter()
+            frame.select(F.sum(F.xxhash64(*frame.columns).cast("double"))).collect()
+            taken.append(perf_counter() - started)
+        print(f"        all columns {case.name:39} {name}: {statistics.median(taken):.2f} s", flush=True)
 
 
 def _scans_in_turns(case: Case, dataset: Dataset, batch: int, *states: DataFrame) -> list[float]:
@@ -326,7 +383,8 @@ def _scans_in_turns(case: Case, dataset: Dataset, batch: int, *states: DataFrame
     return [statistics.median(taken) for taken in seconds]
 
 
-def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
+def _report(spark: SparkSession, sinks: Sequence[RowdeltaCase | MergeCase], rows: int) -> None:
+    cases = [sink.case for sink in sinks]
     print(
         f"\n{'':46}{'load':>12}{'batch s':>9}{'batch s':>9}{'batch s':>9}{'files a':>9}{'MB a':>8}   scan s after "
         "batch, then in turns: last, compacted"
@@ -336,8 +394,9 @@ def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
         f"{'':46}{'rows/s':>12}{'median':>9}{'mean':>9}{'p95':>9}{'commit':>9}{'commit':>8}   {marks} {'last':>6} "
         f"{'comp.':>6}"
     )
-    for case in cases:
-        files, size = _files_per_commit(spark, case.table, len(case.triggers))
+    for sink in sinks:
+        case = sink.case
+        files, size = _files_per_commit(spark, sink)
         scans = " ".join(f"{seconds:>6.2f}" for seconds in case.scans.values())
         load = rows / case.load_seconds
         print(
@@ -351,8 +410,15 @@ def _report(spark: SparkSession, cases: list[Case], rows: int) -> None:
                 print(f"{other.name} takes {other.median / ours.median:.2f}x as long a micro-batch as {ours.name}")
 
 
-def _files_per_commit(spark: SparkSession, table: str, commits: int) -> tuple[float, float]:
-    """Mean number and bytes of files added by the last `commits` snapshots."""
+def _files_per_commit(spark: SparkSession, sink: RowdeltaCase | MergeCase) -> tuple[float, float]:
+    """Mean number and bytes of files added by the commits of the micro-batches."""
+    table, commits = sink.case.table, len(sink.case.triggers)
+    if sink.delta_folder is not None:
+        versions = sorted((sink.delta_folder / "_delta_log").glob("*.json"))[-commits:]
+        actions = [json.loads(line) for version in versions for line in version.read_text().splitlines()]
+        sizes = [action["add"]["size"] for action in actions if "add" in action]
+        removed = sum("remove" in action for action in actions)
+        return (len(sizes) - removed) / len(versions), sum(sizes) / len(versions)
     snapshots = spark.table(f"{table}.snapshots").where("operation <> 'replace'")
     summaries = snapshots.orderBy("committed_at", ascending=False).limit(commits).collect()
     files = [int(row.summary.get(name, 0)) for row in summaries for name in ("added-data-files", "added-delete-files")]

@@ -47,11 +47,24 @@ def create_table(
     spark.sql(f"CREATE TABLE {table} ({SPARK_TABLE_SCHEMA}) USING iceberg {partitioning} TBLPROPERTIES ({rendered})")
 
 
+def create_delta_table(spark: SparkSession, folder: Path) -> str:
+    """Create the accounts table of Delta Lake, with deletion vectors. Returns its name in SQL."""
+    table = f"delta.`{folder}`"
+    spark.sql(
+        f"CREATE TABLE {table} ({SPARK_TABLE_SCHEMA}) USING delta "
+        "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+    return table
+
+
 def load(spark: SparkSession, table: str, files: Sequence[Path]) -> float:
     """Append the initial load's files to the table; return the seconds it took."""
     started = perf_counter()
     changes = spark.read.schema(SPARK_CHANGE_SCHEMA).parquet(*map(str, files))
-    changes.select(*COLUMNS).writeTo(table).append()
+    if table.startswith("delta."):
+        changes.select(*COLUMNS).write.format("delta").mode("append").save(table.removeprefix("delta.").strip("`"))
+    else:
+        changes.select(*COLUMNS).writeTo(table).append()
     return perf_counter() - started
 
 

@@ -20,6 +20,7 @@ from sink.spark import session
 from sink.spark import versions as spark_versions
 
 CATALOG = "bench"
+_ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,32 @@ class Trigger:
     """The sink's share of it (`addBatch`)."""
 
 
-def build_session(warehouse: Path, cores: int = 2, driver_memory: str = "8g") -> SparkSession:
-    """Start a local Spark with an Iceberg hadoop catalog named CATALOG in the folder `warehouse`."""
+def build_session(
+    warehouse: Path, cores: int = 2, driver_memory: str = "8g", *, with_delta: bool = False
+) -> SparkSession:
+    """Start a local Spark with an Iceberg hadoop catalog named CATALOG in the folder `warehouse`.
+
+    :param with_delta: the session can read and write Delta tables too.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder
     for name, value in session.WORKERS_KEEP_MEMORY.items():  # as `rowdelta run` sets it
         builder = builder.config(name, value)
+    installed, extensions = spark_versions.installed(), [_ICEBERG]
+    packages = [installed.iceberg_runtime, session.LOCAL_FILES]
+    if with_delta:
+        packages += installed.delta_packages
+        extensions.append("io.delta.sql.DeltaSparkSessionExtension")
+        builder = builder.config("spark.jars.excludes", ",".join(installed.known.delta_brings))
+        # as `rowdelta run` sets it
+        builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        builder = builder.config("spark.databricks.delta.snapshotPartitions", cores)
     spark = (
         builder.appName("rowdelta benchmarks")
         .master(f"local[{cores}]")
         .config("spark.driver.memory", driver_memory)
-        .config("spark.jars.packages", f"{spark_versions.installed().iceberg_runtime},{session.LOCAL_FILES}")
-        .config("spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
+        .config("spark.jars.packages", ",".join(packages))
+        .config("spark.sql.extensions", ",".join(extensions))
         .config(f"spark.sql.catalog.{CATALOG}", "org.apache.iceberg.spark.SparkCatalog")
         .config(f"spark.sql.catalog.{CATALOG}.type", "hadoop")
         .config(f"spark.sql.catalog.{CATALOG}.warehouse", str(warehouse.absolute()))

@@ -59,7 +59,51 @@ def test_writers_load_without_spark(module: str) -> None:
     assert not {"pyspark", "py4j", "sink"} & imported_by(module)
 
 
-@pytest.mark.parametrize("target", ["iceberg"])
+def modules_imported_by(file: Path) -> set[str]:
+    """Full names of the modules that a module imports, also inside functions. Names that it takes from them are there
+    too, since they may be modules.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def importers(folder: Path, package: str) -> set[str]:
+    """The modules in a folder that import a package or a part of it."""
+    files = {str(file.relative_to(ROOT)): modules_imported_by(file) for file in folder.rglob("*.py")}
+    return {file for file, names in files.items() if any(f"{name}.".startswith(f"{package}.") for name in names)}
+
+
+CHOOSE_THE_FORMAT = {"sink/targets/catalogs.py", "sink/targets/capabilities.py", "sink/commands/access.py"}
+NEEDED_BY_TASKS = "sink/spark/daemon.py"
+"""Imports what tasks need, before they need it."""
+
+
+@pytest.mark.parametrize(
+    ("target", "others"),
+    [
+        # `history` and `show` are for Iceberg alone
+        ("iceberg", {*CHOOSE_THE_FORMAT, NEEDED_BY_TASKS, "sink/commands/time_travel.py"}),
+        ("delta", {*CHOOSE_THE_FORMAT, NEEDED_BY_TASKS}),
+    ],
+)
+def test_a_table_format_is_known_only_to_its_own_package(target: str, others: set[str]) -> None:
+    found = importers(ROOT / "sink", f"sink.targets.{target}")
+    assert {"sink/targets/catalogs.py", "sink/targets/capabilities.py"} <= found
+    assert {file for file in found if not file.startswith(f"sink/targets/{target}/")} <= others
+
+
+@pytest.mark.parametrize("above", ["sink.run", "sink.commands", "sink.deadletters"])
+def test_targets_import_only_what_is_below_them(above: str) -> None:
+    assert importers(ROOT / "sink" / "commands", above), "some module does import it"
+    assert importers(ROOT / "sink" / "targets", above) == set()
+
+
+@pytest.mark.parametrize("target", ["delta", "iceberg"])
 def test_what_a_target_adds_to_the_writers_loads_without_spark(target: str) -> None:
     assert not {"pyspark", "py4j"} & imported_by(f"sink.targets.{target}.writers")
 
@@ -81,7 +125,8 @@ def test_workers_are_forked_with_all_that_a_task_needs() -> None:
     """A task that finds a module missing imports it, in each new worker again."""
     code = "import sys, sink.spark.daemon; print(*sorted(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {"sink.spark.task", "sink.targets.iceberg.writers"} <= set(result.stdout.split())
+    needed = {"sink.spark.task", "sink.targets.delta.writers", "sink.targets.iceberg.writers"}
+    assert needed <= set(result.stdout.split())
 
 
 _MOVING = r"org\.apache\.spark\.sql\.execution\.streaming"

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Mapping
 
 from sink.targets.capabilities import DELTA, ICEBERG, Capabilities
-from sink.targets.delta.table_properties import feature_refusal
 
 _FILE_OPTIONS = (
     "allowDuplicatedFileNames",
@@ -97,9 +96,7 @@ def check_table(properties: Mapping[str, str], format_: Capabilities, *, appends
     :param appends: whether the sink only appends to the table.
     :raises MisplacedError: with this value the sink couldn't write, or would write something else than the value says.
     """
-    refused = format_.properties.refusal(properties, appends=appends)
-    if refused is None and format_ is DELTA:
-        refused = feature_refusal(properties)
+    refused = format_.properties.refusal(properties, appends=appends) or format_.feature_refusal(properties)
     if refused is not None:
         name, why = refused
         raise MisplacedError(f"rowdelta does not follow this property: {why}", name)

@@ -18,7 +18,6 @@ import functools
 import itertools
 import json
 import logging
-import re
 import sys
 import threading
 import time
@@ -74,10 +73,11 @@ class KeyIndex:
         self._io = PyArrowFileIO(dict(properties))
         self._plan = plan
         self._location = location.rstrip("/")
-        if f"{_same_scheme(self._location)}/".startswith(f"{_same_scheme(table.spec.location).rstrip('/')}/"):
+        forbidden = table.index_forbidden_at(self._location)
+        if forbidden is not None:
             raise TableError(
-                f"{table.name}: the key index would be at {location}, inside the table's own folder, where Iceberg's "
-                "remove_orphan_files deletes it. Set index.location to a folder elsewhere."
+                f"{table.name}: the key index would be at {location}, {forbidden}. Set index.location to a folder "
+                "elsewhere."
             )
         self._version: IndexVersion | None = None
         self._base: int | None = None
@@ -483,11 +483,6 @@ class _Appended:
     base: int | None
     runs: tuple[RunInfo, ...]
     rows: tuple[OldRows, ...]
-
-
-def _same_scheme(location: str) -> str:
-    """The location with one form for all schemes that name the same storage."""
-    return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
 
 
 def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:

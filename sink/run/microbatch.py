@@ -119,6 +119,7 @@ class Begun:
     :param index: the key index of the table's rows, if it has one.
     :param started: when the attempt began (`time.monotonic`).
     :param opening: the `opening` of the dead-letter table (`DeadLetters`).
+    :param index_seconds: how long it took to bring the index up to the table.
     """
 
     operation: str
@@ -126,6 +127,7 @@ class Begun:
     index: IndexSlice | None
     started: float
     opening: int
+    index_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -366,6 +368,7 @@ class TableSink:
             self._merge_small_files(self._key_index)
         if self._compaction is not None:
             self._compaction.after_commit()
+        self.table.tend()
 
     def _merge_small_files(self, key_index: KeyIndex) -> None:
         self._take_bearings()
@@ -451,10 +454,13 @@ class TableSink:
             self._evolve(declared_changes(self.plan, batch.declared))
         # a sink that only appends doesn't conflict with other writers' appends
         empty = not self._appends and self.table.is_empty()
+        before = time.monotonic()
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
+        index_seconds = time.monotonic() - before
         index = self._key_index.slice() if self._key_index is not None else None
-        return Begun(operation, empty, index, started, self._dead_letters.opening if self._dead_letters else 0)
+        opening = self._dead_letters.opening if self._dead_letters else 0
+        return Begun(operation, empty, index, started, opening, index_seconds)
 
     def _finish(self, begun: Begun, written: Written) -> Attempt:
         try:
@@ -504,7 +510,7 @@ class TableSink:
         try:
             if written.dead_letters:
                 self._keep_dead_letters(end, begun, written)
-            self._commit(end, begun, written, retries)
+            self._commit(end, begun, written, attempt.write_seconds, retries)
             self._written_paths.value = []  # the files belong to the table now
         except CommitUnknownError:
             self._written_paths.value = []  # the files may belong to the table now
@@ -798,7 +804,7 @@ class TableSink:
             properties[name] = remembered
         return properties
 
-    def _commit(self, end: Position, begun: Begun, written: Written, retries: Retries) -> None:
+    def _commit(self, end: Position, begun: Begun, written: Written, write_seconds: float, retries: Retries) -> None:
         operation, slice_ = begun.operation, begun.index
         index = None
         if self._key_index is not None and slice_ is not None:
@@ -815,6 +821,7 @@ class TableSink:
             written_for_empty_table=begun.empty,
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.rows)},
             properties=self._properties(written),
+            metrics=_metrics(begun, written, write_seconds),
         )
         if self._key_index is None or slice_ is None or index is None:
             self._committer.commit(request, retries)
@@ -901,6 +908,18 @@ def _before_commit(name: str) -> Iterator[None]:
         raise TemporaryError(
             f"{name}: what the commit needs could not be written: {error}. Nothing was applied; run again."
         ) from error
+
+
+def _metrics(begun: Begun, written: Written, write_seconds: float) -> dict[str, int]:
+    """Numbers about a micro-batch's work, by the names that Delta has for those of an update."""
+    return {
+        "scanTimeMs": int(begun.index_seconds * 1000),
+        "rewriteTimeMs": int((write_seconds - begun.index_seconds) * 1000),
+        "numSourceRows": sum(written.rows.values()),
+        "numTargetRowsInserted": written.keys("inserted"),
+        "numTargetRowsUpdated": written.keys("updated"),
+        "numTargetRowsDeleted": written.keys("deleted"),
+    }
 
 
 def _is_read_by_each(batch: TableBatch, tasks: int) -> bool:

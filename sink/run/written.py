@@ -71,7 +71,7 @@ class Written:
     def shown(self, unites_deletes: bool) -> str:
         """Text for the log: changes, files, deletes, facts from the key index, bad records."""
         rows = " ".join(f"{kind} {count:,}" for kind, count in self.rows.items() if count) or "no changes"
-        united = sum(map(self._keys, ("updated", "deleted", "duplicates"))) if unites_deletes else 0
+        united = sum(map(self.keys, ("updated", "deleted", "duplicates"))) if unites_deletes else 0
         bad = f", {self.bad:,} dead letters" if self.bad else ""
         return (
             f"{rows} | {len(self.files)} files, {self.bytes / 1e6:.1f} MB: {self.records['DATA']:,} rows, "
@@ -91,10 +91,10 @@ class Written:
             "absent": "deleted but absent",
             "duplicates": "duplicate rows removed",
         }
-        found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self._keys(name)))
+        found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self.keys(name)))
         return f"; keys: {found}" if found else ""
 
-    def _keys(self, name: str) -> int:
+    def keys(self, name: str) -> int:
         return sum(result["keys"][name] for result in self.index)
 
 

@@ -8,9 +8,11 @@ import gc
 
 from pyspark.daemon import manager
 
-# no more than imports: a thread would be missing in the forked workers
+# No more than imports: a thread would be missing in the forked workers. Tasks import a target's writers when they
+# unpickle a table.
 import sink.spark.task
-import sink.targets.iceberg.writers  # noqa: F401 - tasks import it when they unpickle a table
+import sink.targets.delta.writers
+import sink.targets.iceberg.writers  # noqa: F401
 
 if __name__ == "__main__":
     gc.freeze()  # workers collect garbage after each task, and needn't look through all modules for it

@@ -118,6 +118,10 @@ def _wait_for(lock: IO[str]) -> None:
             time.sleep(0.1)
 
 
+_UNUSED_PYTHON = "io.delta_delta-spark"
+"""Beginning of the name of a jar whose Python modules nobody needs: the sink calls Delta's Java classes."""
+
+
 def record(options: Mapping[str, str], resolved: str) -> None:
     """Store which jars Spark has just resolved.
 
@@ -127,7 +131,12 @@ def record(options: Mapping[str, str], resolved: str) -> None:
     try:
         found = [stamp(unquote(urlsplit(jar).path)) for jar in resolved.split(",")]
         # Spark also puts packages with Python modules on Python's path, which the class path doesn't do
-        has_python = any(name.endswith(".py") for jar in found for name in ZipFile(jar.path).namelist())
+        has_python = any(
+            name.endswith(".py")
+            for jar in found
+            if not Path(jar.path).name.startswith(_UNUSED_PYTHON)
+            for name in ZipFile(jar.path).namelist()
+        )
     except (OSError, BadZipFile):
         return
     if path is not None and not has_python:

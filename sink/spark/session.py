@@ -155,6 +155,8 @@ def _of_delta(config: Config, given: Mapping[str, str]) -> dict[str, str]:
         _SESSION_CATALOG: _DELTA_CATALOG,
         # so many tasks make a table's state from its log. With 50, the default, that takes 3 s instead of 1.
         "spark.databricks.delta.snapshotPartitions": "4",
+        # such as delta.targetFileSize, which Delta's own library doesn't know; the configuration's names are checked
+        "spark.databricks.delta.allowArbitraryProperties.enabled": "true",
     }
     if given.get(_SESSION_CATALOG, _DELTA_CATALOG) != _DELTA_CATALOG:
         # it is another one on purpose, for example Unity Catalog's, but Delta would refuse to work

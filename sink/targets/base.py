@@ -250,6 +250,7 @@ class ChangeSet:
     :param written_for_empty_table: the files have no deletes, because the table was empty.
     :param summary: what the table's history says of the commit.
     :param properties: further properties of the sink's state, set in the same commit.
+    :param metrics: numbers about the work, for a history that shows them.
     :param index: the key index's part. Rows were looked up in `base_snapshot`, so the commit is only right there.
     """
 
@@ -264,6 +265,7 @@ class ChangeSet:
     written_for_empty_table: bool = False
     summary: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, int] = field(default_factory=dict)
     index: IndexCommit | None = None
 
 
@@ -474,6 +476,16 @@ class Target(TableState):
         :param parquet_deletes: see `LiveFile`; of data files that have no vector.
         :param created: the path of each written file is added to it, before it is written.
         """
+
+    @abstractmethod
+    def index_forbidden_at(self, location: str) -> str | None:
+        """Why the key index must not be at a location. None if it may."""
+
+    def tend(self) -> None:
+        """Do what the format needs from time to time, such as a checkpoint of its log, without holding up the stream.
+        It is called after commits.
+        """
+        return
 
     # for compactions
 

@@ -1,10 +1,11 @@
 """What a table format can do and can't. The rest of the sink asks here, instead of asking for a format by its name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from sink.targets.delta.table_properties import PROPERTIES as DELTA_PROPERTIES
+from sink.targets.delta.table_properties import feature_refusal
 from sink.targets.iceberg.table_properties import PROPERTIES as ICEBERG_PROPERTIES
 from sink.targets.table_properties import PropertyRules
 
@@ -22,6 +23,8 @@ class Capabilities:
     :param reserved_columns: names that a column can't have.
     :param why_reserved: what has these names.
     :param properties: how the sink treats the format's table properties.
+    :param feature_refusal: finds the first property of a new table that asks for a feature which the sink refuses, and
+        says why.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Capabilities:
     reserved_columns: frozenset[str]
     why_reserved: str
     properties: PropertyRules
+    feature_refusal: Callable[[Mapping[str, str]], tuple[str, str] | None] = lambda _: None
 
 
 ICEBERG = Capabilities(
@@ -69,6 +73,7 @@ DELTA = Capabilities(
     reserved_columns=frozenset({"_change_type", "_commit_version", "_commit_timestamp", "_metadata"}),
     why_reserved="Spark and Delta's change data feed have columns of their own with this name",
     properties=DELTA_PROPERTIES,
+    feature_refusal=feature_refusal,
 )
 
 CAPABILITIES: Mapping[Format, Capabilities] = {"iceberg": ICEBERG, "delta": DELTA}

@@ -630,17 +630,17 @@ def test_a_checkpoint_is_written_when_asked_for(delta_spark: SparkSession, tmp_p
     for number in range(4):
         table.commit({"add": table.add(number)})
         table.log.refresh()
-        due.append(table.log.is_checkpoint_due())
+        due.append(table.log.is_checkpoint_due(100))
     assert due == [False, True, True, True]
     assert _checkpoints(table) == []
     assert table.log.checkpoint()
     assert _checkpoints(table) == [4]
-    assert not table.log.is_checkpoint_due()
+    assert not table.log.is_checkpoint_due(100)
     table.sql("INSERT INTO TABLE_ VALUES (4, 'a')")
     table.sql("INSERT INTO TABLE_ VALUES (5, 'a')")
     assert _checkpoints(table) == [4, 6], "others write theirs as ever"
     table.log.refresh()
-    assert not table.log.is_checkpoint_due()
+    assert not table.log.is_checkpoint_due(100)
     assert table.ids() == [0, 1, 2, 3, 4, 5]
 
 
@@ -651,21 +651,29 @@ def _columns(table: Table) -> dict[str, str]:
 
 def test_columns_are_added_and_widened(delta_spark: SparkSession, tmp_path: Path) -> None:
     table = Table(delta_spark, tmp_path / "table")
-    table.log.create(T.StructType([T.StructField("id", T.LongType(), False), T.StructField("n", T.IntegerType())]))
-    table.sql("INSERT INTO TABLE_ VALUES (1, 7)")
-    schema = T.StructType([T.StructField("id", T.LongType()), T.StructField("n", T.LongType())]).add("s", "string")
+    before = T.StructType([T.StructField("id", T.LongType(), False), T.StructField("n", T.ArrayType(T.ShortType()))])
+    table.log.create(before)
+    table.sql("INSERT INTO TABLE_ VALUES (1, array(7))")
+    schema = T.StructType([T.StructField("id", T.LongType()), T.StructField("n", T.ArrayType(T.IntegerType()))])
+    schema = schema.add("s", "string")
     widening = {"delta.enableTypeWidening": "true", "delta.feature.typeWidening": "supported"}
-    with pytest.raises(ValueError, match=r"types of n change without delta\.enableTypeWidening"):
+    with pytest.raises(ValueError, match=r"without delta\.enableTypeWidening \(n\.element: smallint to int\)"):
         table.log.evolve(1, schema)
     assert table.log.evolve(1, properties=widening) == 2
     assert "typeWidening" in table.log.refresh().protocol.writer_features
     assert table.log.evolve(2, schema) == 3
     (widened,) = [c for c in json.loads(table.log.refresh().metadata.schema)["fields"] if c["name"] == "n"]
-    assert widened["metadata"]["delta.typeChanges"] == [{"fromType": "integer", "toType": "long"}]
-    assert _columns(table) == {"id": "bigint", "n": "bigint", "s": "string"}
-    table.sql("INSERT INTO TABLE_ VALUES (NULL, 5000000000, 'x')")
-    assert table.sql("SELECT sum(n) AS n FROM TABLE_")[0].n == 5000000007
+    change = {"fromType": "short", "toType": "integer", "fieldPath": "element"}
+    assert widened["metadata"]["delta.typeChanges"] == [change]
+    assert _columns(table) == {"id": "bigint", "n": "array<int>", "s": "string"}
+    table.sql("INSERT INTO TABLE_ VALUES (NULL, array(500000), 'x')")
+    assert table.sql("SELECT sum(n[0]) AS n FROM TABLE_")[0].n == 500007
     assert [commit.info["operation"] for commit in table.log.history(3)][1:] == ["UPDATE SCHEMA", "SET TBLPROPERTIES"]
+    with pytest.raises(TableError, match=r"can't widen these types \(n: array<int> to string\)"):
+        table.log.evolve(4, T.StructType([schema["id"], T.StructField("n", T.StringType()), schema["s"]]))
+    with pytest.raises(TableError, match=r"can't widen these types \(s: string to int\)"):
+        table.log.evolve(4, T.StructType([schema["id"], schema["n"], T.StructField("s", T.IntegerType())]))
+    assert table.log.refresh().version == 4
 
 
 def test_column_mapping_gives_new_columns_their_ids(delta_spark: SparkSession, tmp_path: Path) -> None:

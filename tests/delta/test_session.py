@@ -140,7 +140,8 @@ loaded = config.load(sys.argv[1])
 spark = session.start(loaded, short=True)
 jvm, context = spark._jvm, spark.sparkContext
 table = f"delta.`{loaded.table_folder('lake.shop.orders')}`"
-spark.sql(f"CREATE TABLE {table} (id BIGINT, v BIGINT) USING delta TBLPROPERTIES (delta.enableDeletionVectors = true)")
+properties = "delta.enableDeletionVectors = true, delta.targetFileSize = '16mb'"
+spark.sql(f"CREATE TABLE {table} (id BIGINT, v BIGINT) USING delta TBLPROPERTIES ({properties})")
 spark.sql(f"INSERT INTO {table} SELECT id, id FROM range(10)")
 spark.sql(f"DELETE FROM {table} WHERE id < 3")
 result = {"rows": spark.table(table).count()}

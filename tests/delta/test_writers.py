@@ -563,8 +563,8 @@ def both(
 
 
 def shown(spark: SparkSession, folder: Path) -> list[str]:
-    rows = spark.read.format("delta").load(str(folder)).collect()
-    return sorted(map(str, rows))
+    """The rows of a table, as JSON: Python has no times before the year 1, which other time zones need."""
+    return sorted(spark.read.format("delta").load(str(folder)).toJSON().collect())
 
 
 @pytest.mark.spark
@@ -572,17 +572,15 @@ def test_statistics_are_those_of_deltas_own_writer(delta_spark: SparkSession, tm
     theirs, ours, folder = both(delta_spark, tmp_path, ROWS)
     assert by_partition(ours) == by_partition(theirs)
     assert shown(delta_spark, folder) == shown(delta_spark, tmp_path / "theirs")
-    narrow = {name: values for name, values in ROWS.items() if name not in ("list", "nested")}
-    for name, (dtype, _) in narrow.items():
-        some = delta_spark.read.format("delta").load(str(folder)).where(f"`{name}` IS NOT NULL").select(name).collect()
-        for (value,) in some:
-            if dtype.startswith("map") or (isinstance(value, float) and math.isnan(value)):
-                continue
-            found = delta_spark.sql(
-                f"SELECT count(*) FROM delta.`{folder}` WHERE `{name}` = :value", args={"value": value}
-            ).first()
-            assert found is not None
-            assert found[0] >= 1, (name, value)
+    # files are skipped by statistics: the greatest value is still found
+    for name in ("text", "high", "at", "local", "day", "big", "single"):
+        dtype, values = ROWS[name]
+        greatest = str(max(value for value in values if value is not None)).replace("+00:00", "Z")
+        found = delta_spark.sql(
+            f"SELECT count(*) FROM delta.`{folder}` WHERE `{name}` = CAST(:value AS {dtype})", args={"value": greatest}
+        ).first()
+        assert found is not None
+        assert found[0] == 1, name
 
 
 @pytest.mark.spark
@@ -635,10 +633,10 @@ def test_as_many_columns_have_statistics_as_by_deltas_own_writer(
 @pytest.mark.spark
 @pytest.mark.parametrize("name", ["flag", "small", "id", "double", "price", "text", "day", "at", "local"])
 def test_partition_values_are_those_of_deltas_own_writer(delta_spark: SparkSession, tmp_path: Path, name: str) -> None:
-    rows = {"number": ("int", [1, 2, 3, 4]), "a part": ROWS[name]}
+    rows = {"number": ("int", [1, 2, 3, 4]), "part": ROWS[name]}
     if name == "text":
-        rows["a part"] = ("string", ["a/b c%20=:?#'\"[]{}^*\\é", "", None, "x"])
-    theirs, ours, folder = both(delta_spark, tmp_path, rows, "`a part`")
+        rows["part"] = ("string", ["a/b c%20=:?#'\"[]{}^*\\é", "", None, "x"])
+    theirs, ours, folder = both(delta_spark, tmp_path, rows, "part")
     assert by_partition(ours) == by_partition(theirs)
     assert sorted(add["path"].rpartition("/")[0] for add in ours) == sorted(
         add["path"].rpartition("/")[0] for add in theirs
@@ -650,17 +648,17 @@ def test_partition_values_are_those_of_deltas_own_writer(delta_spark: SparkSessi
 def test_delta_reads_the_vectors(delta_spark: SparkSession, tmp_path: Path) -> None:
     """Inline and in a file, in one commit."""
     folder = tmp_path / "table"
-    table = created(delta_spark, folder, {"id": "bigint", "text": "string"}, delta_targetFileSize="1")
+    table = created(delta_spark, folder, {"id": "bigint", "text": "string"}, "text")
     random = np.random.default_rng(1)
     gone = [*range(5), *(random.choice(10_000, 3000, replace=False) + 10_000).tolist()]
     files = written(
         table,
-        changes(*((RowKind.INSERT, 1, i, "old") for i in range(10))),
-        changes(*((RowKind.INSERT, 1, i, "old") for i in range(10_000, 20_000))),
+        changes(*((RowKind.INSERT, 1, i, "few") for i in range(10))),
+        changes(*((RowKind.INSERT, 1, i, "many") for i in range(10_000, 20_000))),
         changes(*((RowKind.DELETE, 2, i, None) for i in gone), (RowKind.UPDATE_AFTER, 3, 7, "new")),
     )
-    kinds = [add.get("deletionVector", {}).get("storageType") for add in adds(files)]
-    assert kinds == ["i", "u", None]
+    kinds = {add["partitionValues"]["text"]: add.get("deletionVector", {}).get("storageType") for add in adds(files)}
+    assert kinds == {"few": "i", "many": "u", "new": None}
     commit(folder, files)
     found = {row.id: row.text for row in delta_spark.read.format("delta").load(str(folder)).collect()}
     assert sorted(found) == sorted({*range(10), *range(10_000, 20_000)} - set(gone))

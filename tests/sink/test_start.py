@@ -165,6 +165,14 @@ def test_packages_with_python_modules_are_left_to_spark(jar: Path) -> None:
     assert jars.recorded(OPTIONS) is None
 
 
+def test_the_python_modules_in_deltas_jar_are_not_needed(tmp_path: Path) -> None:
+    path = tmp_path / "io.delta_delta-spark_4.0_2.13-4.4.0.jar"
+    with ZipFile(path, "w") as file:
+        file.writestr("delta/__init__.py", "")
+    jars.record(OPTIONS, uri(path))
+    assert jars.recorded(OPTIONS) == [jars.stamp(str(path))]
+
+
 @pytest.mark.parametrize(
     "others",
     [

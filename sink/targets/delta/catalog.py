@@ -15,11 +15,12 @@ from sink.targets.base import NO_FLOATS
 from sink.targets.delta.log import DeltaLog
 from sink.targets.delta.storage import storage_properties
 from sink.targets.delta.table import DeltaTable
+from sink.targets.delta.table_properties import required
 
 _DEFAULTS = {
-    "delta.enableDeletionVectors": "true",
-    # the position is a metadata domain
-    "delta.feature.domainMetadata": "supported",
+    # At each commit of this interval, Delta counts all files, which takes a second. The sink writes checkpoints beside
+    # its commits, and more often (`DeltaTable.tend`).
+    "delta.checkpointInterval": "100",
 }
 """Default properties of new tables."""
 
@@ -53,16 +54,15 @@ class DeltaCatalogs:
         """See `TargetCatalogs.create`."""
         partition_by = [field.column for field in section.partition_fields]
         own = {name: value for name, value in properties.items() if name.startswith("rowdelta.")}
-        table = self._created(
-            section.target, columns, partition_by, {n: v for n, v in properties.items() if n not in own}
-        )
+        given = {name: value for name, value in properties.items() if name not in own}
+        table = self._created(section.target, columns, partition_by, required(appends=section.mode == "append") | given)
         for name, value in own.items():
             table.set_property(name, value)
         return table
 
     def create_log(self, name: str, columns: T.StructType, writer: str) -> DeltaTable:
         """See `TargetCatalogs.create_log`."""
-        return self._created(name, columns, [], {})
+        return self._created(name, columns, [], required(appends=True))
 
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
         """See `Tables.check_new`."""

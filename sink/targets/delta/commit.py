@@ -7,6 +7,7 @@ anybody changed data since, and if another run of the sink committed. A refusal 
 import json
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sink.targets.base import MINOR, ChangeSet, Committer, Rewrite, TableChangedError
@@ -45,7 +46,8 @@ class DeltaCommitter(Committer):
         own = {name.removeprefix(f"{prefix}."): value for name, value in request.properties.items()}
         state = self._table.own_state(prefix) | own | {"position": json.dumps(stored)}
         try:
-            self._send(prefix, request.operation, base, [*actions, domain(prefix, state)], request.summary)
+            actions.append(domain(prefix, state))
+            self._send(prefix, request.operation, base, actions, request.summary, request.metrics)
         except CommitRefusedError as refusal:
             return refusal
         return None
@@ -74,14 +76,16 @@ class DeltaCommitter(Committer):
     def settle(self, prefix: str) -> None:
         pass  # a commit's version is found in the log
 
-    def store(self, prefix: str, state: Mapping[str, str]) -> None:
-        """Replace the sink's state in a commit of its own.
+    def store(self, prefix: str, key: str, value: str | None) -> None:
+        """Change one entry of the sink's state, or (None) remove it, in a commit of its own.
 
-        :raises TableChangedError: others committed meanwhile, again and again.
+        :raises TemporaryError: others committed meanwhile, again and again.
         """
         retries = self.retries()
         while True:
             operation = f"state-{time.time_ns():x}"
+            state = {name: text for name, text in self._table.own_state(prefix).items() if name != key}
+            state |= {} if value is None else {key: value}
             try:
                 self._send(prefix, operation, self._table.snapshot_id(), [domain(prefix, state)], {})
             except CommitRefusedError as refusal:
@@ -91,7 +95,13 @@ class DeltaCommitter(Committer):
                 return
 
     def _send(
-        self, prefix: str, operation: str, base: int, actions: Sequence[Mapping[str, Any]], notes: Mapping[str, str]
+        self,
+        prefix: str,
+        operation: str,
+        base: int,
+        actions: Sequence[Mapping[str, Any]],
+        notes: Mapping[str, str],
+        measured: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """:raises CommitRefusedError: nothing was committed.
         :raises TableError: Delta can't write to the table.
@@ -109,7 +119,7 @@ class DeltaCommitter(Committer):
             app_id=prefix,
             operation=operation,
             epoch=number,
-            metrics=metrics(actions, live),
+            metrics=dict(measured) | metrics(actions, live),
             notes=notes,
         )
         version = self._table.log.commit(proposal)

@@ -27,7 +27,7 @@ from py4j.java_gateway import JavaObject, is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from changelog.row_kind_columns import quoted
 from sink.errors import ConfigError, RowdeltaError, TableError, TableGoneError, TemporaryError
@@ -48,6 +48,7 @@ _MOST_READ = 100
 """So many commits are read one by one to learn what they changed; with more, Delta reads them in parallel."""
 _LOOKS = 5
 """The log is read this many times to find out whether a commit happened."""
+_NESTED = (StructType, ArrayType, MapType)
 _MISSING = ("FileNotFoundException", "NoSuchFileException")
 _NEWER_PROTOCOL = ("InvalidProtocolVersionException", "DeltaUnsupportedTableFeatureException")
 _BROKEN_LOG = (
@@ -63,7 +64,7 @@ _BROKEN_LOG = (
 class CommitRefusedError(Exception):
     """Nothing was committed, because of what others have committed since. Look at the table and write again.
 
-    :ivar conflict: simple name of Delta's exception (`ConcurrentAppendException`, …), or `StaleVersion` if the table
+    :param conflict: simple name of Delta's exception (`ConcurrentAppendException`, …), or `StaleVersion` if the table
         had moved on before anything was sent.
     """
 
@@ -354,7 +355,9 @@ class DeltaLog:
         java = self.snapshot_at(version).java
         with self.translated():
             files = DataFrame(java.allFiles().toDF(), self._spark)
-            return [json.loads(text) for (text,) in files.select(F.to_json(F.struct("*"))).collect()]
+            found = [json.loads(text) for (text,) in files.select(F.to_json(F.struct("*"))).collect()]
+        # on Spark 4.1 every file has tags, also if its commit named none
+        return [{key: value for key, value in add.items() if key != "tags" or value} for add in found]
 
     def state(self, snapshot: Snapshot) -> _State:
         """For `Snapshot`, which remembers it."""
@@ -595,6 +598,7 @@ class DeltaLog:
             `delta.feature.typeWidening: supported` asks for the feature itself.
         :return: the new version.
         :raises ValueError: types change, and the table doesn't allow it.
+        :raises TableError: types change in a way that this Delta can't read.
         :raises RowdeltaError: as of `commit`.
         :raises CommitRefusedError: as of `commit`.
         """
@@ -617,21 +621,24 @@ class DeltaLog:
         return self._commit(transaction, base_version, self._array_list(), operation)
 
     def _evolved(self, transaction: JavaObject, metadata: Mapping[str, Any], schema: StructType) -> str:
-        """The new schema's JSON, with what type widening has to note in it."""
+        """The new schema's JSON, with what type widening has to note in it (PROTOCOL.md, "Type Change Metadata")."""
         before = StructType.fromJson(json.loads(metadata["schemaString"]))
-        types: dict[str, DataType] = {column.name: column.dataType for column in before}
-        # nested columns too; nullability is no type
-        changed = [
-            c.name for c in schema if c.name in types and _without_nulls(types[c.name]) != _without_nulls(c.dataType)
-        ]
-        if not changed:
+        changes = list(_type_changes(before, schema, ""))
+        if not changes:
             return schema.json()
-        enabled = metadata.get("configuration", {}).get("delta.enableTypeWidening", "false")
-        if enabled.lower() != "true" and any(not isinstance(types[name], StructType) for name in changed):
-            raise ValueError(f"{self.path}: types of {', '.join(changed)} change without delta.enableTypeWidening")
+        described = ", ".join(f"{name}: {old.simpleString()} to {new.simpleString()}" for name, old, new in changes)
+        if metadata.get("configuration", {}).get("delta.enableTypeWidening", "false").lower() != "true":
+            raise ValueError(f"{self.path}: types change without delta.enableTypeWidening ({described})")
         parse = self._jvm.org.apache.spark.sql.types.DataType.fromJson
-        widening = self._object("TypeWideningMetadata")
-        noted = widening.addTypeWideningMetadata(transaction, parse(schema.json()), parse(metadata["schemaString"]))
+        widening = self._object("TypeWidening")
+        for _, old, new in changes:
+            nested = isinstance(old, _NESTED) or isinstance(new, _NESTED)
+            if nested or not widening.isTypeChangeSupported(parse(old.json()), parse(new.json())):
+                # Delta itself would write it down without a note, and not be able to read the files any more.
+                raise TableError(f"{self.path}: this Delta Lake can't widen these types ({described})")
+        noted = self._object("TypeWideningMetadata").addTypeWideningMetadata(
+            transaction, parse(schema.json()), parse(metadata["schemaString"])
+        )
         return str(noted.json())
 
     def optimize(self) -> tuple[int, int]:
@@ -663,13 +670,14 @@ class DeltaLog:
             raise self._error(error) from None
         return None
 
-    def is_checkpoint_due(self) -> bool:
-        """Whether the newest version known is as far from the last checkpoint as the table's
-        `delta.checkpointInterval` says.
+    def is_checkpoint_due(self, every: int) -> bool:
+        """Whether the newest version known is far enough from the last checkpoint.
+
+        :param every: so many versions are far enough, or fewer if the table's `delta.checkpointInterval` says so.
         """
         snapshot = self._latest or self.refresh()
         with self.translated():
-            interval = int(self._java.checkpointInterval(snapshot.java.metadata()))
+            interval = min(every, int(self._java.checkpointInterval(snapshot.java.metadata())))
             last = max(int(snapshot.java.checkpointProvider().version()), self._checkpoint_version, 0)
         return snapshot.version - last >= interval
 
@@ -858,6 +866,18 @@ def _vector(file: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return None if not vector else (vector["storageType"], vector["pathOrInlineDv"], vector.get("offset"))
 
 
-def _without_nulls(data_type: DataType) -> str:
-    """A type's text without what says whether nested values may be NULL."""
-    return data_type.simpleString()
+def _type_changes(old: DataType, new: DataType, name: str) -> Iterator[tuple[str, DataType, DataType]]:
+    """Columns of both types, nested ones too, that have another type than before: name, old type, new type."""
+    if isinstance(old, StructType) and isinstance(new, StructType):
+        before = {column.name: column.dataType for column in old}
+        for column in new:
+            if column.name in before:
+                path = f"{name}.{column.name}" if name else column.name
+                yield from _type_changes(before[column.name], column.dataType, path)
+    elif isinstance(old, ArrayType) and isinstance(new, ArrayType):
+        yield from _type_changes(old.elementType, new.elementType, f"{name}.element")
+    elif isinstance(old, MapType) and isinstance(new, MapType):
+        yield from _type_changes(old.keyType, new.keyType, f"{name}.key")
+        yield from _type_changes(old.valueType, new.valueType, f"{name}.value")
+    elif old != new:
+        yield name, old, new

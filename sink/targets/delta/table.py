@@ -11,7 +11,7 @@ the log since the commit that stored the position.
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,8 @@ from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
-from sink.errors import TableError, TemporaryError
+from sink.errors import RowdeltaError, TableError, TemporaryError
+from sink.spark.session import activate
 from sink.targets.base import (
     LastCommit,
     LiveFile,
@@ -41,7 +42,7 @@ from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapsho
 from sink.targets.delta.new_vectors import written_deletes
 from sink.targets.delta.optimize import Optimize
 from sink.targets.delta.small_files import candidates
-from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol
+from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 
 if TYPE_CHECKING:
@@ -140,9 +141,7 @@ class DeltaTable(Target):
 
     def set_property(self, name: str, value: str | None) -> None:
         prefix, _, key = name.rpartition(".")
-        state = {k: v for k, v in self.own_state(prefix).items() if k != key}
-        committer = self.committer()
-        committer.store(prefix, state if value is None else state | {key: value})
+        self.committer().store(prefix, key, value)
 
     def snapshot_id(self) -> int:
         return self._snapshot.version
@@ -164,7 +163,8 @@ class DeltaTable(Target):
         """Take over a commit of the sink's own, so that it needn't be read."""
         self._live.apply(commit)
         if commit.operation_id is not None:
-            self._made_by[commit.operation_id] = commit.version
+            self._made_by = {commit.operation_id: commit.version}
+        self._live.forget_before(commit.version - 1)  # nobody asks for more than the last commit's base
         self.refresh()
 
     def is_empty(self) -> bool:
@@ -179,28 +179,16 @@ class DeltaTable(Target):
 
     def check_writable(self, *, appends: bool = False) -> None:
         protocol, metadata = self._snapshot.protocol, self._snapshot.metadata
-        check_protocol(
-            self.name,
-            {
-                "minReaderVersion": protocol.reader_version,
-                "minWriterVersion": protocol.writer_version,
-                "readerFeatures": sorted(protocol.reader_features),
-                "writerFeatures": sorted(protocol.writer_features),
-            },
-        )
+        found = {
+            "minReaderVersion": protocol.reader_version,
+            "minWriterVersion": protocol.writer_version,
+            "readerFeatures": sorted(protocol.reader_features),
+            "writerFeatures": sorted(protocol.writer_features),
+        }
+        check_protocol(self.name, found)
         PROPERTIES.check(self.name, metadata.configuration, appends=appends)
         check_columns(self.name, metadata.schema)
-        needed = {"domainMetadata": "'delta.feature.domainMetadata' = 'supported'"}
-        if not appends:
-            needed["deletionVectors"] = "'delta.enableDeletionVectors' = 'true'"
-        missing = [setting for feature, setting in needed.items() if feature not in protocol.writer_features]
-        if missing:
-            raise TableError(
-                f"{self.name}: its protocol lacks what the sink needs, the table features "
-                f"{', '.join(name for name in needed if name not in protocol.writer_features)}. Add them, which asks "
-                "for readers and writers that know them: ALTER TABLE … SET TBLPROPERTIES "
-                f"({', '.join(missing)})."
-            )
+        check_required(self.name, found, metadata.configuration, appends=appends)
 
     def check_fits(self, section: "TableSection") -> None:
         partitioned = self._snapshot.metadata.partition_columns
@@ -348,7 +336,7 @@ class DeltaTable(Target):
         commits = None if base is None else self._live.commits_since(base)
         foreign = [commit for commit in commits or () if any(file_actions(commit))]
         actions = [action for commit in foreign for action in file_actions(commit)]
-        if not foreign or any(kind != "add" for kind, _ in actions):
+        if not foreign or any(kind != "add" or not content["dataChange"] for kind, content in actions):
             return None
         paths = [unquote(content["path"]) for _, content in actions]
         live = self.live
@@ -412,3 +400,31 @@ class DeltaTable(Target):
 
     def compaction(self, every: int) -> Optimize:
         return Optimize(self, every)
+
+    def index_forbidden_at(self, location: str) -> str | None:
+        folder = location.removeprefix(f"{self.log.path.rstrip('/')}/")
+        if folder == location or folder.startswith("_"):
+            return None
+        return "inside the table's own folder, where Delta's VACUUM deletes it"
+
+    def tend(self) -> None:
+        """Write a due checkpoint in a thread of its own: it takes seconds."""
+        if self._checkpoint is not None and not self._checkpoint.done():
+            return
+        if self.log.is_checkpoint_due(_CHECKPOINT_EVERY):
+            self._checkpoint = _CHECKPOINTS.submit(_write_checkpoint, self.spark, self.log.path, self.name)
+
+
+_CHECKPOINT_EVERY = 10
+"""Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
+_CHECKPOINTS = ThreadPoolExecutor(1, "checkpoint")
+
+
+def _write_checkpoint(spark: SparkSession, path: str, name: str) -> None:
+    try:
+        activate(spark)
+        log_of_thread = DeltaLog.at(spark, path)
+        log_of_thread.refresh()
+        log_of_thread.checkpoint()
+    except RowdeltaError as error:  # without it, readers replay more of the log; the next commit tries again
+        log.warning("%s: no checkpoint of the log was written: %s", name, error)

@@ -5,6 +5,7 @@ sequence numbers and manifests.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -487,6 +488,11 @@ class IcebergTable(IcebergState, Target):
     ) -> WrittenDeletes:
         return written_deletes(self.spec, name, tasks, rows, known, parquet_deletes, created)
 
+    def index_forbidden_at(self, location: str) -> str | None:
+        if not f"{_same_scheme(location)}/".startswith(f"{_same_scheme(self.spec.location).rstrip('/')}/"):
+            return None
+        return "inside the table's own folder, where Iceberg's remove_orphan_files deletes it"
+
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return self._small_files.search(self.spec, prefix, is_enough)
 
@@ -497,3 +503,8 @@ class IcebergTable(IcebergState, Target):
 def quoted_name(name: str) -> str:
     """A table's full name in SQL."""
     return ".".join(map(quoted, name.split(".")))
+
+
+def _same_scheme(location: str) -> str:
+    """The location with one form for all schemes that name the same storage."""
+    return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))
