@@ -519,7 +519,7 @@ class DeltaLog:
             transaction = self._java.startTransaction(self._none, self._none)
             if int(transaction.readVersion()) >= 0:
                 return False
-            self._refuse_other_files()
+            self.check_no_other_files()
             metadata = {
                 "id": str(uuid.uuid4()),
                 "format": {"provider": "parquet", "options": {}},
@@ -537,7 +537,7 @@ class DeltaLog:
             return False
         return True
 
-    def _refuse_other_files(self) -> None:
+    def check_no_other_files(self) -> None:
         """:raises TableError: the folder has files that a new table would lie beside."""
         folder = self._path(self.path)
         try:
