@@ -164,8 +164,7 @@ def run(folder: Path, table_format: Format = "iceberg") -> int:
 Tables and source are equal. What to try next:
   rowdelta status {folder}/sink.yaml   how far each table got
   rowdelta run {folder}/sink.yaml      nothing to do: every change has been applied, once
-  rowdelta history {folder}/sink.yaml customers
-                                        what each commit did
+  rowdelta history {folder}/sink.yaml customers   what each commit did
   rm -r {folder}/state                 then run again: still nothing to do, the tables know their position"""
     )
     return 0
