@@ -145,10 +145,11 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"group {section.group}:"
         last = table.last_commit()
         if last is None:
-            yield f"{section.target}: empty, no snapshot"
+            yield f"{section.target}: empty, no {table.snapshot_word}"
         else:
             at = datetime.fromtimestamp(last.timestamp_ms / 1000, UTC)
-            yield f"{section.target}: snapshot {last.snapshot_id} of {at:%Y-%m-%d %H:%M:%S} UTC, {last.counts}"
+            state = f"{table.snapshot_word} {last.snapshot_id} of {at:%Y-%m-%d %H:%M:%S} UTC"
+            yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
 

@@ -65,7 +65,12 @@ class DeltaCatalogs:
         return self._created(name, columns, [], required(appends=True))
 
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
-        """See `Tables.check_new`."""
+        """See `Tables.check_new`.
+
+        :raises TableError: the table's folder has other files.
+        """
+        if not self._session_catalog(section.target):
+            DeltaLog.at(self._spark, self._folder(section.target)).check_no_other_files()
         for number, field in enumerate(section.partition_fields):
             where = f"{path}.partition_by[{number}]"
             if field.column not in columns.names:

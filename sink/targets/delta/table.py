@@ -36,6 +36,7 @@ from sink.targets.base import (
     WrittenDeletes,
 )
 from sink.targets.delta.commit import DeltaCommitter
+from sink.targets.delta.history import RESTORE, DeltaHistory
 from sink.targets.delta.live_files import LiveFiles, file_actions, full, without_scheme
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import written_deletes
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("rowdelta")
 
 _OWN = "rowdelta."
-_RESTORE = "RESTORE"
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class DeltaTable(Target):
     :param frame: reads the table's rows in a session.
     :param io_properties: properties with which tasks reach the table's files.
     """
+
+    snapshot_word = "version"
 
     def __init__(
         self,
@@ -226,7 +228,7 @@ class DeltaTable(Target):
         committed, restored = self._since(stored["operation"], int(stored["after"]), snapshot.version)
         if restored is not None and not trusted:
             return self._position_at(
-                self.log.snapshot_at(self._restored_version(restored)), prefix, newest_if_in_doubt=newest_if_in_doubt
+                self.log.snapshot_at(self.restored_version(restored)), prefix, newest_if_in_doubt=newest_if_in_doubt
             )
         if committed is None and not trusted:
             raise TableError(
@@ -258,13 +260,13 @@ class DeltaTable(Target):
                 break
             if commit.operation_id == operation:
                 made, restored = commit.version, None
-            elif commit.info.get("operation") == _RESTORE:
+            elif commit.info.get("operation") == RESTORE:
                 restored = commit
         if made is not None:
             self._made_by[operation] = made
         return made, restored
 
-    def _restored_version(self, commit: Commit) -> int:
+    def restored_version(self, commit: Commit) -> int:
         """The version to which a RESTORE took the table."""
         parameters = commit.info.get("operationParameters", {})
         version = parameters.get("version")
@@ -359,6 +361,17 @@ class DeltaTable(Target):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         return self._frame(spark)
+
+    def frame_at(self, snapshot_id: int) -> DataFrame:
+        return self.spark.read.format("delta").option("versionAsOf", str(snapshot_id)).load(self.log.path)
+
+    def history(self, prefix: str) -> DeltaHistory:
+        return DeltaHistory(self, prefix)
+
+    def remove_rows(self, rows: DataFrame, columns: Sequence[str]) -> Exception | None:
+        refusal = self.log.delete_equal(rows, columns)
+        self.refresh()
+        return refusal
 
     def frame_of_commit(self, snapshot_id: int) -> DataFrame | None:
         commits = self._live.commits_since(snapshot_id - 1)
