@@ -161,10 +161,12 @@ class KeyIndex:
             return None
         runs = self._read(files, self.next_sequence, self._synchronized().base)
         own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
-        rows = rows_appended_meanwhile(
-            IndexSlice(slice_.location, slice_.io_properties, own, {}),
-            IndexSlice(slice_.location, slice_.io_properties, tuple(runs), {}),
-        )
+        rows = list[OldRows]()
+        if runs:
+            rows = rows_appended_meanwhile(
+                IndexSlice(slice_.location, slice_.io_properties, own, {}),
+                IndexSlice(slice_.location, slice_.io_properties, tuple(runs), {}),
+            )
         log.info("%s: others appended %d files meanwhile; their keys were looked up too", self._table.name, len(files))
         self._appended = _Appended(self._table.snapshot_id(), (*earlier.runs, *runs), (*earlier.rows, *rows))
         return self._prepare(operation, slice_, tasks, results)
@@ -210,8 +212,7 @@ class KeyIndex:
         version, appended = self._synchronized(), self._appended
         vectors: dict[str, Vector | None] = {}
         for result in results:
-            for file in result["new_vectors"]:
-                vectors[file["referenced-data-file"]] = file
+            vectors |= result["new_vectors"]
         united = _unite(results)
         base = self._base if appended is None else appended.base
         later_rows = () if appended is None else appended.rows

@@ -144,7 +144,8 @@ class DeltaCatalogs:
                 f"{name} is a table of {provider.get() if provider.isDefined() else 'another kind'}, not of Delta "
                 "Lake. Name another target, or convert it: CONVERT TO DELTA."
             )
-        return str(metadata.location())
+        # the location is a URI, and encoded
+        return str(self._spark.sparkContext._jvm.org.apache.hadoop.fs.Path(metadata.location()).toString())  # type: ignore[union-attr]
 
     def _identifier(self, name: str) -> JavaObject:
         _, *namespace, table = name.split(".")
