@@ -356,8 +356,7 @@ class KeyIndex:
                 "%s: its history no longer reaches the snapshot that the key index was made from", self._table.name
             )
             return False
-        if changes.shown:
-            log.info("%s: %s; catching up", self._table.name, changes.shown)
+        if changes.files or changes.removed:
             self._version = self._with_files(version, changes.files, changes.removed)
         self._base, self._included = self._table.snapshot_id(), set()
         return True

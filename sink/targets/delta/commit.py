@@ -104,12 +104,9 @@ class DeltaCommitter(Committer):
                 return
 
     def _tags(self, prefix: str, operation: str) -> dict[str, str]:
-        """The tags of a commit's data files, by which minor compactions find them (`sink.targets.delta.small_files`)."""
-        return {
-            SINK_ID: prefix.removeprefix("rowdelta."),
-            WRITER: operation,
-            SCHEMA: schema_tag(self._table.layout.schema),
-        }
+        """The tags of a commit's data files, by which minor compactions find them."""
+        schema = schema_tag(self._table.layout.schema)
+        return {SINK_ID: prefix.removeprefix("rowdelta."), WRITER: operation, SCHEMA: schema}
 
     def _send(
         self,

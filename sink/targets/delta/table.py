@@ -205,6 +205,11 @@ class DeltaTable(Target):
                 "from partition_by. The table can't be changed this way: correct partition_by, or leave it out."
             )
         for column in self.columns():
+            if column.name in partitioned and isinstance(column.type, T.BinaryType):
+                raise TableError(
+                    f"{self.name} is partitioned by {column.name}, which is binary. Delta writes its values as text, "
+                    "and not all bytes are text. Partition by another column."
+                )
             if column.name in section.key and isinstance(column.type, T.FloatType | T.DoubleType):
                 raise TableError(
                     f"{self.name}: key column {column.name} is floating-point, and NaN and -0.0 tell no rows apart. "
@@ -302,14 +307,12 @@ class DeltaTable(Target):
         found = None if at is None else self.log.version_at(int(at))
         if found is None or found >= commit.version:
             return None
-        before, after = (
-            {
-                (add["path"], json.dumps(add.get("deletionVector"), sort_keys=True))
-                for add in self.log.live_files(version)
-            }
-            for version in (found, commit.version)
-        )
-        return found if before == after else None
+        return found if self._files_at(found) == self._files_at(commit.version) else None
+
+    def _files_at(self, version: int) -> set[tuple[str, str]]:
+        """Path and vector of each file that was live."""
+        adds = self.log.live_files(version)
+        return {(add["path"], json.dumps(add.get("deletionVector"), sort_keys=True)) for add in adds}
 
     # -- changes of its columns
 
@@ -361,8 +364,9 @@ class DeltaTable(Target):
         live = self.live
         files = [self._live_file(path, live[path]) for path in touched if path in live]
         gone = frozenset(self._path(path) for path in touched if path not in live)
-        shown = f"{len(foreign)} commits by others: {len(files)} files added or changed, {len(gone)} removed"
-        return TableChanges(files, gone, shown)
+        counts = f"{len(files)} files added or changed, {len(gone)} removed"
+        log.info("%s: %d commits by others: %s; catching up", self.name, len(foreign), counts)
+        return TableChanges(files, gone)
 
     def _commits_since(self, base: int) -> list[Commit] | None:
         """Commits after a version up to the one that is known here. The log may have newer ones already."""
