@@ -856,7 +856,7 @@ class TableSink:
         self._dead_letters.commit(
             target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening
         )
-        committed = {json.loads(file)["file-path"] for file in written.dead_letters}
+        committed = set(written.dead_letter_paths)
         self._written_paths.value = [path for path in self._written_paths.value if path not in committed]
         log.warning(
             "%s: %d bad records to %s. %s",

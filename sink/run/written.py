@@ -16,6 +16,7 @@ class Written:
 
     :param files: data and delete files, as `ContentFileParser` JSON.
     :param dead_letters: files of the dead-letter table, likewise.
+    :param dead_letter_paths: their paths.
     :param rows: number of changes, by kind.
     :param undecoded: number of bad records with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param records: number of rows in files, by the files' content.
@@ -27,6 +28,7 @@ class Written:
 
     files: list[str]
     dead_letters: list[str]
+    dead_letter_paths: list[str]
     rows: dict[str, int]
     records: dict[str, int]
     bytes: int
@@ -113,6 +115,7 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
     return Written(
         files=[json.dumps(file) for result in results for file in result["files"]],
         dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
+        dead_letter_paths=[path for result in results for path in result.get("dead_letter_paths", [])],
         rows=rows,
         records=records,
         bytes=sum(result["bytes"] for result in results),

@@ -380,6 +380,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         summary["index"] = _index_summary(result, plan.table)
     if plan.dead_letters:
         summary["dead_letters"] = [file.description for file in dead_files]
+        summary["dead_letter_paths"] = [file.path for file in dead_files]
     paths = writer.created_paths + (dead.created_paths if dead else [])
     if plan.index and result.index:
         paths += [f"{plan.index.slice.location}/{run.name}" for run in (*result.index.runs, *result.index.merged)]

@@ -11,20 +11,21 @@ _MOST_DOUBLINGS = 30
 
 
 class Retries:
-    """Counts how often a micro-batch is committed again, whatever the reasons for the refusals. The table's
-    `commit.retry.*` settings give the limit and the pauses.
+    """Counts how often a micro-batch is committed again, whatever the reasons for the refusals.
 
     :param table: name of the table, for messages.
     :param number: most retries.
     :param shortest: seconds to wait before the first retry.
     :param longest: most seconds to wait before a retry.
+    :param way_out: what the user can do besides running again, for messages. Empty if there is nothing.
     """
 
-    def __init__(self, table: str, number: int, shortest: float, longest: float) -> None:
+    def __init__(self, table: str, number: int, shortest: float, longest: float, way_out: str = "") -> None:
         self._table = table
         self._number = number
         self._shortest = shortest
         self._longest = longest
+        self._way_out = way_out
         self._done = 0
         self._last: Exception | None = None
 
@@ -39,9 +40,8 @@ class Retries:
         if self._done >= self._number:
             reason = java_message(refusal) if isinstance(refusal, JAVA_ERRORS) else refusal
             raise TemporaryError(
-                f"{self._table}: other writers kept committing in between, and the table's commit.retry settings are "
-                "used up. Nothing was applied; run again, or raise commit.retry.num-retries. Last conflict: "
-                f"{reason}"
+                f"{self._table}: other writers kept committing in between, and all {self._number} retries are used up. "
+                f"Nothing was applied; run again{self._way_out}. Last conflict: {reason}"
             )
         time.sleep(doubled(self._shortest, self._done, self._longest) * random.uniform(0.9, 1.1))
         self._done += 1

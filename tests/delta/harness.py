@@ -1,5 +1,5 @@
-"""A job whose target is a Delta table: `tests.sink.harness.Job`, with the table as Delta's own Spark reader, the model of
-its log and readers without delta-spark see it.
+"""A job whose target is a Delta table: `tests.sink.harness.Job`, with the table as Delta's own Spark reader, the model
+of its log and readers without delta-spark see it.
 
     job = DeltaJob(spark, tmp_path)
     job.write([("+I", {"id": 1, "region": "eu"})])
@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import unquote, urlparse
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
+from sink.spark.versions import to_arrow
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.log import DeltaLog as SinkLog
 from sink.targets.delta.log import Proposal
@@ -29,7 +31,7 @@ from tests.delta.log_model import DeltaLog
 from tests.delta.readers import READERS, Rows, plain
 from tests.delta.snapshot import Snapshot
 from tests.sink import harness
-from tests.sink.harness import Job, Row, live_entries
+from tests.sink.harness import Job, Row, arrow_type, live_entries
 
 crashing = partial(harness.crashing, of=DeltaCommitter)
 before_rewrite = partial(harness.before_rewrite, of=DeltaCommitter)
@@ -37,13 +39,13 @@ before_rewrite = partial(harness.before_rewrite, of=DeltaCommitter)
 
 @dataclass
 class DeltaJob(Job):
-    """See `Job`. The table is in a warehouse folder of the job's own, whose name needs quoting in URIs."""
+    """See `Job`. The table is in a warehouse folder of the job's own."""
 
     catalog: ClassVar[str] = "deltas"
 
     @property
     def warehouse(self) -> Path:
-        return self.folder / "ware house ä"
+        return self.folder / "warehouse"
 
     @property
     def catalog_options(self) -> dict[str, str]:
@@ -80,17 +82,17 @@ class DeltaJob(Job):
     def rows(self, table: str | None = None) -> list[dict[str, Any]]:
         """The table's rows in the order of their keys, read by Delta."""
         frame = self.frame() if table is None else self.spark.table(table)
-        rows: list[dict[str, Any]] = harness.to_arrow(frame).to_pylist()
+        rows: list[dict[str, Any]] = to_arrow(frame).to_pylist()
         return sorted(rows, key=lambda row: [row[name] for name in self.key])
 
     def append(self, rows: Sequence[Row]) -> None:
         path = self._hidden_file()
-        pq.write_table(harness.pa.Table.from_pylist(list(rows), schema=self.arrow_schema()), path)
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=self.arrow_schema()), path)
         self.spark.read.parquet(str(path)).write.format("delta").mode("append").save(str(self.table_folder))
         path.unlink()
 
-    def arrow_schema(self) -> harness.pa.Schema:
-        return harness.pa.schema([(name, harness.arrow_type(sql_type)) for name, sql_type in self.columns.items()])
+    def arrow_schema(self) -> pa.Schema:
+        return pa.schema([(name, arrow_type(sql_type)) for name, sql_type in self.columns.items()])
 
     @property
     def log(self) -> DeltaLog:
@@ -131,10 +133,10 @@ class DeltaJob(Job):
         """
         log = self.log
         log.check(files_since=since)
-        seen = plain(harness.to_arrow(self.frame()))
+        seen = plain(to_arrow(self.frame()))
         assert plain(log.rows()) == seen, "the model of the log"
         for version in travel:
-            assert plain(log.rows(version)) == plain(harness.to_arrow(self.frame(version))), f"version {version}"
+            assert plain(log.rows(version)) == plain(to_arrow(self.frame(version))), f"version {version}"
         for name in readers:
             assert READERS[name](self.table_folder) == seen, name
         return seen
@@ -153,7 +155,7 @@ class DeltaJob(Job):
         self.encoding = index.encoding
         entries = live_entries(index, self.index_folder / "runs")
         key = ", ".join(f"`{name}`" for name in self.key)
-        rows = harness.to_arrow(
+        rows = to_arrow(
             self.spark.sql(f"SELECT {key}, _metadata.file_path, _metadata.row_index FROM {self.sql_name()}")
         ).to_pylist()
         places = [(unquote(urlparse(row["file_path"]).path), row["row_index"]) for row in rows]
@@ -163,6 +165,15 @@ class DeltaJob(Job):
         for row, place in zip(rows, places, strict=True):
             found.setdefault(tuple(row[name] for name in self.key), set()).add(hashes[place])
         return found
+
+    def vacuum(self) -> None:
+        """Delete all files that the table doesn't need now."""
+        check = "spark.databricks.delta.retentionDurationCheck.enabled"
+        self.spark.conf.set(check, "false")
+        try:
+            self.sql("VACUUM {t} RETAIN 0 HOURS")
+        finally:
+            self.spark.conf.unset(check)
 
     def clean_log(self) -> None:
         """Write a checkpoint, and delete all commits that it has. Delta does this on its own a month later."""

@@ -158,6 +158,10 @@ class Job:
 
     def config(self) -> Config:
         """The job's configuration as `sink.config.load` would return it."""
+        return Config.model_validate(self.config_values())
+
+    def config_values(self) -> dict[str, Any]:
+        """What is written in the job's configuration."""
         table: dict[str, Any] = {
             "source": str(self.changes_folder),
             "target": self.target,
@@ -185,7 +189,7 @@ class Job:
             values["index"] = {"location": self.index_location}
         for section, entries in self.sections.items():
             values[section].update(entries)
-        return Config.model_validate(values)
+        return values
 
     def write(self, changes: Sequence[Change], *, shuffle: Callable[[list[Any]], None] | None = None) -> Path:
         """One change file, which is one micro-batch. Changes are numbered in the given order, then written in

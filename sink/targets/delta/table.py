@@ -24,7 +24,7 @@ from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
-from sink.errors import RowdeltaError, TableError, TemporaryError
+from sink.errors import RowdeltaError, TableError
 from sink.spark.session import activate
 from sink.targets.base import (
     LastCommit,
@@ -37,7 +37,7 @@ from sink.targets.base import (
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import RESTORE, DeltaHistory
-from sink.targets.delta.live_files import LiveFiles, file_actions, full
+from sink.targets.delta.live_files import LiveFiles, file_actions, full, without_scheme
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import written_deletes
 from sink.targets.delta.optimize import Optimize
@@ -252,8 +252,8 @@ class DeltaTable(Target):
         """
         known = self._made_by.get(operation)
         commits = self._live.commits_since(after if known is None else known)
-        if commits is None:
-            return known, None
+        if commits is None:  # log clean-up has deleted some, and one of them may have been a RESTORE
+            return (known if known == until else None), None
         made, restored = known, None
         for commit in commits:
             if commit.version > until:
@@ -319,7 +319,7 @@ class DeltaTable(Target):
             return None if included else TableChanges()
         if base is None or base > current:
             return None
-        commits = self._live.commits_since(base)
+        commits = self._commits_since(base)
         if commits is None or not included <= {commit.version for commit in commits}:
             return None
         foreign = [commit for commit in commits if commit.version not in included and any(file_actions(commit))]
@@ -332,8 +332,13 @@ class DeltaTable(Target):
         shown = f"{len(foreign)} commits by others: {len(files)} files added or changed, {len(gone)} removed"
         return TableChanges(files, gone, shown)
 
+    def _commits_since(self, base: int) -> list[Commit] | None:
+        """Commits after a version up to the one that is known here. The log may have newer ones already."""
+        commits = self._live.commits_since(base)
+        return None if commits is None else [commit for commit in commits if commit.version <= self._snapshot.version]
+
     def appended_since(self, base: int | None) -> list[LiveFile] | None:
-        commits = None if base is None else self._live.commits_since(base)
+        commits = None if base is None else self._commits_since(base)
         foreign = [commit for commit in commits or () if any(file_actions(commit))]
         actions = [action for commit in foreign for action in file_actions(commit)]
         if not foreign or any(kind != "add" or not content["dataChange"] for kind, content in actions):
@@ -378,11 +383,28 @@ class DeltaTable(Target):
     @contextmanager
     def rows_of(self, files: Sequence[LiveFile]) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
         frame = self.log.frame_of(self._snapshot.version, [file.handle for file in files])
-        name = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
+        path, position = F.col("_metadata.file_path"), F.col("_metadata.row_index")
         names = [file.path.rpartition("/")[2] for file in files]
-        if len(set(names)) < len(names):
-            raise TemporaryError(f"{self.name}: two of its data files have the same name in different folders")
-        yield frame, name, F.col("_metadata.row_index"), names
+        if len(set(names)) == len(names):
+            yield frame, F.element_at(F.split(path, "/"), -1), position, names
+        else:  # Spark names files so in the partitions of a folder that CONVERT TO DELTA made a table of
+            yield (
+                frame,
+                path,
+                position,
+                self._shown(files, [text for (text,) in frame.select(path).distinct().collect()]),
+            )
+
+    def _shown(self, files: Sequence[LiveFile], texts: Sequence[str]) -> list[str]:
+        """The text of each file's path in Spark, which encodes other characters than Delta does.
+
+        :param texts: of all files that have rows.
+        """
+        known = {without_scheme(unquote(text)): text for text in texts}
+        shown = [known.pop(without_scheme(file.path), file.path) for file in files]
+        if known:
+            raise TableError(f"{self.name}: its log has no file of the name {next(iter(known))}, but Spark reads it")
+        return shown
 
     def delete_rows(
         self,
@@ -402,7 +424,8 @@ class DeltaTable(Target):
         return Optimize(self, every)
 
     def index_forbidden_at(self, location: str) -> str | None:
-        folder = location.removeprefix(f"{self.log.path.rstrip('/')}/")
+        location = without_scheme(location)
+        folder = location.removeprefix(f"{without_scheme(self.log.path).rstrip('/')}/")
         if folder == location or folder.startswith("_"):
             return None
         return "inside the table's own folder, where Delta's VACUUM deletes it"

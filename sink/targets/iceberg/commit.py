@@ -79,6 +79,7 @@ class IcebergCommitter(Committer):
             int(properties.get("commit.retry.num-retries", 4)),
             int(properties.get("commit.retry.min-wait-ms", 100)) / 1000,
             int(properties.get("commit.retry.max-wait-ms", 60_000)) / 1000,
+            ", or raise the table property commit.retry.num-retries",
         )
 
     def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:

@@ -1,0 +1,336 @@
+"""Crashes, a second driver, lost indexes, changes of the schema, and tables that the sink must not write."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from sink.errors import FencedError, TableError, TemporaryError
+from sink.targets.delta.log import DeltaLog
+from tests.delta.harness import DeltaJob, before_commit, before_rewrite, crashing
+from tests.delta.test_target import inserts, row
+from tests.sink.harness import Fault, damage, merging_soon
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("fault", get_args(Fault))
+@pytest.mark.parametrize("after_commits", [0, 1])
+def test_a_crash_applies_nothing_twice(spark: SparkSession, tmp_path: Path, fault: Fault, after_commits: int) -> None:
+    job = DeltaJob(spark, tmp_path, mode="changelog")
+    for key in range(4):
+        job.write(inserts(key, key + 100))
+    job.write([("-D", row(0)), ("-U", row(1)), ("+U", row(1, "us"))])
+    with merging_soon():
+        with crashing(fault, after_commits=after_commits), pytest.raises(TemporaryError, match="crash"):
+            job.run()
+        job.lose_checkpoint()
+        job.run()
+    expected = dict.fromkeys((*range(2, 4), *range(100, 104)), "eu") | {1: "us"}
+    assert job.rows() == [row(key, region) for key, region in sorted(expected.items())]
+    job.check()
+    assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_commit_of_unknown_outcome(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """The store says that it failed, whether or not it wrote the commit."""
+    job = DeltaJob(spark, tmp_path, mode="changelog")
+    job.write(inserts(1, 2))
+    job.run()
+    job.write([("-D", row(1)), ("+I", row(3))])
+    original = DeltaLog._send
+    failed: list[None] = []
+
+    def send(self: DeltaLog, *args: Any) -> int:
+        if failed:
+            return original(self, *args)
+        failed.append(None)
+        if written:
+            original(self, *args)
+        raise _io_error(spark)
+
+    monkeypatch.setattr(DeltaLog, "_send", send)
+    if written:
+        job.run()
+    else:
+        with pytest.raises(TemporaryError, match="unknown whether"):
+            job.run()
+        job.run()
+    assert job.rows() == [row(2), row(3)]
+    job.check()
+    job.write([("-D", row(2))])
+    job.run()
+    assert job.rows() == [row(3)]
+    job.check()
+
+
+def _io_error(spark: SparkSession) -> Exception:
+    jvm: Any = spark.sparkContext._jvm
+    error: Exception = Py4JJavaError("timeout", jvm.java.io.IOException("timeout"))
+    return error
+
+
+def test_a_second_driver_is_fenced(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, mode="changelog")
+    job.write(inserts(1, 2))
+    job.run()
+    job.write([("-D", row(1)), ("+I", row(3))])
+    with before_commit(job.second_driver().run) as ran, pytest.raises(FencedError):
+        job.run()
+    assert len(ran) == 1
+    assert job.rows() == [row(2), row(3)]
+    job.write([("-D", row(2))])
+    job.run()
+    assert job.rows() == [row(3)]
+    job.check()
+
+
+def test_a_second_driver_is_fenced_by_delta_itself(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, mode="changelog")
+    job.write(inserts(1, 2))
+    job.run()
+    job.write([("-D", row(1)), ("+I", row(3))])
+    with before_commit(job.second_driver().run, "in the commit") as ran, pytest.raises(FencedError):
+        job.run()
+    assert len(ran) == 1
+    assert job.rows() == [row(2), row(3)]
+    job.check()
+
+
+def test_another_sink_in_the_same_table(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    (tmp_path / "other").mkdir()
+    other = replace(job, sink_id="other", folder=tmp_path / "other", checkpoint=tmp_path / "other state")
+    (tmp_path / "other" / "warehouse").symlink_to(job.warehouse)
+    other.write([("+U", row(1, "other")), ("+I", row(9))])
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+    with before_commit(other.run) as ran:
+        job.run()
+    assert len(ran) == 1
+    assert job.rows() == [row(1, "us"), row(9)]
+    job.check()
+
+
+@pytest.mark.parametrize("loss", ["lost", "damaged", "log"])
+def test_the_index_is_built_again(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str
+) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(*range(10)))
+    job.write([("-D", row(0)), ("+U", row(1, "us"))])
+    job.run()
+    if loss == "lost":
+        shutil.rmtree(job.index_folder)
+    elif loss == "damaged":
+        for path in sorted(job.index_folder.rglob("*")):
+            if path.is_file():
+                damage(path, Random(1))
+    job.write([("-D", row(1, "us")), ("+U", row(2, "us"))])
+    if loss == "log":
+
+        def act() -> None:
+            job.sql("DELETE FROM {t} WHERE id = 3")
+            job.sql("INSERT INTO {t} VALUES (50, 'x')")
+            job.clean_log()
+
+        with before_commit(act):
+            job.run()
+    else:
+        job.run()
+        assert "key index built" in caplog.text
+    expected = dict.fromkeys(range(4, 10), "eu") | {2: "us"} | ({50: "x"} if loss == "log" else {3: "eu"})
+    assert job.rows() == [row(key, region) for key, region in sorted(expected.items())]
+    job.check(since=job.version())
+    assert job.check_index() is not None
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("INSERT INTO {t} VALUES (77, 'x')", True),
+        ("DELETE FROM {t} WHERE id = 0", False),
+        ("UPDATE {t} SET region = 'x' WHERE id = 100", False),
+        ("OPTIMIZE {t}", False),
+    ],
+)
+def test_others_commit_during_a_minor_compaction(
+    spark: SparkSession, tmp_path: Path, statement: str, expected: bool
+) -> None:
+    job = DeltaJob(spark, tmp_path)
+    for key in range(3):
+        job.write([*inserts(key, key + 100), ("-D", row(key + 99))])
+    with merging_soon(3), before_rewrite(lambda: job.sql(statement)):
+        job.run()
+    job.write([("+U", row(0, "us")), ("+U", row(77, "us"))])
+    job.run()
+    rows = {0: "us", 1: "eu", 2: "eu", 77: "us", 102: "eu"}
+    assert job.rows() == [row(key, region) for key, region in rows.items()]
+    job.check()
+    assert job.check_index() is not None
+
+
+def test_compact_every(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, table={"compact_every": 3, "merge_small_files": False})
+    for key in range(7):
+        job.write([*inserts(key, key + 100), ("-D", row(key + 99))])
+    job.run()
+    assert job.operations().count("OPTIMIZE") >= 1
+    assert [found["id"] for found in job.rows()] == [*range(7), 106]
+    job.check()
+
+
+def test_a_streaming_reader_of_inserts(spark: SparkSession, tmp_path: Path) -> None:
+    """Micro-batches that only insert, and the merges of their files, are appends to a reader."""
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(0))
+    job.run()
+    seen = tmp_path / "seen"
+
+    def read() -> list[int]:
+        stream = spark.readStream.format("delta").load(str(job.table_folder))
+        query = (
+            stream.writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "reader"))
+            .trigger(availableNow=True)
+            .start(str(seen))
+        )
+        assert query.awaitTermination(300)
+        return sorted(found["id"] for found in spark.read.parquet(str(seen)).collect())
+
+    assert read() == [0]
+    for key in range(1, 6):
+        job.write(inserts(key))
+    with merging_soon():
+        job.run()
+    assert any("minor" in (info.get("userMetadata") or "") for info in job.log.history().values())
+    assert read() == list(range(6))
+
+
+# -- columns
+
+
+def test_a_new_column_and_a_wider_one(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, columns={"id": "bigint", "region": "string", "n": "int"}, configure_columns=False)
+    job.create("id bigint, region string, n int", properties={"delta.enableTypeWidening": "true"})
+    job.sections = {"sink": {"schema_changes": "evolve"}}
+    job.write([("+I", row(1, n=1)), ("+I", row(2, n=2))])
+    job.run()
+    job.columns = {"id": "bigint", "region": "string", "n": "bigint", "more": "string"}
+    job.write([("+U", row(1, n=2**40, more="x"))])
+    job.run()
+    assert job.rows() == [row(1, n=2**40, more="x"), row(2, n=2, more=None)]
+    job.write([("-D", row(2, n=2, more=None)), ("+I", row(3, n=-1, more=None))])
+    job.run()
+    assert job.rows() == [row(1, n=2**40, more="x"), row(3, n=-1, more=None)]
+    job.check(readers=("delta-rs",))
+    assert job.check_index() is not None
+
+
+@pytest.mark.parametrize(
+    ("properties", "columns", "named"),
+    [
+        ({"delta.enableChangeDataFeed": "true"}, "", "enableChangeDataFeed"),
+        ({"delta.enableRowTracking": "true"}, "", "enableRowTracking"),
+        ({"delta.appendOnly": "true"}, "", "appendOnly"),
+        ({"delta.enableDeletionVectors": "false"}, "", "enableDeletionVectors"),
+        ({"delta.constraints.c": "id > 0"}, "", "constraints"),
+        ({}, ", g bigint GENERATED ALWAYS AS IDENTITY", "g"),
+    ],
+)
+def test_tables_that_are_refused(
+    spark: SparkSession, tmp_path: Path, properties: Mapping[str, str], columns: str, named: str
+) -> None:
+    job = DeltaJob(spark, tmp_path, configure_columns=False)
+    job.create(f"id bigint, region string{columns}", properties=properties)
+    before = job.version()
+    job.write(inserts(1))
+    with pytest.raises(TableError, match=named):
+        job.run()
+    assert job.version() == before
+
+
+def test_a_table_that_becomes_append_only_while_the_sink_runs(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    job.write([("-D", row(1))])
+    with (
+        before_commit(lambda: job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.appendOnly' = 'true')")),
+        pytest.raises(TableError, match="appendOnly"),
+    ):
+        job.run()
+    assert job.rows() == [row(1), row(2)]
+    job.check()
+
+
+def test_a_feature_that_nobody_knows(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.create("id bigint, region string")
+    log = job.table_folder / "_delta_log" / f"{0:020}.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if "protocol" in line:
+            line["protocol"]["writerFeatures"].append("fromTheFuture")
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for path in (job.table_folder / "_delta_log").glob("*.crc"):
+        path.unlink()
+    spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    job.write(inserts(1))
+    with pytest.raises(TableError, match="fromTheFuture"):
+        job.run()
+
+
+def test_a_missing_vector_file(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(*range(3000)))
+    job.run()
+    job.write([("-D", row(key)) for key in range(0, 3000, 7)])
+    job.run()
+    (file,) = job.table_folder.rglob("deletion_vector_*.bin")
+    file.rename(tmp_path / "away")
+    before = job.version()
+    job.write([("-D", row(1))])
+    with pytest.raises(TableError, match="deletion vector"):
+        job.run()
+    assert job.version() == before
+    (tmp_path / "away").rename(file)
+    job.run()
+    assert len(job.check()) == 3000 - 429 - 1
+
+
+def test_two_processes_with_one_sink_id(spark: SparkSession, tmp_path: Path) -> None:
+    """Both run to the end or are fenced. Whatever happens, nothing is applied twice."""
+    job = DeltaJob(spark, tmp_path, mode="changelog")
+    job.write(inserts(0))
+    job.run()
+    for key in range(1, 13):
+        job.write([("-D", row(key - 1)), *inserts(key, key + 100)])
+    command = [sys.executable, "-m", "tests.delta.second_process"]
+    processes = []
+    for number in range(2):
+        config = job.config_values()
+        path = tmp_path / f"{number}.json"
+        config["sink"]["checkpoint"] = str(tmp_path / f"state {number}")
+        path.write_text(json.dumps(config))
+        processes.append(subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, text=True))
+    outcomes = [process.communicate(timeout=500)[0].split()[-1] for process in processes]
+    assert set(outcomes) <= {"done", "FencedError"}
+    assert "done" in outcomes
+    assert [found["id"] for found in job.rows()] == [12, *range(101, 113)]
+    job.check()

@@ -1,0 +1,245 @@
+"""What other writers leave in a table, and what they do at the worst moment."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink.errors import RolledBackError, TableError, TemporaryError
+from sink.targets.delta.catalog import DeltaCatalogs
+from sink.targets.delta.table import DeltaTable
+from tests.delta.harness import DeltaJob, When, before_commit
+from tests.delta.test_target import inserts, row
+from tests.sink.harness import Change
+
+pytestmark = pytest.mark.spark
+
+
+def opened(job: DeltaJob) -> DeltaTable:
+    """The table as another process sees it."""
+    table = DeltaCatalogs(job.spark, job.config()).load(job.target)
+    assert table is not None
+    return table
+
+
+def test_files_without_statistics(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    spark.conf.set("spark.databricks.delta.stats.collect", "false")
+    try:
+        job.sql("INSERT INTO {t} SELECT /*+ COALESCE(1) */ * FROM VALUES (3, 'x'), (4, 'x'), (5, 'x')")
+    finally:
+        spark.conf.unset("spark.databricks.delta.stats.collect")
+    job.write([("-D", row(3)), ("+U", row(4, "us"))])
+    job.run()
+    assert job.rows() == [row(1), row(2), row(4, "us"), row(5, "x")]
+    job.check()
+    job.write([("-D", row(5))])
+    job.run()
+    assert job.vectors() == {}
+    assert job.rows() == [row(1), row(2), row(4, "us")]
+    job.check()
+
+
+def test_files_of_one_name_in_several_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark names files so in a folder of Parquet files that becomes a Delta table."""
+    job = DeltaJob(spark, tmp_path)
+    folder = str(job.table_folder)
+    frame = spark.sql("SELECT id, IF(id < 3, 'a/b=c %', 'us') AS region FROM range(0, 6, 1, 1)")
+    frame.write.partitionBy("region").parquet(folder)
+    names = [path.name for path in job.table_folder.rglob("*.parquet")]
+    assert len(names) == 2
+    assert len(set(names)) == 1
+    spark.sql(f"CONVERT TO DELTA parquet.`{folder}` PARTITIONED BY (region string)")
+    job.sql(
+        "ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.feature.domainMetadata' = "
+        "'supported')"
+    )
+    job.write([("-D", row(0)), ("+U", row(5, "eu")), ("+U", row(1, "us"))])
+    job.run()
+    expected = {1: "us", 2: "a/b=c %", 3: "us", 4: "us", 5: "eu"}
+    assert job.rows() == [row(key, region) for key, region in expected.items()]
+    job.check()
+    assert job.check_index() is not None
+
+
+def test_a_commit_that_the_table_has_not_seen_yet(spark: SparkSession, tmp_path: Path) -> None:
+    """The log is read up to its newest version, which may be newer than the one that the table was refreshed to."""
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    table = opened(job)
+    base = table.snapshot_id()
+    job.sql("INSERT INTO {t} VALUES (3, 'x')")
+    table.refresh()
+    job.sql("INSERT INTO {t} VALUES (4, 'x')")
+    appended = table.appended_since(base)
+    assert appended is not None
+    assert len(appended) == 1
+    job.sql("DELETE FROM {t}")
+    changes = table.changes_since(base, set())
+    assert changes is not None
+    assert len(changes.files) == 1
+    assert not changes.removed
+    assert table.snapshot_id() == base + 1
+
+
+def test_bad_records_go_to_a_dead_letter_table(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, file_format="json")
+    job.sections = {"sink": {"on_bad_record": "dead-letter", "dead_letter_table": job.dead_letters}}
+    bad = '{"row_kind": "+I", "seq": 99, "id": "no number", "region": "eu"}\n'
+    job.write_text(bad + "".join(json.dumps({"row_kind": "+I", "seq": 1, **row(key)}) + "\n" for key in range(3)))
+    job.run()
+    job.write(inserts(7))
+    job.write_text(bad)
+    job.run()
+    assert [found["id"] for found in job.check()] == [0, 1, 2, 7]
+    letters = spark.read.format("delta").load(str(job.warehouse / job.namespace / "dead_letters"))
+    assert letters.count() == 2
+
+
+def test_a_busy_writer_does_not_starve_the_sink(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    job.write([("+U", row(1, "us"))])
+    added = iter(range(100, 200))
+    with before_commit(lambda: job.sql(f"INSERT INTO {{t}} VALUES ({next(added)}, 'x')"), times=4) as ran:
+        job.run()
+    assert len(ran) == 4
+    assert job.rows() == [row(1, "us"), row(2), *(row(key, "x") for key in range(100, 104))]
+    job.check()
+
+
+def test_a_writer_that_never_stops_is_named(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sink.targets.delta.commit._RETRIES", 1)
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    job.write([("+U", row(1, "us"))])
+    with (
+        before_commit(lambda: job.sql("INSERT INTO {t} VALUES (9, 'x')"), times=9),
+        pytest.raises(TemporaryError, match="other writers kept committing") as raised,
+    ):
+        job.run()
+    assert "commit.retry" not in str(raised.value), "a Delta table has no such setting"
+    job.run()
+    assert row(1, "us") in job.rows()
+    job.check()
+
+
+MEANWHILE: dict[str, tuple[str, Callable[[dict[int, str]], dict[int, str]]]] = {
+    "append of the same key": ("INSERT INTO {t} VALUES (1, 'x'), (99, 'x')", lambda rows: rows | {99: "x"}),
+    "merge": (
+        "MERGE INTO {t} USING (SELECT id FROM range(0, 8)) s ON {t}.id = s.id WHEN MATCHED AND s.id < 3 THEN DELETE "
+        "WHEN MATCHED THEN UPDATE SET region = 'merged' WHEN NOT MATCHED THEN INSERT (id, region) VALUES (s.id, 'new')",
+        lambda rows: rows | {3: "merged", 4: "merged", 5: "merged", 6: "new", 7: "new"},
+    ),
+    "delete": ("DELETE FROM {t} WHERE id IN (1, 3)", lambda rows: {k: v for k, v in rows.items() if k != 3}),
+    "update": ("UPDATE {t} SET region = 'o' WHERE id >= 1 AND id < 5", lambda rows: rows | {3: "o", 4: "o"}),
+    "optimize": ("OPTIMIZE {t}", lambda rows: rows),
+    "vacuum": ("VACUUM {t}", lambda rows: rows),
+    "truncate": ("TRUNCATE TABLE {t}", lambda rows: {k: v for k, v in rows.items() if k in (1, 50)}),
+    "overwrite": (
+        "INSERT OVERWRITE {t} VALUES (1, 'o'), (2, 'o'), (70, 'o')",
+        lambda rows: {1: rows[1], 50: rows[50], 70: "o"},
+    ),
+    "add column": ("ALTER TABLE {t} ADD COLUMN more string", lambda rows: rows),
+    "set property": ("ALTER TABLE {t} SET TBLPROPERTIES ('delta.checkpointInterval' = '7')", lambda rows: rows),
+}
+
+
+@pytest.mark.parametrize("when", get_args(When))
+@pytest.mark.parametrize("name", MEANWHILE)
+@pytest.mark.parametrize("partition_by", [(), ("region",)])
+def test_others_commit_between_look_up_and_commit(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    when: When,
+    partition_by: tuple[str, ...],
+) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    statement, then = MEANWHILE[name]
+    job = DeltaJob(spark, tmp_path, partition_by=partition_by)
+    job.write(inserts(*range(6)))
+    job.run()
+    changes: list[Change] = [("+U", row(1, "us")), ("-D", row(2)), ("-D", row(0)), ("+I", row(50))]
+    job.write(changes)
+    with before_commit(lambda: job.sql(statement), when) as ran:
+        job.run()
+    assert len(ran) == 1
+    expected = then({1: "us", 3: "eu", 4: "eu", 5: "eu", 50: "eu"})
+    rows = [{"id": found["id"], "region": found["region"]} for found in job.rows()]
+    assert rows == [row(key, region) for key, region in sorted(expected.items())]
+    job.check(since=job.version())
+    job.write([("+U", row(key, "last")) for key in expected])
+    job.run()
+    assert {found["region"] for found in job.rows()} == {"last"}
+    assert len(job.rows()) == len(expected)
+    job.check(since=job.version())
+    assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("when", get_args(When))
+@pytest.mark.parametrize("to", ["VERSION", "TIMESTAMP"])
+def test_restore_takes_the_position_back(spark: SparkSession, tmp_path: Path, when: When, to: str) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    early = job.version()
+    (moment,) = (str(found["timestamp"]) for found in job.sql("DESCRIBE HISTORY {t} LIMIT 1"))
+    job.write([("+U", row(1, "us")), ("+I", row(3))])
+    job.run()
+    job.write([("-D", row(2)), ("+I", row(4))])
+    as_of = early if to == "VERSION" else f"'{moment}'"
+    with (
+        before_commit(lambda: job.sql(f"RESTORE TABLE {{t}} TO {to} AS OF {as_of}"), when) as ran,
+        pytest.raises(RolledBackError),
+    ):
+        job.run()
+    assert len(ran) == 1
+    job.run()
+    assert job.rows() == [row(1, "us"), row(3), row(4)]
+    assert "RESTORE" in job.operations()
+    job.check()
+    job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {early}")
+    job.run()
+    assert job.rows() == [row(1, "us"), row(3), row(4)], "what followed is read again"
+    job.check()
+
+
+def test_restore_to_before_the_sink(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.create("id bigint, region string")
+    job.sql("INSERT INTO {t} VALUES (1, 'x')")
+    before = job.version()
+    job.write(inserts(1, 2))
+    job.run()
+    job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {before}")
+    with pytest.raises(TableError, match="before this sink's first commit"):
+        job.run()
+
+
+def test_vacuum_and_log_clean_up(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(*range(2000)))
+    job.run()
+    job.write([("-D", row(key)) for key in range(0, 2000, 3)])
+    job.run()
+    job.vacuum()
+    job.clean_log()
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+    job.run()
+    assert "key index built" not in caplog.text.split("2000 keys")[-1]
+    assert len(job.check(since=job.version())) == 1332
+    assert job.check_index() is not None
