@@ -193,10 +193,10 @@ def _load(
 ) -> tuple[TableState, Position | None] | RowdeltaError | None:
     if resolved.error is not None:
         return resolved.error
-    table = tables.load(resolved.section.target)
-    if table is None:
-        return None
     try:
+        table = tables.load(resolved.section.target)
+        if table is None:
+            return None
         stored = table.position(prefix)
     except TableError as error:
         return error

@@ -280,6 +280,18 @@ def _newer(job: DeltaJob) -> None:
     file.write_text(json.dumps({"protocol": protocol}) + "\n")
 
 
+def test_status_of_a_table_that_can_not_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """It doesn't hide the others."""
+    job = DeltaJob(spark, tmp_path)
+    _newer(job)
+    config = job.config()
+    other = config.tables[0].model_copy(update={"target": f"{job.catalog}.{job.namespace}.other"})
+    lines = list(inspection.status(spark, config.model_copy(update={"tables": [config.tables[0], other]})))
+    assert lines[0].startswith(f"{job.changes_folder} -> {job.target}: ")
+    assert "protocol" in lines[0]
+    assert lines[1:] == [f"{other.target}: does not exist yet; rowdelta run creates it"]
+
+
 def test_check_of_a_table_that_is_still_to_be_created(spark: SparkSession, tmp_path: Path) -> None:
     job = DeltaJob(spark, tmp_path)
     job.write([("+I", row(1))])

@@ -91,7 +91,7 @@ class DeltaHistory(History):
             elif commit.info.get("operation") == RESTORE:
                 restored = self._table.restored_version(commit)
                 position = positions[restored] if restored in positions else self._position_in(restored)
-            elif position is None:
+            elif position is None and commit.version == first:
                 position = self._position_in(commit.version)
             positions[commit.version] = position
             counts, files = _counted(commit)
