@@ -1,6 +1,7 @@
 """What commits of others changed in an Iceberg table, by walking its snapshots, and the files that are live."""
 
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
