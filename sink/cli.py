@@ -108,7 +108,7 @@ def _is_of_interest(record: logging.LogRecord) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rowdelta",
-        description="Keeps Iceberg tables equal to the databases whose changelogs you have, exactly once.",
+        description="Keeps Iceberg and Delta tables equal to the databases whose changelogs you have, exactly once.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -153,6 +153,9 @@ def _parser() -> argparse.ArgumentParser:
                "equal. Needs no server.")  # fmt: skip
     demo.add_argument(
         "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
+    )
+    demo.add_argument(
+        "--format", default="iceberg", choices=("iceberg", "delta"), help="format of the tables (default: iceberg)"
     )
     return parser
 
@@ -201,7 +204,7 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
     )  # fmt: skip
     when = show.add_mutually_exclusive_group()
     when.add_argument("--as-of", metavar="TIME", type=_time, help="ISO 8601, such as 2026-01-31T12:00:00; UTC")
-    when.add_argument("--version", metavar="ID", type=int, help="a snapshot; rowdelta history lists them")
+    when.add_argument("--version", metavar="ID", type=int, help="a snapshot or version; rowdelta history lists them")
     when.add_argument(
         "--at-position", metavar="JSON", type=_position,
         help="the newest snapshot that is not past this source position, such as '{\"0\": 42}': no message of "
@@ -355,7 +358,7 @@ def _history(args: argparse.Namespace) -> int:
         from sink.commands import time_travel
 
         found = time_travel.history(spark, config, time_travel.target(config, args.table))
-        return time_travel.lines(found, args.limit, as_json=args.json)
+        return found.lines(args.limit, as_json=args.json)
 
     return _inspect(args, look, short=True)
 
@@ -508,7 +511,7 @@ def _demo(args: argparse.Namespace) -> int:
     _require_java()
     from sink.commands import demo
 
-    return demo.run(Path(args.folder))
+    return demo.run(Path(args.folder), args.format)
 
 
 def _require_java() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from sink.commands import demo
 from sink.errors import ConfigError
+from sink.targets.capabilities import CAPABILITIES, Format
 
 
 @pytest.mark.parametrize("entity", [demo.CUSTOMERS, demo.ORDERS], ids=lambda entity: entity.name)
@@ -64,8 +65,9 @@ def test_a_folder_below_a_file_can_not_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_the_demo_proves_its_tables_and_can_be_run_again(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sink", "demo", "--folder", "shop"]
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_the_demo_proves_its_tables_and_can_be_run_again(tmp_path: Path, table_format: Format) -> None:
+    command = [sys.executable, "-m", "sink", "demo", "--folder", "shop", "--format", table_format]
     # `-m` from another folder: the package is the installed one
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     (tmp_path / "shop").mkdir()
@@ -77,7 +79,10 @@ def test_the_demo_proves_its_tables_and_can_be_run_again(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "removed the last demo's spark.log" in done.stdout
+    assert done.stdout.count(f"what {CAPABILITIES[table_format].name}'s reader") == 2
     assert done.stdout.count(": EQUAL") == 2
+    made = (tmp_path / "shop" / "warehouse" / "shop" / "orders" / "_delta_log").exists()
+    assert made == (table_format == "delta")
     for table in ("customers", "orders"):
         assert done.stdout.count(f"lake.shop.{table} batch ") == demo.BATCHES
     assert (tmp_path / "shop" / "notes.txt").read_text() == "mine"

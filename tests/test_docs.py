@@ -16,6 +16,7 @@ from changelog import formats
 from sink import cli, errors
 from sink.commands import demo
 from sink.config import model as config
+from sink.targets.capabilities import CAPABILITIES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -103,7 +104,7 @@ def _yaml_examples() -> list[Any]:
         for number, block in enumerate(_blocks(document, "yaml"), 1):
             examples.append(pytest.param(block, id=f"{document.name}-{number}"))
     examples += [pytest.param(file.read_text(encoding="utf-8"), id=str(file.relative_to(ROOT))) for file in EXAMPLES]
-    return [*examples, pytest.param(demo.CONFIG, id="demo")]
+    return [*examples, *(pytest.param(demo.config_text(name), id=f"demo-{name}") for name in CAPABILITIES)]
 
 
 @pytest.mark.parametrize("text", _yaml_examples())

@@ -5,7 +5,7 @@ Everything is in one folder. You can read it, and run the sink in it again by ha
     demo/sink.yaml              the configuration: `rowdelta run demo/sink.yaml`
     demo/changes/<table>/       the changelog, one Parquet file a micro-batch
     demo/expected/              the shop's own rows in the end; the sink never reads them
-    demo/warehouse/             the Iceberg tables
+    demo/warehouse/             the tables
     demo/state/                 Spark's checkpoint
     demo/spark.log              everything that Spark prints
 
@@ -17,11 +17,12 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from string import Template
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +34,13 @@ from pyspark.sql import functions as F
 
 from changelog.rows import RowKind
 from sink import config as configuration
-from sink.config import TableSection
+from sink.config import Config, TableSection
 from sink.errors import ConfigError
 from sink.run.pipeline import Pipeline, stops_on_signals
 from sink.spark import session
+from sink.targets.base import property_prefix
+from sink.targets.capabilities import CAPABILITIES, Format
+from sink.targets.catalogs import Catalogs
 
 SEED = 7
 BATCHES = 8
@@ -51,18 +55,9 @@ _ROUNDS = 3
 micro-batch.
 """
 
-_SNAPSHOT_PARTS = {
-    "data-files": "data files",
-    "records": "rows",
-    "delete-files": "delete files",
-    "equality-deletes": "equality deletes",
-    "position-deletes": "position deletes",
-}
-"""Name in a snapshot's summary, after `added-` -> the text that is shown. Iceberg leaves zeros out."""
-
 Rows = npt.NDArray[np.void]
 
-CONFIG = """\
+_CONFIG = """\
 # A whole configuration: what `rowdelta demo` ran. Run it again with: rowdelta run sink.yaml
 # Paths are relative to this file. docs/configuration.md explains every key.
 
@@ -76,10 +71,10 @@ source:
   format: row-kind            # each row says what it does: +I, -U, +U or -D
   options:
     path_format: parquet
-    maxFilesPerTrigger: 1     # one file a micro-batch, and so one snapshot a file
+    maxFilesPerTrigger: 1     # one file a micro-batch, and so one commit a file
 
 catalogs:
-  lake: {type: hadoop, warehouse: ./warehouse}
+  lake: {type: $type, warehouse: ./warehouse}
 
 tables:
   - source: ./changes/customers
@@ -92,8 +87,7 @@ tables:
     target: lake.shop.orders
     key: [id]
     columns: {id: bigint, customer_id: bigint, status: string, amount: "decimal(12,2)", changed_at: timestamp}
-    partition_by: ["bucket(4, id)"]
-    order_by: [seq]
+$partitioned    order_by: [seq]
 
 spark:
   spark.master: local[2]
@@ -101,6 +95,19 @@ spark:
   spark.ui.enabled: "false"
   spark.driver.host: localhost
 """
+
+
+_PARTITIONED = '    partition_by: ["bucket(4, id)"]\n'
+_FORMATS: Mapping[Format, Mapping[str, str]] = {
+    "iceberg": {"type": "hadoop", "partitioned": _PARTITIONED, "download": "Iceberg (50 MB)"},
+    "delta": {"type": "delta", "partitioned": "", "download": "Delta Lake (10 MB)"},
+}
+"""Parts of the configuration and of the output that depend on the table format."""
+
+
+def config_text(table_format: Format) -> str:
+    """The demo's configuration."""
+    return Template(_CONFIG).substitute(_FORMATS[table_format])
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class Entity:
     to_arrow: Callable[[Rows], pa.Table]
 
 
-def run(folder: Path) -> int:
+def run(folder: Path, table_format: Format = "iceberg") -> int:
     """Generate changes, apply them, show and compare the tables.
 
     :return: 0 if every table equals its source, else 1.
@@ -135,10 +142,11 @@ def run(folder: Path) -> int:
     for entity in (CUSTOMERS, ORDERS):
         counts = generate(entity, random, folder)
         print(f"  {entity.name:<10}{', '.join(f'{kind} {count:,}' for kind, count in counts.items())}")
-    (folder / "sink.yaml").write_text(CONFIG, encoding="utf-8")
+    (folder / "sink.yaml").write_text(config_text(table_format), encoding="utf-8")
     config = configuration.load(folder / "sink.yaml")
 
-    print("\nStarting Spark. The first time, it downloads Iceberg (50 MB) ...", flush=True)
+    download = _FORMATS[table_format]["download"]
+    print(f"\nStarting Spark. The first time, it downloads {download} ...", flush=True)
     with _errors_into(folder / "spark.log"):
         spark = session.start(config)
     with session.stopping(spark):
@@ -147,7 +155,7 @@ def run(folder: Path) -> int:
             pipeline = Pipeline(spark, config)
             with stops_on_signals(spark, pipeline):
                 pipeline.run()
-        results = [_show_and_compare(spark, section, folder) for section in config.tables]
+        results = [_show_and_compare(spark, config, section, folder) for section in config.tables]
     if not all(results):
         print("\nTables and source differ: see above.")
         return 1
@@ -156,6 +164,7 @@ def run(folder: Path) -> int:
 Tables and source are equal. What to try next:
   rowdelta status {folder}/sink.yaml   how far each table got
   rowdelta run {folder}/sink.yaml      nothing to do: every change has been applied, once
+  rowdelta history {folder}/sink.yaml customers   what each commit did
   rm -r {folder}/state                 then run again: still nothing to do, the tables know their position"""
     )
     return 0
@@ -392,29 +401,26 @@ def _log_on_stdout() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _show_and_compare(spark: SparkSession, section: TableSection, folder: Path) -> bool:
-    """Print a table's first rows, its snapshots, and a comparison with the source. Returns whether both are equal."""
-    table = spark.table(section.target)
+def _show_and_compare(spark: SparkSession, config: Config, section: TableSection, folder: Path) -> bool:
+    """Print a table's first rows, its commits, and a comparison with the source. Returns whether both are equal."""
+    target = Catalogs(spark, config).load(section.target)
+    assert target is not None
+    table = target.frame(spark)
     print(f"\nTable {section.target}, first rows by {', '.join(section.key)}")
     _print_rows(table.orderBy(*section.key).limit(_SHOWN_ROWS))
 
-    print(f"\nIts snapshots, one a micro-batch ({section.target}.snapshots)")
-    added = [
-        F.coalesce(F.col("summary")[f"added-{key}"], F.lit("0")).cast("bigint").alias(f"+ {shown}")
-        for key, shown in _SNAPSHOT_PARTS.items()
-    ]
-    snapshots = spark.table(f"{section.target}.snapshots").orderBy("committed_at")
-    _print_rows(
-        snapshots.select(F.date_format("committed_at", "HH:mm:ss.SSS").alias("committed (UTC)"), "operation", *added)
-    )
+    print(f"\nIts {target.snapshot_word}s, one a micro-batch (rowdelta history)")
+    for commit in reversed(target.history(property_prefix(config)).commits):
+        print(f"  {commit.utc}  {commit.operation} by {commit.by}: {commit.files}")
 
     expected = spark.read.parquet(str(folder.resolve() / "expected" / f"{Path(section.source).name}.parquet"))
     expected = expected.select(*table.columns)
     missing, surplus = expected.exceptAll(table).count(), table.exceptAll(expected).count()
     rows, wanted = table.count(), expected.count()
     equal = missing == surplus == 0 and rows == wanted
+    reader = f"{CAPABILITIES[config.format_of(section.target)].name}'s reader"
     print(
-        f"\nThe proof: what Iceberg's reader returns against the shop's own rows: {'EQUAL' if equal else 'DIFFERENT'}\n"
+        f"\nThe proof: what {reader} returns against the shop's own rows: {'EQUAL' if equal else 'DIFFERENT'}\n"
         f"  {rows:,} rows in the table, {wanted:,} in the shop. Compared with exceptAll, both ways: "
         f"{missing:,} missing, {surplus:,} that should not be there"
     )

@@ -145,10 +145,11 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"group {section.group}:"
         last = table.last_commit()
         if last is None:
-            yield f"{section.target}: empty, no snapshot"
+            yield f"{section.target}: empty, no {table.snapshot_word}"
         else:
             at = datetime.fromtimestamp(last.timestamp_ms / 1000, UTC)
-            yield f"{section.target}: snapshot {last.snapshot_id} of {at:%Y-%m-%d %H:%M:%S} UTC, {last.counts}"
+            state = f"{table.snapshot_word} {last.snapshot_id} of {at:%Y-%m-%d %H:%M:%S} UTC"
+            yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
 
@@ -192,10 +193,10 @@ def _load(
 ) -> tuple[TableState, Position | None] | RowdeltaError | None:
     if resolved.error is not None:
         return resolved.error
-    table = tables.load(resolved.section.target)
-    if table is None:
-        return None
     try:
+        table = tables.load(resolved.section.target)
+        if table is None:
+            return None
         stored = table.position(prefix)
     except TableError as error:
         return error

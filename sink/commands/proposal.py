@@ -156,7 +156,7 @@ def _lines(
     registry = place.format_options if what.format in ("avro", "debezium-avro") else {}
     yield from _mapping("format_options", {**dict(what.options), **registry})
     yield "catalogs:"
-    yield "  # a folder, to begin with. Any Iceberg catalog will do, for example:"
+    yield "  # a folder, to begin with. Any Iceberg catalog will do, or for Delta tables type: delta. For example:"
     yield '  # lake: {type: rest, uri: "https://catalog:8181", warehouse: lake, credential: "${CATALOG_CREDENTIAL}"}'
     yield "  lake: {type: hadoop, warehouse: ./warehouse}"
     yield ""

@@ -1,10 +1,9 @@
 """`rowdelta history` and `rowdelta show`: a table's commits, and its rows as they were at some time.
 
-Iceberg's Spark reader reads the rows. It applies all kinds of deletes.
+The format's own Spark reader reads the rows. It applies all kinds of deletes.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,11 +15,11 @@ from changelog.row_kind_columns import quoted
 from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.sources.source import Position
+from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.versions import to_arrow
-from sink.targets.base import property_prefix
-from sink.targets.iceberg.catalog import IcebergCatalogs
-from sink.targets.iceberg.history import History, shown_position, shown_time
-from sink.targets.iceberg.table import IcebergTable
+from sink.targets.base import Target, property_prefix
+from sink.targets.catalogs import Catalogs
+from sink.targets.history import History, shown_position, shown_time
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class When:
     """Which state of a table. At most one of these is given. If all are None, it is the current state.
 
     :param as_of: the time, in milliseconds since 1970.
-    :param version: id of the snapshot.
+    :param version: id of the snapshot, or the version.
     :param position: the sink's position.
     """
 
@@ -84,7 +83,7 @@ def history(spark: SparkSession, config: Config, name: str) -> History:
 
     :raises TableError: there is no such table.
     """
-    return _history(config, _load(spark, name))
+    return _load(spark, config, name).history(property_prefix(config))
 
 
 def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequence[str], limit: int) -> Shown:
@@ -98,14 +97,14 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
     :raises TableError: there is no such table, or the state isn't known any more.
     :raises ConfigError: `key` doesn't fit the table, or `when` doesn't fit its source.
     """
-    table = _load(spark, name)
-    found = _history(config, table)
+    table = _load(spark, config, name)
+    found, word = table.history(property_prefix(config)), table.snapshot_word
     later = ""
     if when.position is not None:
         commit, after = found.at_position(when.position)
         version: int | None = commit.snapshot_id
         if after is not None:
-            later = f"; snapshot {after.snapshot_id} after it has {shown_position(after.position or {})}"
+            later = f"; {word} {after.snapshot_id} after it has {shown_position(after.position or {})}"
     elif when.as_of is not None:
         version = found.at_time(when.as_of)
     elif when.version is not None:
@@ -113,73 +112,67 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
     else:
         version = table.snapshot_id()
     if version is None:
-        raise TableError(f"{name}: the table has no snapshot yet. Run rowdelta run first.")
-    positions = {commit.snapshot_id: commit.position for commit in found.commits}
-    position = positions.get(version)
-    if version not in positions:
-        where = "position unknown: the snapshot was rolled back"
-    else:
-        where = f"position {shown_position(position)}" if position is not None else "no position of this sink"
-    made = shown_time(int(table.java.snapshot(version).timestampMillis()))
-    heading = f"{name}: snapshot {version} of {made}, {where}{later}"
-    # not Iceberg's option snapshot-id, which Spark 4.1 refuses
-    frame = spark.sql(f"SELECT * FROM {_quoted_name(name)} VERSION AS OF {version}")
-    rows = _matching(frame, _key_values(key, table), table).limit(limit)
+        raise TableError(f"{name}: the table has no {word} yet. Run rowdelta run first.")
+    heading = f"{name}: {word} {version} of {shown_time(found.time(version))}, {_position(found, version)}{later}"
+    frame = table.frame_at(version)
+    wanted = _key_values(key, name, _key_columns(config, table))
+    rows = _matching(frame, wanted, name).limit(limit)
     cells = [_text(field).alias(field.name) for field in frame.schema]
     as_json = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
-    read = to_arrow(rows.select(as_json.alias("json"), F.array(*cells).alias("cells"))).to_pydict()
+    try:
+        read = to_arrow(rows.select(as_json.alias("json"), F.array(*cells).alias("cells"))).to_pydict()
+    except JAVA_ERRORS as error:
+        raise TableError(
+            f"{name}: the rows of {word} {version} can't be read; its files may have been removed since "
+            f"({java_message(error)}). Give a later one."
+        ) from None
     return Shown(heading, frame.columns, read["json"], read["cells"])
 
 
-def lines(found: History, limit: int, *, as_json: bool) -> Iterator[str]:
-    """The newest commits: text for people, or one JSON object a line."""
-    for commit in found.commits[:limit]:
-        if as_json:
-            yield json.dumps(commit.as_json())
-        else:
-            yield from commit.lines()
-    if not as_json and limit >= len(found.commits):
-        if found.has_expired:
-            yield "older snapshots have expired"
-        elif not found.commits:
-            yield "no commit yet"
-
-
-def _load(spark: SparkSession, name: str) -> IcebergTable:
-    table = IcebergCatalogs(spark).load(name)
+def _load(spark: SparkSession, config: Config, name: str) -> Target:
+    table = Catalogs(spark, config).load(name)
     if table is None:
         raise TableError(f"{name} does not exist. rowdelta run creates it, and rowdelta status lists the tables.")
     return table
 
 
-def _history(config: Config, table: IcebergTable) -> History:
-    prefix = property_prefix(config)
-    return History(table.name, table.metadata(), config.sink.id, lambda number: table.position_in(number, prefix))
+def _position(found: History, snapshot_id: int) -> str:
+    """The position of a state, in words."""
+    commit = found.commit(snapshot_id)
+    if commit is None:
+        return f"position unknown: the {found.word} isn't in the table's current history"
+    return f"position {shown_position(commit.position)}" if commit.position is not None else "no position of this sink"
 
 
-def _key_values(pairs: Sequence[str], table: IcebergTable) -> dict[str, str]:
+def _key_columns(config: Config, table: Target) -> Sequence[str]:
+    """The key as the table says it, or else as the configuration does."""
+    configured = [section.key for section in config.tables if section.target == table.name]
+    return table.identifiers() or (configured[0] if configured else ())
+
+
+def _key_values(pairs: Sequence[str], table: str, key: Sequence[str]) -> dict[str, str]:
     """Parse arguments such as `id=7` into values by column.
 
     :raises ConfigError: an argument names no column.
     """
-    names = sorted(table.spec.iceberg_schema.identifier_field_names())
+    names = sorted(key)
     found = {}
     for pair in pairs:
         column, equals, value = pair.partition("=")
         if not equals and len(names) == 1:
             column, value = names[0], pair
         elif not equals:
-            key = f"the table's key is {', '.join(names)}" if names else "the table has no identifier fields"
-            raise ConfigError(f"{table.name}: --key is {pair!r}, expected column=value; {key}.")
+            shown = f"the table's key is {', '.join(names)}" if names else "neither table nor configuration names a key"
+            raise ConfigError(f"{table}: --key is {pair!r}, expected column=value; {shown}.")
         found[column] = value
     return found
 
 
-def _matching(frame: DataFrame, key: Mapping[str, str], table: IcebergTable) -> DataFrame:
+def _matching(frame: DataFrame, key: Mapping[str, str], table: str) -> DataFrame:
     for column, value in key.items():
         if column not in frame.columns:
             raise ConfigError(
-                f"{table.name}: --key names {column!r}, which isn't a column in this state. The columns are: "
+                f"{table}: --key names {column!r}, which isn't a column in this state. The columns are: "
                 f"{', '.join(frame.columns)}."
             )
         dtype = frame.schema[column].dataType.simpleString()
@@ -187,7 +180,7 @@ def _matching(frame: DataFrame, key: Mapping[str, str], table: IcebergTable) -> 
         wanted = F.expr(f"try_cast('{text}' AS {dtype})")
         (fits,) = frame.sparkSession.range(1).select(wanted.isNotNull()).collect()[0]
         if not fits:
-            raise ConfigError(f"{table.name}: --key {column}={value}: the value is not of type {dtype}.")
+            raise ConfigError(f"{table}: --key {column}={value}: the value is not of type {dtype}.")
         frame = frame.where(F.col(quoted(column)) == wanted)
     return frame
 
@@ -196,7 +189,3 @@ def _text(field: T.StructField) -> Column:
     column = F.col(quoted(field.name))
     shown = F.hex(column) if isinstance(field.dataType, T.BinaryType) else column.cast("string")
     return F.coalesce(shown, F.lit("NULL"))
-
-
-def _quoted_name(name: str) -> str:
-    return ".".join(map(quoted, name.split(".")))

@@ -25,14 +25,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.row_kind_columns import quoted
 from changelog.rows import BAD
 from deltawriters import TableSpec
 from sink.config import Config
 from sink.deadletters.topic import DeadLetterTopic
 from sink.errors import TableError, TableGoneError, TemporaryError, TooManyBadRecordsError
 from sink.sources.source import Position
-from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.spark.java_errors import message_of
 from sink.spark.versions import to_arrow
 from sink.targets.base import SINK_ID, ChangeSet, StoredPosition, TableChangedError, TableState, Target
 from sink.targets.catalogs import Catalogs
@@ -217,16 +216,18 @@ class DeadLetters:
         :raises TemporaryError: Kafka did not accept them. The next call sends those that the topic doesn't have.
         """
         topic, prefix = self._topic, self._prefix(target)
-        if topic is None or self._table.property(f"{prefix}.unpublished") is None:
+        if topic is None:
             return
         with self._turn:  # another target's commit changes what the table object knows
+            if self._table.property(f"{prefix}.unpublished") is None:
+                return
             self._refresh()
             operation = self._table.property(f"{prefix}.unpublished")
             if operation is None:
                 return  # the table was dropped
             stored = self._stored(prefix)
-        snapshot = stored.snapshot_id if stored and stored.operation == operation else None
-        added = None if snapshot is None else self._table.frame_of_commit(snapshot)
+            snapshot = stored.snapshot_id if stored and stored.operation == operation else None
+            added = None if snapshot is None else self._table.frame_of_commit(snapshot)
         if added is None:
             log.warning(
                 "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the "
@@ -285,6 +286,13 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
 
     :raises TableError: there is no dead-letter table.
     """
+    table = _existing(spark, config)
+    _check_columns(table)
+    return table.frame(spark).where(selection.condition())
+
+
+def _existing(spark: SparkSession, config: Config) -> Target:
+    """:raises TableError: there is no dead-letter table."""
     name = config.dead_letter_table
     table = Catalogs(spark, config).load(name)
     if table is None:
@@ -292,8 +300,7 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
             f"there is no dead-letter table {name}. The first run with on_bad_record: dead-letter creates it; if it "
             "has another name, set sink.dead_letter_table."
         )
-    _check_columns(table)
-    return table.frame(spark).where(selection.condition())
+    return table
 
 
 def same_record(left: str, right: str) -> Column:
@@ -338,28 +345,14 @@ def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
 
     :raises TemporaryError: others kept changing the table. Nothing was removed.
     """
-    identity = ("table", *RECORD)
-    letters.select(*identity).createOrReplaceTempView("rowdelta_removed")
-    same = " AND ".join(f"kept.`{name}` <=> removed.`{name}`" for name in identity)
-    statement = (
-        f"DELETE FROM {_quoted(config.dead_letter_table)} AS kept "
-        f"WHERE EXISTS (SELECT 1 FROM rowdelta_removed AS removed WHERE {same})"
-    )
-    try:
-        for attempt in range(1, _REMOVALS + 1):
-            try:
-                spark.sql(statement)
-                return
-            except JAVA_ERRORS as error:
-                if java_class(error) not in ("ValidationException", "CommitFailedException"):
-                    raise
-                reason = java_message(error)
-                log.info("%s: changed by others meanwhile (attempt %d)", config.dead_letter_table, attempt)
-    finally:
-        spark.catalog.dropTempView("rowdelta_removed")
-    raise TemporaryError(
-        f"{config.dead_letter_table}: could not remove dead letters, others kept changing it: {reason}"
-    )
+    table = _existing(spark, config)
+    for attempt in range(1, _REMOVALS + 1):
+        refusal = table.remove_rows(letters, ("table", *RECORD))
+        if refusal is None:
+            return
+        reason = message_of(refusal)
+        log.info("%s: changed by others meanwhile (attempt %d)", table.name, attempt)
+    raise TemporaryError(f"{table.name}: could not remove dead letters, others kept changing it: {reason}")
 
 
 def _check_columns(table: TableState) -> None:
@@ -376,10 +369,6 @@ def _check_columns(table: TableState) -> None:
                 "is required. "
                 f"Make it optional: ALTER TABLE {table.name} ALTER COLUMN {field.name} DROP NOT NULL."
             )
-
-
-def _quoted(name: str) -> str:
-    return ".".join(quoted(part) for part in name.split("."))
 
 
 def excerpt(value: bytes | None, length: int = 60) -> str:

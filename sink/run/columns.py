@@ -33,13 +33,10 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
         dtype = T.StructType(fields)[name].dataType
         if isinstance(dtype, T.FloatType | T.DoubleType):
             raise ConfigError(
-                f"{path}.key: {name} is a {types[name]}; Iceberg allows no floating-point keys. Use decimal or string"
-                f"{advice}."
+                f"{path}.key: {name} is a {types[name]}; a key can't be floating-point. Use decimal or string{advice}."
             )
         if not isinstance(dtype, T.AtomicType):
-            raise ConfigError(
-                f"{path}.key: {name} is a {types[name]}; Iceberg allows no keys that have parts. Use string{advice}."
-            )
+            raise ConfigError(f"{path}.key: {name} is a {types[name]}; a key can't have parts. Use string{advice}.")
     return T.StructType(fields)
 
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sink.errors import FencedError, RolledBackError, TableError, TemporaryError
 from sink.spark.java_errors import message_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from deltawriters.rewrite import SmallFile
     from sink.config import Config, TableSection
     from sink.sources.source import Position
+    from sink.targets.history import History
     from sink.targets.retries import Retries
 
 
@@ -96,6 +97,8 @@ class TableState(ABC):
     """A table as it was when it was read."""
 
     name: str
+    snapshot_word: ClassVar[str]
+    """What the format calls a state of the table, in messages: `snapshot` or `version`."""
 
     @property
     @abstractmethod
@@ -189,12 +192,10 @@ class TableChanges:
 
     :param files: data files that were added, or whose deletes changed, as they are now.
     :param removed: paths of data files that are gone.
-    :param shown: the commits in words, for the log. Empty if there was none.
     """
 
     files: Sequence[LiveFile] = ()
     removed: frozenset[str] = frozenset()
-    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -414,6 +415,26 @@ class Target(TableState):
         """The table's rows.
 
         :param spark: the session that is to read them.
+        """
+
+    @abstractmethod
+    def frame_at(self, snapshot_id: int) -> "DataFrame":
+        """The table's rows in a state that `history` knows, in the table's own session. If its files are gone, reading
+        them fails.
+        """
+
+    @abstractmethod
+    def history(self, prefix: str) -> "History":
+        """The table's commits.
+
+        :param prefix: prefix of the state of the sink whose positions are read.
+        """
+
+    @abstractmethod
+    def remove_rows(self, rows: "DataFrame", columns: Sequence[str]) -> Exception | None:
+        """Try to delete the rows that are equal to one of `rows` in some columns; NULL equals NULL.
+
+        :return: why it was refused, if others changed the table meanwhile; None if it is done.
         """
 
     @abstractmethod

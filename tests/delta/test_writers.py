@@ -5,6 +5,7 @@ what Delta's own writer makes of the same rows.
 import json
 import math
 import pickle
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -17,16 +18,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from changelog.rows import KIND, RowKind, order_column
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, TaskId
+from deltawriters.content import Partition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.partitioning import PartitionedWriter, as_table_types
 from deltawriters.rewrite import OtherColumnsError, SmallFile
 from sink.targets.delta.partitions import double_text, encoded_path
-from sink.targets.delta.statistics import longer_maximum
+from sink.targets.delta.statistics import longer_maximum, with_wide_bounds
 from sink.targets.delta.vectors import NewVectorFile, decode_z85, encode_z85, inline_vector, read_vectors, vector_file
 from sink.targets.delta.writers import DeltaTableSpec
 
@@ -278,6 +282,20 @@ def test_a_text_too_long_for_a_bound_has_none(tmp_path: Path) -> None:
     assert "text" not in stats(file).get("maxValues", {})
 
 
+def test_wide_bounds_keep_all_digits() -> None:
+    """Read as a float, a maximum could become less than a value, and readers would skip the file."""
+    tight = """{
+        "numRecords": 2, "minValues": {"a": -12345678901234567890.123456789, "b": 1.0E300, "text": "1.50, \\"x"},
+        "maxValues": {"a": 12345678901234567890.123456789, "n": {"c": 9007199254740993}}, "nullCount": {"a": 0},
+        "tightBounds": true}"""
+    wide = with_wide_bounds(tight)
+    digits = "12345678901234567890.123456789"
+    assert f'"minValues":{{"a":-{digits},"b":1.0E300,"text":"1.50, \\"x"}}' in wide
+    assert f'"maxValues":{{"a":{digits},"n":{{"c":9007199254740993}}}}' in wide
+    assert json.loads(wide) == json.loads(tight) | {"tightBounds": False}
+    assert json.loads(with_wide_bounds('{"numRecords":1}')) == {"numRecords": 1, "tightBounds": False}
+
+
 def test_superseded_rows_are_in_the_vector_of_their_file(tmp_path: Path) -> None:
     table = table_at(tmp_path, field("id", "long"), field("text", "string"))
     files = written(
@@ -285,7 +303,7 @@ def test_superseded_rows_are_in_the_vector_of_their_file(tmp_path: Path) -> None
         changes(*((RowKind.INSERT, 1, i, "old") for i in range(4))),
         changes((RowKind.UPDATE_AFTER, 2, 1, "new"), (RowKind.DELETE, 2, 2, None)),
     )
-    assert [file.has_vector for file in files] == [True]
+    assert [file.vector is not None for file in files] == [True]
     assert sorted((row["id"], row["text"]) for row in live(table, files)) == [(0, "old"), (1, "new"), (3, "old")]
 
 
@@ -319,6 +337,61 @@ def test_a_file_without_a_live_row_is_left_out_and_deleted(tmp_path: Path) -> No
     )
     assert [row["text"] for row in live(table, files)] == ["c"]
     assert [str(path) for path in tmp_path.rglob("*.parquet")] == [file.path for file in files]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    operations=st.lists(
+        st.tuples(st.integers(0, 6), st.sampled_from(["a", "b", "", None]), st.booleans()), max_size=60
+    ),
+    batch_rows=st.integers(1, 9),
+    partitioned=st.booleans(),
+    mapped=st.booleans(),
+    target_size=st.sampled_from(["1", "2000", "1g"]),
+    random=st.randoms(use_true_random=False),
+)
+def test_the_live_rows_are_the_last_of_each_key(
+    operations: list[tuple[int, str | None, bool]],
+    batch_rows: int,
+    partitioned: bool,
+    mapped: bool,
+    target_size: str,
+    random: Any,
+) -> None:
+    """Whatever the order, the flushes, the partitions and the sizes of files."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = table_at(
+            Path(folder),
+            *(field(name, dtype, number if mapped else None) for number, (name, dtype) in enumerate(ID_AND_TEXT)),
+            by=["text"] if partitioned else [],
+            properties={"delta.targetFileSize": target_size, "delta.columnMapping.mode": "name" if mapped else "none"},
+        )
+        rows = [(RowKind.DELETE if gone else RowKind.UPDATE_AFTER, number, key, text)
+                for number, (key, text, gone) in enumerate(operations)]  # fmt: skip
+        expected = {key: text for kind, _, key, text in rows}
+        expected = {key: text for key, text in expected.items() if not operations[_last(operations, key)][2]}
+        random.shuffle(rows)
+        files = written(table, *(changes(*rows[i : i + batch_rows]) for i in range(0, len(rows), batch_rows)))
+        found = []
+        for file in files:
+            partition = Partition(0, json.dumps(file.description["add"]["partitionValues"]))
+            every = table.moved_rows(SmallFile(file.path, 1, None, 1), partition)
+            assert len(every) == stats(file)["numRecords"] == file.record_count
+            descriptor = file.description["add"].get("deletionVector")
+            assert (file.vector is not None) is (descriptor is not None) is (stats(file)["tightBounds"] is False)
+            dead = read_vectors(table.io, table.location, [descriptor])[0] if descriptor else BitMap64()
+            found += [(row["id"], row["text"]) for pos, row in enumerate(every.to_pylist()) if pos not in dead]
+        if partitioned:
+            expected = {key: text or None for key, text in expected.items()}
+        assert sorted(found, key=str) == sorted(expected.items(), key=str)
+        assert {str(path) for path in Path(folder).rglob("*.parquet")} == {file.path for file in files}
+
+
+ID_AND_TEXT = (("id", "long"), ("text", "string"))
+
+
+def _last(operations: Sequence[tuple[int, str | None, bool]], key: int) -> int:
+    return max(number for number, (other, _, _) in enumerate(operations) if other == key)
 
 
 def test_rows_cannot_be_deleted_where_the_table_has_no_vectors(tmp_path: Path) -> None:
@@ -663,3 +736,18 @@ def test_delta_reads_the_vectors(delta_spark: SparkSession, tmp_path: Path) -> N
     found = {row.id: row.text for row in delta_spark.read.format("delta").load(str(folder)).collect()}
     assert sorted(found) == sorted({*range(10), *range(10_000, 20_000)} - set(gone))
     assert {number for number, text in found.items() if text == "new"} == {7}
+
+
+@pytest.mark.spark
+def test_vectors_of_deltas_own_writer_are_read(delta_spark: SparkSession, tmp_path: Path) -> None:
+    """Also those that replace vectors of ours."""
+    folder = tmp_path / "table"
+    table = created(delta_spark, folder, {"id": "bigint", "text": "string"})
+    rows = changes(*((RowKind.INSERT, 1, i, None) for i in range(1000)))
+    files = written(table, rows, changes(*((RowKind.DELETE, 2, i, None) for i in range(3))))
+    commit(folder, files)
+    delta_spark.sql(f"DELETE FROM delta.`{folder}` WHERE id % 7 = 5")
+    (add,) = logged_adds(folder)
+    assert add["path"] == Path(files[0].path).name
+    (positions,) = read_vectors(table.io, table.location, [add["deletionVector"]])
+    assert positions == BitMap64([*range(3), *range(5, 1000, 7)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sink.errors import ConfigError, TableError
-from sink.targets.iceberg.history import History
+from sink.targets.iceberg.history import IcebergHistory
 
 SECOND = 1_000
 NOON = 1_767_268_800_000  # 2026-01-01 12:00 UTC
@@ -28,14 +28,14 @@ def history(
     properties: Mapping[str, str] | None = None,
     current: int = 0,
     position_in: Callable[[int], Any] = lambda _: None,
-) -> History:
+) -> IcebergHistory:
     metadata = {
         "current-snapshot-id": current or snapshots[-1]["snapshot-id"],
         "snapshots": list(snapshots),
         "snapshot-log": [{"snapshot-id": s["snapshot-id"], "timestamp-ms": s["timestamp-ms"]} for s in snapshots],
         "properties": dict(properties or {}),
     }
-    return History("lake.shop.orders", metadata, "shop", position_in)
+    return IcebergHistory("lake.shop.orders", metadata, "shop", position_in)
 
 
 CHAIN = history(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 from pyroaring import BitMap64
@@ -18,8 +19,10 @@ from sink.targets.delta.vectors import NewVectorFile, inline_vector
 if TYPE_CHECKING:
     from sink.targets.delta.writers import DeltaTableSpec
 
-_INLINE_BYTES = 256
-"""A vector of at most this size is kept in the action, so that readers need no file for it."""
+_INLINE_BYTES = 128
+"""A vector of up to this many bytes is in the action itself: it saves a file, and a reader a request. Larger ones would
+make the log heavy.
+"""
 
 
 class VectorDeletes(Deletes):
@@ -52,8 +55,9 @@ class VectorDeletes(Deletes):
             else:
                 kept.append(file)
         changed = [file.path for file in kept if file.path in deleted]
-        stored = dict(zip(changed, self._stored([deleted[path] for path in changed]), strict=True))
-        return [_with_vector(file, stored[file.path]) if file.path in stored else file for file in kept]
+        vectors = stored_vectors(self._table, [deleted[path] for path in changed], self._factory.created)
+        descriptors = dict(zip(changed, vectors, strict=True))
+        return [_with_vector(file, descriptors[file.path]) if file.path in descriptors else file for file in kept]
 
     def _deleted(self) -> dict[str, BitMap64]:
         """Positions by path."""
@@ -66,19 +70,24 @@ class VectorDeletes(Deletes):
             for number, start, stop in zip(numbers, starts, stops, strict=True)
         }
 
-    def _stored(self, vectors: Sequence[BitMap64]) -> list[dict[str, Any]]:
-        """Descriptors of the vectors. The large ones are written into one file."""
-        inline = [inline_vector(vector) for vector in vectors]
-        large = [i for i, descriptor in enumerate(inline) if descriptor["sizeInBytes"] > _INLINE_BYTES]
-        if large:
-            file = NewVectorFile(self._table.location, self._table.random_prefix(self._factory.created[-1]))
-            self._factory.created.append(file.path)
-            for i, descriptor in zip(large, file.write(self._table.io, [vectors[i] for i in large]), strict=True):
-                inline[i] = descriptor
-        return inline
+
+def stored_vectors(table: "DeltaTableSpec", vectors: Sequence[BitMap64], created: list[str]) -> list[dict[str, Any]]:
+    """Descriptors of new vectors: small ones are inline, the others in one file, which is written here.
+
+    :param created: the file's path is added to it.
+    """
+    found = [inline_vector(positions) for positions in vectors]
+    large = [number for number, descriptor in enumerate(found) if descriptor["sizeInBytes"] > _INLINE_BYTES]
+    if large:
+        file = NewVectorFile(table.location, table.random_prefix(uuid4().hex))
+        created.append(file.path)
+        for number, descriptor in zip(large, file.write(table.io, [vectors[n] for n in large]), strict=True):
+            found[number] = descriptor
+    return found
 
 
 def _with_vector(file: ContentFile, descriptor: dict[str, Any]) -> ContentFile:
     add = file.description["add"]
     add = add | {"deletionVector": descriptor, "stats": with_wide_bounds(add["stats"])}
-    return replace(file, description={"add": add}, has_vector=True)
+    vector = {**descriptor, "record-count": descriptor["cardinality"]}
+    return replace(file, description={"add": add}, vector=(file.path, vector))

@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from changelog.row_kind_columns import quoted
 from sink.errors import ConfigError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.base import CommitUnknownError
@@ -362,7 +363,7 @@ class DeltaLog:
         """For `Snapshot`, which remembers it."""
         known, commits = self._known, None
         if known is not None and 0 <= snapshot.version - known.version <= _MOST_READ:
-            commits = self._read(known.version + 1, snapshot.version)
+            commits = self.commits(known.version + 1, snapshot.version)
         if known is not None and commits is not None:
             self._known = known.after(commits)
             return self._known
@@ -396,22 +397,23 @@ class DeltaLog:
         :raises LogGapError: a commit between others is missing.
         :raises RowdeltaError: as of `refresh`.
         """
-        return self._read(version + 1, self.refresh().version)
+        return self.commits(version + 1, self.refresh().version)
 
-    def _read(self, first: int, last: int) -> list[Commit] | None:
-        commits: list[Commit] = []
+    def commits(self, first: int, last: int) -> list[Commit] | None:
+        """The commits of the versions from `first` to `last`. Errors and None as of `actions_since`."""
+        found: list[Commit] = []
         for version in range(first, last + 1):
             commit = self._commit_at(version)
             if commit is None:
                 # Clean-up deletes the oldest commits first, maybe at this moment.
-                if commits and self._commit_at(first) is not None:
+                if found and self._commit_at(first) is not None:
                     raise LogGapError(
                         f"{self.path}: version {version} is missing in _delta_log, between {version - 1} and {last}. "
                         "What it changed is unknown. Restore the file, or create the table anew."
                     )
                 return None
-            commits.append(commit)
-        return commits
+            found.append(commit)
+        return found
 
     def _commit_at(self, version: int) -> Commit | None:
         """None if its file is missing."""
@@ -462,14 +464,27 @@ class DeltaLog:
             )
         return next((commit.version for commit in commits if is_it(commit)), None)
 
-    def history(self, limit: int) -> Iterator[Commit]:
-        """The newest commits, newest first, at most `limit` and as far as their files are still there."""
-        newest = self.refresh().version
+    def history(self, limit: int, newest: int | None = None) -> Iterator[Commit]:
+        """Commits from `newest` on (by default the newest one), newest first, at most `limit` and as far as their files
+        are still there.
+        """
+        newest = self.refresh().version if newest is None else newest
         for version in range(newest, max(newest - limit, -1), -1):
             commit = self._commit_at(version)
             if commit is None:
                 return
             yield commit
+
+    def time_of(self, commit: Commit) -> int:
+        """When a commit was made, in milliseconds since 1970, as time travel counts it: as it says itself, if the table
+        has in-commit timestamps, or as its file says.
+        """
+        said = commit.info.get("inCommitTimestamp")
+        if said is not None:
+            return int(said)
+        with self.translated():
+            file = self._path(f"{self._log_path}/{commit.version:020}.json")
+            return int(file.getFileSystem(self._hadoop).getFileStatus(file).getModificationTime())
 
     def version_at(self, timestamp_ms: int) -> int:
         """The version that was the newest at that time, as `TIMESTAMP AS OF` finds it.
@@ -504,7 +519,7 @@ class DeltaLog:
             transaction = self._java.startTransaction(self._none, self._none)
             if int(transaction.readVersion()) >= 0:
                 return False
-            self._refuse_other_files()
+            self.check_no_other_files()
             metadata = {
                 "id": str(uuid.uuid4()),
                 "format": {"provider": "parquet", "options": {}},
@@ -522,7 +537,7 @@ class DeltaLog:
             return False
         return True
 
-    def _refuse_other_files(self) -> None:
+    def check_no_other_files(self) -> None:
         """:raises TableError: the folder has files that a new table would lie beside."""
         folder = self._path(self.path)
         try:
@@ -637,6 +652,24 @@ class DeltaLog:
             metrics = DataFrame(table.optimize().executeCompaction(), self._spark).collect()[0]["metrics"]
         return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
+    def delete_equal(self, rows: DataFrame, columns: Sequence[str]) -> CommitRefusedError | None:
+        """Delete the rows that are equal to one of `rows` in some columns, by Delta's own MERGE: its DELETE takes no
+        subquery. NULL equals NULL.
+
+        :return: why nothing was deleted, if others committed meanwhile.
+        :raises RowdeltaError: Delta couldn't.
+        """
+        same = " AND ".join(f"kept.{quoted(name)} <=> removed.{quoted(name)}" for name in columns)
+        removed = rows.select(*map(quoted, columns)).distinct().alias("removed")
+        try:
+            table = self._jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
+            getattr(table, "as")("kept").merge(removed._jdf, same).whenMatched().delete().execute()
+        except JAVA_ERRORS as error:
+            if self._is(error, "java.util.ConcurrentModificationException"):
+                return CommitRefusedError(java_class(error), java_message(error))
+            raise self._error(error) from None
+        return None
+
     def is_checkpoint_due(self, every: int) -> bool:
         """Whether the newest version known is far enough from the last checkpoint.
 
@@ -685,7 +718,7 @@ class DeltaLog:
         for attempt in range(_LOOKS):
             try:
                 found = self._find(base_version, lambda commit: commit.info.get("txnId") == identity)
-            except TemporaryError:
+            except RowdeltaError:  # no error of a look means that the commit failed
                 time.sleep(0.2 * 2**attempt)
                 continue
             if found is not None:

@@ -14,16 +14,14 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from deltawriters.keyindex import IndexedFile
+from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import TableError
 from sink.targets.base import WrittenDeletes
+from sink.targets.delta.deletes import stored_vectors
 from sink.targets.delta.live_files import Add, relative
-from sink.targets.delta.vectors import NewVectorFile, inline_vector, read_vectors
+from sink.targets.delta.statistics import with_wide_bounds
+from sink.targets.delta.vectors import read_vectors
 from sink.targets.delta.writers import DeltaTableSpec
-
-_INLINE_BYTES = 128
-"""A vector of up to this many bytes is in the action itself: it saves a file, and a reader a request. Larger ones would
-make the log heavy.
-"""
 
 
 def written_deletes(
@@ -37,8 +35,12 @@ def written_deletes(
 
     :param name: name of the table, for messages.
     :param live: the live files where the rows were looked up, by decoded path.
+    :raises IndexLostError: a file isn't live.
     :raises TableError: a vector is missing or damaged, so nothing tells which rows of its file are live.
     """
+    unknown = [path for path in rows if relative(table.location, path) not in live]
+    if unknown:
+        raise IndexLostError(f"the key index has rows in {unknown[0]}, which is no file of the table")
     adds = {path: _counted(table, path, live[relative(table.location, path)]) for path in rows}
     before = _live_vectors(name, table, adds)
     united, files, removed = dict[str, BitMap64](), list[str](), list[str]()
@@ -52,7 +54,7 @@ def written_deletes(
             united[path] = positions
         else:
             vectors[path] = None
-    for path, vector in zip(united, _written(table, list(united.values()), created), strict=True):
+    for path, vector in zip(united, stored_vectors(table, list(united.values()), created), strict=True):
         vectors[path] = {**vector, "record-count": vector["cardinality"]}
         files.append(json.dumps(with_vector(adds[path], vector)))
     return WrittenDeletes(files, removed, vectors)
@@ -80,18 +82,6 @@ def _live_vectors(name: str, table: DeltaTableSpec, adds: Mapping[str, Add]) -> 
         ) from error
 
 
-def _written(table: DeltaTableSpec, vectors: list[BitMap64], created: list[str]) -> list[dict[str, Any]]:
-    """The descriptors of vectors: small ones inline, the others in one file."""
-    found = [inline_vector(positions) for positions in vectors]
-    large = [number for number, vector in enumerate(found) if int(vector["sizeInBytes"]) > _INLINE_BYTES]
-    if large:
-        file = NewVectorFile(table.location, table.random_prefix(str(len(created))))
-        created.append(file.path)
-        for number, vector in zip(large, file.write(table.io, [vectors[n] for n in large]), strict=True):
-            found[number] = vector
-    return found
-
-
 def remove_of(add: Add, *, data_change: bool = True) -> dict[str, Any]:
     """The `remove` of a live file (PROTOCOL.md, "Add File and Remove File")."""
     same = ("path", "partitionValues", "size", "deletionVector", "tags", "baseRowId", "defaultRowCommitVersion")
@@ -102,8 +92,8 @@ def remove_of(add: Add, *, data_change: bool = True) -> dict[str, Any]:
 
 def with_vector(add: Add, vector: Mapping[str, Any]) -> dict[str, Any]:
     """The `add` of a live file with another vector. Its statistics are bounds now, and no more than that."""
-    stats = json.loads(add["stats"]) | {"tightBounds": False}
-    return {"add": {**add, "dataChange": True, "stats": json.dumps(stats), "deletionVector": dict(vector)}}
+    stats = with_wide_bounds(add["stats"])
+    return {"add": {**add, "dataChange": True, "stats": stats, "deletionVector": dict(vector)}}
 
 
 def physical_rows(add: Add) -> int:

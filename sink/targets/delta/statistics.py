@@ -22,7 +22,6 @@ _INDEXED_DEFAULT = 32
 _COLUMNS = "delta.dataSkippingStatsColumns"
 _PREFIX = "delta.dataSkippingStringPrefixLength"
 _PREFIX_DEFAULT = 32
-_TIGHT, _WIDE = '"tightBounds":true}', '"tightBounds":false}'
 _ASCII_MAX, _UNICODE_MAX = "\x7f", "\U0010ffff"
 _SURROGATES = range(0xD800, 0xDC00)
 
@@ -80,14 +79,18 @@ def statistics(
     return _json(stats)
 
 
-def with_wide_bounds(stats: str) -> str:
-    """The statistics of a file with a deletion vector: its bounds are those of all its rows, also of the deleted ones.
+class _Number(str):
+    """A number as it is written, since a float may have fewer digits."""
 
-    :param stats: of `statistics`, with the flag.
+
+def with_wide_bounds(stats: str) -> str:
+    """The statistics of a file with a deletion vector: its bounds are those of all its rows, also of the deleted ones
+    (PROTOCOL.md, "Per-file Statistics").
+
+    :param stats: of the file without the vector, by any writer.
     """
-    if not stats.endswith(_TIGHT):
-        raise ValueError("statistics without tightBounds, which a file with a deletion vector needs")
-    return stats.removesuffix(_TIGHT) + _WIDE
+    found: dict[str, Any] = json.loads(stats, parse_float=_Number, parse_int=_Number)
+    return _json(found | {"tightBounds": False})
 
 
 def longer_maximum(text: str, prefix: int) -> str | None:
@@ -207,6 +210,8 @@ def _put(values: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
 
 def _json(value: Any) -> str:
     """Like `json.dumps`, and decimals as numbers with all their digits."""
+    if isinstance(value, _Number):
+        return value
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(name)}:{_json(inner)}" for name, inner in value.items()) + "}"
     return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value)

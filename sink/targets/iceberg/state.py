@@ -67,6 +67,8 @@ class Layout:
 class IcebergState(TableState):
     """An Iceberg table as it was when it was read."""
 
+    snapshot_word = "snapshot"
+
     @property
     @abstractmethod
     def spec(self) -> "IcebergTableSpec": ...

@@ -30,6 +30,7 @@ from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.compaction import RewriteDataFiles
 from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import replaced, table_error
+from sink.targets.iceberg.history import IcebergHistory
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
@@ -38,6 +39,8 @@ from sink.targets.iceberg.writers import IcebergTableSpec
 if TYPE_CHECKING:
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
 
+_REMOVED = "rowdelta_removed"
+"""A view with rows to remove."""
 _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
 
 
@@ -432,13 +435,37 @@ class IcebergTable(IcebergState, Target):
     def frame(self, spark: SparkSession) -> DataFrame:
         return spark.table(quoted_name(self.name))
 
+    def frame_at(self, snapshot_id: int) -> DataFrame:
+        # not Iceberg's option snapshot-id, which Spark 4.1 refuses
+        return self.spark.sql(f"SELECT * FROM {quoted_name(self.name)} VERSION AS OF {snapshot_id}")
+
+    def history(self, prefix: str) -> IcebergHistory:
+        sink_id = prefix.removeprefix("rowdelta.")
+        return IcebergHistory(self.name, self.metadata(), sink_id, lambda number: self.position_in(number, prefix))
+
+    def remove_rows(self, rows: DataFrame, columns: Sequence[str]) -> Exception | None:
+        same = " AND ".join(f"kept.{quoted(name)} <=> removed.{quoted(name)}" for name in columns)
+        rows.createOrReplaceTempView(_REMOVED)
+        try:
+            self.spark.sql(
+                f"DELETE FROM {quoted_name(self.name)} AS kept "
+                f"WHERE EXISTS (SELECT 1 FROM {_REMOVED} AS removed WHERE {same})"
+            )
+        except JAVA_ERRORS as error:
+            if java_class(error) not in ("ValidationException", "CommitFailedException"):
+                raise
+            return error
+        finally:
+            self.spark.catalog.dropTempView(_REMOVED)
+        return None
+
     def frame_of_commit(self, snapshot_id: int) -> DataFrame | None:
         snapshot = self.java.snapshot(snapshot_id)
         if snapshot is None:
             return None
         parent = snapshot.parentId()
         if parent is None:
-            return self.spark.sql(f"SELECT * FROM {quoted_name(self.name)} VERSION AS OF {snapshot_id}")
+            return self.frame_at(snapshot_id)
         reader = self.spark.read.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot_id))
         return reader.table(quoted_name(self.name))
 

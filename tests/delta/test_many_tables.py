@@ -1,0 +1,177 @@
+"""Many Delta tables in one job that reads Kafka: patterns, groups, tables that come later, and dead letters of several
+tables in one.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from sink.commands import inspection
+from sink.config import Config
+from sink.deadletters import table as dead_letters
+from sink.deadletters.replay import replay
+from sink.deadletters.table import Selection
+from sink.run import joint
+from sink.run.pipeline import Pipeline
+from sink.spark.versions import to_arrow
+from tests.delta.log_model import DeltaLog
+from tests.delta.readers import plain
+from tests.services.kafka import Kafka, running_kafka
+from tests.sink.test_kafka import KafkaJob, insert, order
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+NAMES = ("orders", "items", "customers", "refunds")
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    with running_kafka() as broker:
+        yield broker
+
+
+class Shop:
+    """Topics `<name>.<table>`: those of a pattern, which are one group, and `<name>-prices`, which is alone."""
+
+    def __init__(self, spark: SparkSession, folder: Path, kafka: Kafka) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.kafka = kafka
+        self.name = f"n{uuid4().hex[:12]}"
+
+    def config(self, **columns: str) -> Config:
+        entry = {"key": ["id"], "columns": {"id": "bigint", "v": "int"} | columns}
+        return Config.model_validate(
+            {
+                "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), "dead_letter_table": "lake.shop.dead"},
+                "source": {
+                    "type": "kafka",
+                    "format": "row-kind",
+                    "options": {"kafka.bootstrap.servers": self.kafka.bootstrap_servers},
+                },
+                "catalogs": {"lake": {"type": "delta", "warehouse": str(self.folder / "warehouse")}},
+                "tables": [
+                    {"source": rf"{self.name}\.(\w+)", "target": "lake.shop.$1", "group": "shop", **entry},
+                    {"source": f"{self.name}-prices", "target": "lake.shop.prices", **entry},
+                ],
+            }
+        )
+
+    def topic(self, table: str) -> str:
+        return f"{self.name}-prices" if table == "prices" else f"{self.name}.{table}"
+
+    def produce(self, table: str, *messages: dict[str, Any]) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "enable.idempotence": True})
+        for message in messages:
+            producer.produce(self.topic(table), value=json.dumps(message).encode(), key=str(message.get("id")).encode())
+        assert producer.flush(60) == 0
+
+    def run(self, **columns: str) -> None:
+        Pipeline(self.spark, self.config(**columns)).run()
+
+    def rows(self, table: str) -> dict[int, Any]:
+        """Read by Delta, and compared with what the model of the log has."""
+        path = self.folder / "warehouse" / "shop" / table
+        read = to_arrow(self.spark.read.format("delta").load(str(path)))
+        log = DeltaLog(path)
+        log.check()
+        assert plain(log.rows()) == plain(read)
+        return {row["id"]: row["v"] for row in read.to_pylist()}
+
+
+def change(kind: str, key: int | None, value: Any) -> dict[str, Any]:
+    return {"row_kind": kind, "id": key, "v": value}
+
+
+def test_five_tables_in_one_job(
+    spark: SparkSession, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[int] = []
+    original = joint._jobs
+
+    def jobs(shares: Any, most_records: int) -> Any:
+        for part, packed in original(shares, most_records):
+            together.append(len(part))
+            yield part, packed
+
+    monkeypatch.setattr(joint, "_jobs", jobs)
+    shop = Shop(spark, tmp_path, kafka)
+    for name in (*NAMES, "prices"):
+        kafka.create_topic(shop.topic(name))
+        shop.produce(name, *(change("+I", key, key) for key in range(20)))
+    shop.run()
+    for number, name in enumerate((*NAMES, "prices")):
+        assert shop.rows(name) == {key: key for key in range(20)}
+        shop.produce(name, change("-D", number, number), change("+U", 10, 100 + number), change("+I", 50, 0))
+    shop.produce("items", change("+I", None, 1))
+    shop.produce("refunds", change("+U", 11, "many"))
+    shop.run()
+    for number, name in enumerate((*NAMES, "prices")):
+        assert shop.rows(name) == {key: key for key in range(20) if key != number} | {10: 100 + number, 50: 0}
+    assert max(together, default=0) > 1  # one Spark job wrote several of them
+
+    letters = dead_letters.find(spark, shop.config(), Selection()).collect()
+    assert {row["table"]: row["offset"] for row in letters} == {"lake.shop.items": 23, "lake.shop.refunds": 23}
+
+
+def test_a_table_that_comes_later(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path, kafka)
+    for name in ("orders", "prices"):
+        kafka.create_topic(shop.topic(name))
+        shop.produce(name, change("+I", 1, 1))
+    shop.run()
+    kafka.create_topic(shop.topic("late"))
+    shop.produce("late", change("+I", 1, 7))
+    shop.produce("orders", change("+U", 1, 2))
+    shop.run()
+    assert (shop.rows("orders"), shop.rows("prices"), shop.rows("late")) == ({1: 2}, {1: 1}, {1: 7})
+    lines = list(inspection.status(spark, shop.config()))
+    assert len([line for line in lines if ": version " in line]) == 3
+    assert [line for line in lines if line.startswith("  lag: ")] == ["  lag: 0 messages"] * 3
+
+
+class OrdersJob(KafkaJob):
+    """Orders that Debezium sends, into a Delta table."""
+
+    def config(self) -> Config:
+        values = super().config().model_dump(exclude_none=True)
+        values["catalogs"] = {"lake": {"type": "delta", "warehouse": str(self.folder / "warehouse")}}
+        return Config.model_validate(values)
+
+
+def test_letters_are_replayed_after_a_correction(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    """Amounts arrive as text, which is refused until the configuration says so. A letter whose key has changed since
+    doesn't undo the change.
+    """
+
+    def created(number: int, amount: str) -> tuple[Any, Any]:
+        row = {"id": number, "customer": "ann", "amount": amount}
+        return {"id": number}, {"op": "c", "before": None, "after": row}
+
+    job = OrdersJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([created(1, "1.00"), created(2, "2.00"), (None, b"garbage"), insert(order(2, "bob", "5.00"))])
+    job.run()
+    config = job.config()
+    folder = tmp_path / "warehouse" / job.name / "orders"
+
+    def rows() -> dict[int, str]:
+        read = to_arrow(spark.read.format("delta").load(str(folder))).to_pylist()
+        return {row["id"]: f"{row['customer']} {row['amount']}" for row in read}
+
+    assert rows() == {2: "bob 5.00"}
+    source = config.source.model_copy(update={"format_options": {"decimal.handling.mode": "string"}})
+    corrected = config.model_copy(update={"source": source})
+    (outcome,) = replay(spark, corrected, Selection(), force=True)
+    assert (outcome.applied, sum(outcome.refused.values()), outcome.gone) == (2, 1, 0)
+    assert rows()[1] == "ann 1.00"
+    left = dead_letters.find(spark, corrected, Selection()).collect()
+    assert [bytes(letter["value"]) for letter in left] == [b"garbage"]
+    log = DeltaLog(folder)
+    log.check()
