@@ -115,7 +115,9 @@ def test_another_sink_in_the_same_table(spark: SparkSession, tmp_path: Path) -> 
     job.write(inserts(1, 2))
     job.run()
     (tmp_path / "other").mkdir()
-    other = replace(job, sink_id="other", folder=tmp_path / "other", checkpoint=tmp_path / "other state")
+    other = replace(
+        job, sink_id="other", spark=spark.newSession(), folder=tmp_path / "other", checkpoint=tmp_path / "other state"
+    )
     (tmp_path / "other" / "warehouse").symlink_to(job.warehouse)
     other.write([("+U", row(1, "other")), ("+I", row(9))])
     job.write([("+U", row(1, "us")), ("-D", row(2))])
