@@ -251,20 +251,28 @@ def test_a_streaming_reader_of_inserts(spark: SparkSession, tmp_path: Path) -> N
 # -- columns
 
 
-def test_a_new_column_and_a_wider_one(spark: SparkSession, tmp_path: Path) -> None:
-    job = DeltaJob(spark, tmp_path, columns={"id": "bigint", "region": "string", "n": "int"}, configure_columns=False)
-    job.create("id bigint, region string, n int", properties={"delta.enableTypeWidening": "true"})
-    job.sections = {"sink": {"schema_changes": "evolve"}}
+@pytest.mark.parametrize("widening", [True, False])
+def test_new_and_wider_columns(spark: SparkSession, tmp_path: Path, widening: bool) -> None:
+    columns = {"id": "bigint", "region": "string", "n": "int"}
+    job = DeltaJob(spark, tmp_path, columns=columns, file_format="json", configure_columns=False)
+    properties = {"delta.enableTypeWidening": "true"} if widening else {}
+    job.create("id bigint, region string NOT NULL, n int", properties=properties)
     job.write([("+I", row(1, n=1)), ("+I", row(2, n=2))])
+    job.write([("+U", row(1, n=3, more="x"))])
     job.run()
-    job.columns = {"id": "bigint", "region": "string", "n": "bigint", "more": "string"}
+    assert job.rows() == [row(1, n=3, more="x"), row(2, n=2, more=None)]
+    assert job.check_index() is not None
     job.write([("+U", row(1, n=2**40, more="x"))])
+    if not widening:
+        with pytest.raises(TableError, match="delta.enableTypeWidening"):
+            job.run()
+        assert job.rows() == [row(1, n=3, more="x"), row(2, n=2, more=None)]
+        job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
     job.run()
-    assert job.rows() == [row(1, n=2**40, more="x"), row(2, n=2, more=None)]
-    job.write([("-D", row(2, n=2, more=None)), ("+I", row(3, n=-1, more=None))])
+    job.write([("-D", row(2, n=2, more=None)), ("+I", row(3, None, n=-1, more=None))])
     job.run()
-    assert job.rows() == [row(1, n=2**40, more="x"), row(3, n=-1, more=None)]
-    job.check(readers=("delta-rs",))
+    assert job.rows() == [row(1, n=2**40, more="x"), row(3, None, n=-1, more=None)]
+    job.check(readers=("DuckDB",))
     assert job.check_index() is not None
 
 
