@@ -264,7 +264,7 @@ def test_new_and_wider_columns(spark: SparkSession, tmp_path: Path, widening: bo
     assert job.check_index() is not None
     job.write([("+U", row(1, n=2**40, more="x"))])
     if not widening:
-        with pytest.raises(TableError, match="delta.enableTypeWidening"):
+        with pytest.raises(TableError, match=r"delta\.enableTypeWidening"):
             job.run()
         assert job.rows() == [row(1, n=3, more="x"), row(2, n=2, more=None)]
         job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
