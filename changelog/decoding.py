@@ -286,12 +286,11 @@ class _TaskDecoder:
             shown = wire.values.filter(misfit)
             bad.add(changes.record.filter(misfit), BadRecord.TYPE_MISMATCH, self._misfits(column, shown))
             self._observe_width(column, wire, misfit)
+        why = "null or missing"
+        if column.name in self._spec.empty_is_null:
+            array, why = with_empty_as_null(array), "null, missing or empty"
         if is_key and array.null_count:
-            bad.add(
-                changes.record.filter(array.is_null()),
-                BadRecord.NULL_KEY,
-                f"key column {column.name} is null or missing",
-            )
+            bad.add(changes.record.filter(array.is_null()), BadRecord.NULL_KEY, f"key column {column.name} is {why}")
         elif column.required and array.null_count:
             # -U and -D need no value: a null in a partition source column means that the old partition is unknown
             missing = pc.and_(array.is_null(), pa.array(_sets(changes.kind)))
@@ -465,3 +464,8 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else str(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
+
+
+def with_empty_as_null(texts: pa.Array) -> pa.Array:
+    """Texts or bytes, with null in place of empty ones."""
+    return pc.if_else(pc.greater(pc.binary_length(texts), 0), texts, pa.scalar(None, texts.type))

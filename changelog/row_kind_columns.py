@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from changelog.row_kind import Kinds
 from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, BadRecord, RowKind, order_column
-from changelog.spec import ChangelogSpec
+from changelog.spec import ChangelogSpec, ColumnSpec
 
 SOURCE = f"{PREFIX}source"
 """An additional column with the file's path."""
@@ -70,7 +70,7 @@ def columns_decoder(spec: ChangelogSpec) -> "Decoder":
             _kind(op, kinds).alias(KIND),
             *(F.col(quoted(name)).cast(dtype).alias(_order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
             *(F.col(quoted(c.field)).alias(_UUID_TEXT + c.name) for c in uuids),
-            *((binary_uuid(c.field) if c.is_uuid else F.col(quoted(c.field))).alias(c.name) for c in spec.columns),
+            *(_values(c, spec).alias(c.name) for c in spec.columns),
         ]
     )
     misfits = [
@@ -85,6 +85,13 @@ def columns_decoder(spec: ChangelogSpec) -> "Decoder":
     fields |= {c.field: F.col(quoted(_UUID_TEXT + c.name if c.is_uuid else c.name)) for c in spec.columns}
     value = F.to_json(F.struct(*(column.alias(name) for name, column in fields.items())))
     return Decoder((images, *_finish(spec, [_unknown_kind(F.col(_OP), kinds), *misfits], value)))
+
+
+def _values(column: ColumnSpec, spec: ChangelogSpec) -> Column:
+    if column.is_uuid:
+        return binary_uuid(column.field)
+    values = F.col(quoted(column.field))
+    return F.when(F.length(values) > 0, values) if column.name in spec.empty_is_null else values
 
 
 def _kind(op: Column, kinds: Kinds) -> Column:

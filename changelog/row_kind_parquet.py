@@ -91,6 +91,9 @@ class PlainRows:
             if is_bared and column.name not in spec.kept_by_removals:
                 values = pc.if_else(sets, values, pa.scalar(None, values.type))
             columns[column.name] = values
+        for name in spec.empty_is_null:
+            if pc.any(pc.equal(pc.binary_length(columns[name]), 0)).as_py():
+                raise NotPlainError(f"column {name} has an empty text")
         needed = [order_column(i) for i in range(len(spec.order_by))] + list(spec.key)
         if any(columns[name].null_count for name in needed):
             raise NotPlainError("a key or an order column is null")

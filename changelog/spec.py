@@ -48,6 +48,7 @@ class ChangelogSpec:
     :param metadata: further columns to decode: names of `Changes.metadata`, `_offset` and the like
         (`changelog.decoding.METADATA`).
     :param excluded: fields that must not become columns.
+    :param empty_is_null: text columns in which the table can't tell an empty text from null.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -61,6 +62,7 @@ class ChangelogSpec:
     schema_changes: SchemaChanges = "ignore"
     metadata: tuple[str, ...] = ()
     excluded: frozenset[str] = frozenset()
+    empty_is_null: frozenset[str] = frozenset()
 
     @property
     def tells_snapshots(self) -> bool:

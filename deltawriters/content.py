@@ -34,7 +34,8 @@ class ContentFile:
     :param record_count: rows of a data file, or deletes of a delete file.
     :param description: the JSON object from which the commit adds the file to the table, with everything that the
         commit needs, since it doesn't open the file. For Iceberg, it is what `ContentFileParser` reads.
-    :param has_vector: whether the description has the deletion vector of a data file.
+    :param vector: path of a data file and its deletion vector in the format's own terms, with `record-count`, if the
+        description has one.
     """
 
     content: FileContent
@@ -42,4 +43,4 @@ class ContentFile:
     record_count: int
     size_in_bytes: int
     description: Mapping[str, Any] = field(hash=False)
-    has_vector: bool = False
+    vector: tuple[str, Mapping[str, Any]] | None = field(default=None, hash=False)

@@ -216,16 +216,18 @@ class DeadLetters:
         :raises TemporaryError: Kafka did not accept them. The next call sends those that the topic doesn't have.
         """
         topic, prefix = self._topic, self._prefix(target)
-        if topic is None or self._table.property(f"{prefix}.unpublished") is None:
+        if topic is None:
             return
         with self._turn:  # another target's commit changes what the table object knows
+            if self._table.property(f"{prefix}.unpublished") is None:
+                return
             self._refresh()
             operation = self._table.property(f"{prefix}.unpublished")
             if operation is None:
                 return  # the table was dropped
             stored = self._stored(prefix)
-        snapshot = stored.snapshot_id if stored and stored.operation == operation else None
-        added = None if snapshot is None else self._table.frame_of_commit(snapshot)
+            snapshot = stored.snapshot_id if stored and stored.operation == operation else None
+            added = None if snapshot is None else self._table.frame_of_commit(snapshot)
         if added is None:
             log.warning(
                 "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the "

@@ -161,10 +161,12 @@ class KeyIndex:
             return None
         runs = self._read(files, self.next_sequence, self._synchronized().base)
         own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
-        rows = rows_appended_meanwhile(
-            IndexSlice(slice_.location, slice_.io_properties, own, {}),
-            IndexSlice(slice_.location, slice_.io_properties, tuple(runs), {}),
-        )
+        rows = list[OldRows]()
+        if runs:
+            rows = rows_appended_meanwhile(
+                IndexSlice(slice_.location, slice_.io_properties, own, {}),
+                IndexSlice(slice_.location, slice_.io_properties, tuple(runs), {}),
+            )
         log.info("%s: others appended %d files meanwhile; their keys were looked up too", self._table.name, len(files))
         self._appended = _Appended(self._table.snapshot_id(), (*earlier.runs, *runs), (*earlier.rows, *rows))
         return self._prepare(operation, slice_, tasks, results)
@@ -210,8 +212,7 @@ class KeyIndex:
         version, appended = self._synchronized(), self._appended
         vectors: dict[str, Vector | None] = {}
         for result in results:
-            for file in result["new_vectors"]:
-                vectors[file["referenced-data-file"]] = file
+            vectors |= result["new_vectors"]
         united = _unite(results)
         base = self._base if appended is None else appended.base
         later_rows = () if appended is None else appended.rows
@@ -355,8 +356,7 @@ class KeyIndex:
                 "%s: its history no longer reaches the snapshot that the key index was made from", self._table.name
             )
             return False
-        if changes.shown:
-            log.info("%s: %s; catching up", self._table.name, changes.shown)
+        if changes.files or changes.removed:
             self._version = self._with_files(version, changes.files, changes.removed)
         self._base, self._included = self._table.snapshot_id(), set()
         return True

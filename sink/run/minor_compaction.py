@@ -212,7 +212,8 @@ class MinorCompaction:
                 min(shares, key=lambda share: sum(g.size_in_bytes for g in share)).append(group)
             written = self._written
             dealt = spark.sparkContext.parallelize(shares, tasks)
-            results = dealt.mapPartitions(told(functools.partial(task.rewrite, plan, written))).collect()
+            rewrite = functools.partial(task.rewrite, plan, written)
+            results = dealt.mapPartitions(lambda part: told(rewrite)(part)).collect()
         files = [json.dumps(file) for result in results for file in result["files"]]
         return files, [RunInfo.from_json(run) for result in results for run in result["runs"]]
 

@@ -362,6 +362,11 @@ def _changelog(
         schema_changes=section.schema_changes,
         metadata=tuple(section.metadata),
         excluded=frozenset(section.exclude),
+        empty_is_null=frozenset(
+            name
+            for name in (sources if config.capabilities(section.target).empty_partition_is_null else ())
+            if isinstance(types.get(name), T.StringType | T.BinaryType)
+        ),
     )
 
 

@@ -66,8 +66,7 @@ def owned(changes: Iterable[pa.RecordBatch], number: int, tasks: int, keep_hash:
 
 def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFrame:
     """`mapInArrow` for any callable. Spark itself accepts only functions."""
-    run = told(step)
-    return rows.mapInArrow(lambda batches: run(batches), schema)
+    return rows.mapInArrow(lambda batches: told(step)(batches), schema)
 
 
 def exchanged(packed_rows: DataFrame, tasks: int, then: Step) -> Results:

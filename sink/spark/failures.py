@@ -70,8 +70,12 @@ def failure_of(error: BaseException) -> TaskFailure | None:
         if isinstance(error, known):
             return TaskFailure(kind, str(error))
     text = str(error)
-    start = text.find(_MARK + "{")
+    start = text.find(f"{TaskFailedError.__name__}: {_MARK}{{")
     if start < 0:
         return None
-    found, _ = json.JSONDecoder().raw_decode(text, start + len(_MARK))
-    return TaskFailure(**found)
+    start += len(f"{TaskFailedError.__name__}: ")
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text, start + len(_MARK))
+        return TaskFailure(**found)
+    except (ValueError, TypeError):  # somebody else's text
+        return None

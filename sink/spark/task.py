@@ -589,7 +589,7 @@ def _index_summary(result: WriteResult, table: TableSpec) -> dict[str, Any]:
         "runs": [run.to_json() for run in index.runs],
         "merged": [run.to_json() for run in index.merged],
         "old_rows": old_rows,
-        "new_vectors": [file.description for file in result.files if file.has_vector],
+        "new_vectors": dict(file.vector for file in result.files if file.vector is not None),
         "keys": {name: getattr(index, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
     }
 

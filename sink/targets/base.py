@@ -192,12 +192,10 @@ class TableChanges:
 
     :param files: data files that were added, or whose deletes changed, as they are now.
     :param removed: paths of data files that are gone.
-    :param shown: the commits in words, for the log. Empty if there was none.
     """
 
     files: Sequence[LiveFile] = ()
     removed: frozenset[str] = frozenset()
-    shown: str = ""
 
 
 @dataclass(frozen=True)

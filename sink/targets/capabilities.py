@@ -19,6 +19,7 @@ class Capabilities:
     :param name: the format's name in messages.
     :param deletes: kinds of deletes, as in `tables[].deletes`.
     :param transforms: partition transforms, as in `sink.config.PartitionField`.
+    :param empty_partition_is_null: an empty text in a partition column is read as null.
     :param clustering_columns: a table can be clustered by so many columns; 0 if there is no clustering.
     :param reserved_columns: names that a column can't have.
     :param why_reserved: what has these names.
@@ -30,6 +31,7 @@ class Capabilities:
     name: str
     deletes: tuple[str, ...]
     transforms: tuple[str, ...]
+    empty_partition_is_null: bool
     clustering_columns: int
     reserved_columns: frozenset[str]
     why_reserved: str
@@ -41,6 +43,7 @@ ICEBERG = Capabilities(
     name="Iceberg",
     deletes=("position", "equality"),
     transforms=("identity", "bucket", "truncate", "year", "month", "day", "hour"),
+    empty_partition_is_null=False,
     clustering_columns=0,
     reserved_columns=frozenset(
         {
@@ -67,6 +70,8 @@ DELTA = Capabilities(
     deletes=("position",),
     # "Partition Value Serialization": the values of columns
     transforms=("identity",),
+    # "Partition Value Serialization": both are written as ""
+    empty_partition_is_null=True,
     # `spark.databricks.delta.clusteredTable.numClusteringColumnsLimit`
     clustering_columns=4,
     # those of the change data feed ("Reader Requirements for AddCDCFile"), and Spark's own of a file and a row in it

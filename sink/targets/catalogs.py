@@ -7,8 +7,7 @@ from pyspark.sql import types as T
 
 from sink.config import Config, TableSection
 from sink.targets.base import Target, TargetCatalogs
-from sink.targets.delta.catalog import DeltaCatalogs
-from sink.targets.iceberg.catalog import IcebergCatalogs
+from sink.targets.capabilities import Format
 
 
 class Catalogs:
@@ -17,6 +16,7 @@ class Catalogs:
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self.spark = spark
         self._config = config
+        self._formats: dict[Format, TargetCatalogs] = {}
 
     def load(self, name: str) -> Target | None:
         """The table, or None if it doesn't exist.
@@ -41,6 +41,18 @@ class Catalogs:
         return self._of(name).storage_properties(self._config, name)
 
     def _of(self, name: str) -> TargetCatalogs:
-        if self._config.format_of(name) == "delta":
-            return DeltaCatalogs(self.spark, self._config)
-        return IcebergCatalogs(self.spark)
+        format_ = self._config.format_of(name)
+        if format_ not in self._formats:
+            self._formats[format_] = _catalogs(format_, self.spark, self._config)
+        return self._formats[format_]
+
+
+def _catalogs(format_: Format, spark: SparkSession, config: Config) -> TargetCatalogs:
+    """Only the formats that the configuration has are imported."""
+    if format_ == "delta":
+        from sink.targets.delta.catalog import DeltaCatalogs
+
+        return DeltaCatalogs(spark, config)
+    from sink.targets.iceberg.catalog import IcebergCatalogs
+
+    return IcebergCatalogs(spark)

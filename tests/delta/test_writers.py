@@ -303,7 +303,7 @@ def test_superseded_rows_are_in_the_vector_of_their_file(tmp_path: Path) -> None
         changes(*((RowKind.INSERT, 1, i, "old") for i in range(4))),
         changes((RowKind.UPDATE_AFTER, 2, 1, "new"), (RowKind.DELETE, 2, 2, None)),
     )
-    assert [file.has_vector for file in files] == [True]
+    assert [file.vector is not None for file in files] == [True]
     assert sorted((row["id"], row["text"]) for row in live(table, files)) == [(0, "old"), (1, "new"), (3, "old")]
 
 
@@ -378,7 +378,7 @@ def test_the_live_rows_are_the_last_of_each_key(
             every = table.moved_rows(SmallFile(file.path, 1, None, 1), partition)
             assert len(every) == stats(file)["numRecords"] == file.record_count
             descriptor = file.description["add"].get("deletionVector")
-            assert file.has_vector is (descriptor is not None) is (stats(file)["tightBounds"] is False)
+            assert (file.vector is not None) is (descriptor is not None) is (stats(file)["tightBounds"] is False)
             dead = read_vectors(table.io, table.location, [descriptor])[0] if descriptor else BitMap64()
             found += [(row["id"], row["text"]) for pos, row in enumerate(every.to_pylist()) if pos not in dead]
         if partitioned:

@@ -79,8 +79,9 @@ class DeltaCatalogs:
             dtype = columns[field.column].dataType
             if isinstance(dtype, T.FloatType | T.DoubleType):
                 raise ConfigError(f"{where}: column {field.column} is floating-point. {NO_FLOATS}")
-            if not isinstance(dtype, T.AtomicType):
-                raise ConfigError(f"{where}: column {field.column} has parts, and Delta can't partition by it.")
+            if not isinstance(dtype, T.AtomicType) or isinstance(dtype, T.BinaryType):
+                kind = dtype.simpleString()
+                raise ConfigError(f"{where}: column {field.column} is {kind}, and Delta can't partition by it.")
 
     def storage_properties(self, config: Config, name: str) -> dict[str, str]:
         """See `TargetCatalogs.storage_properties`."""
@@ -144,7 +145,8 @@ class DeltaCatalogs:
                 f"{name} is a table of {provider.get() if provider.isDefined() else 'another kind'}, not of Delta "
                 "Lake. Name another target, or convert it: CONVERT TO DELTA."
             )
-        return str(metadata.location())
+        # the location is a URI, and encoded
+        return str(self._spark.sparkContext._jvm.org.apache.hadoop.fs.Path(metadata.location()).toString())  # type: ignore[union-attr]
 
     def _identifier(self, name: str) -> JavaObject:
         _, *namespace, table = name.split(".")

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from sink.targets.base import MINOR, ChangeSet, Committer, Rewrite, TableChangedError
+from deltawriters.keyindex.versions import IndexLostError
+from sink.errors import RowdeltaError
+from sink.targets.base import MINOR, SINK_ID, ChangeSet, Committer, CommitUnknownError, Rewrite, TableChangedError
 from sink.targets.delta.live_files import Add
 from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
-from sink.targets.delta.small_files import WRITER
+from sink.targets.delta.small_files import SCHEMA, WRITER, schema_tag
 from sink.targets.retries import Retries
 
 if TYPE_CHECKING:
@@ -37,8 +39,14 @@ class DeltaCommitter(Committer):
         if request.written_for is not None and request.written_for != self._table.layout:
             raise TableChangedError("the table was altered")
         assert base is not None
-        stored: dict[str, Any] = {"position": request.position, "operation": request.operation, "after": base}
-        actions = [tagged(json.loads(file), {WRITER: request.operation}) for file in request.files]
+        stored: dict[str, Any] = {
+            "position": request.position,
+            "operation": request.operation,
+            "after": base,
+            "table": self._table.layout.table_id,
+        }
+        tags = self._tags(request.prefix, request.operation)
+        actions = [tagged(json.loads(file), tags) for file in request.files]
         if request.index is not None:
             stored["index"] = request.index.stored
             actions += [json.loads(action) for action in (*request.index.removed, *request.index.files)]
@@ -66,7 +74,8 @@ class DeltaCommitter(Committer):
         }
         number = request.summary[MINOR]
         state = self._table.own_state(request.prefix) | {"index": json.dumps(newer), "merges": number}
-        files = [tagged(json.loads(file), {WRITER: operation, MINOR: number}) for file in request.files]
+        tags = self._tags(request.prefix, operation) | {MINOR: number}
+        files = [tagged(json.loads(file), tags) for file in request.files]
         actions = [*request.replaced, *files, domain(request.prefix, state)]
         try:
             self._send(request.prefix, operation, base, actions, request.summary)
@@ -94,6 +103,11 @@ class DeltaCommitter(Committer):
             else:
                 return
 
+    def _tags(self, prefix: str, operation: str) -> dict[str, str]:
+        """The tags of a commit's data files, by which minor compactions find them."""
+        schema = schema_tag(self._table.layout.schema)
+        return {SINK_ID: prefix.removeprefix("rowdelta."), WRITER: operation, SCHEMA: schema}
+
     def _send(
         self,
         prefix: str,
@@ -104,6 +118,7 @@ class DeltaCommitter(Committer):
         measured: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """:raises CommitRefusedError: nothing was committed.
+        :raises IndexLostError: the actions are for files that aren't live. Nothing was committed.
         :raises TableError: Delta can't write to the table.
         :raises CommitUnknownError: its outcome is unknown.
         """
@@ -122,8 +137,17 @@ class DeltaCommitter(Committer):
             metrics=dict(measured) | metrics(actions, live),
             notes=notes,
         )
-        version = self._table.log.commit(proposal)
-        self._table.took(Commit(version, proposal.actions, {"userMetadata": proposal.user_metadata}))
+        try:
+            version = self._table.log.commit(proposal)
+        except ValueError as error:  # the index and the log differ in the files that are live
+            raise IndexLostError(str(error)) from error
+        try:
+            self._table.took(Commit(version, proposal.actions, {"userMetadata": proposal.user_metadata}))
+        except RowdeltaError as error:
+            raise CommitUnknownError(
+                f"{self._table.name}: version {version} was committed, but the table could not be read after it "
+                f"({error}). Run again: the table's position decides."
+            ) from error
 
 
 def tagged(action: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:

@@ -89,4 +89,5 @@ def stored_vectors(table: "DeltaTableSpec", vectors: Sequence[BitMap64], created
 def _with_vector(file: ContentFile, descriptor: dict[str, Any]) -> ContentFile:
     add = file.description["add"]
     add = add | {"deletionVector": descriptor, "stats": with_wide_bounds(add["stats"])}
-    return replace(file, description={"add": add}, has_vector=True)
+    vector = {**descriptor, "record-count": descriptor["cardinality"]}
+    return replace(file, description={"add": add}, vector=(file.path, vector))

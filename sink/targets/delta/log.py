@@ -718,7 +718,7 @@ class DeltaLog:
         for attempt in range(_LOOKS):
             try:
                 found = self._find(base_version, lambda commit: commit.info.get("txnId") == identity)
-            except TemporaryError:
+            except RowdeltaError:  # no error of a look means that the commit failed
                 time.sleep(0.2 * 2**attempt)
                 continue
             if found is not None:

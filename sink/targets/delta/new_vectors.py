@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from deltawriters.keyindex import IndexedFile
+from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import TableError
 from sink.targets.base import WrittenDeletes
 from sink.targets.delta.deletes import stored_vectors
@@ -34,8 +35,12 @@ def written_deletes(
 
     :param name: name of the table, for messages.
     :param live: the live files where the rows were looked up, by decoded path.
+    :raises IndexLostError: a file isn't live.
     :raises TableError: a vector is missing or damaged, so nothing tells which rows of its file are live.
     """
+    unknown = [path for path in rows if relative(table.location, path) not in live]
+    if unknown:
+        raise IndexLostError(f"the key index has rows in {unknown[0]}, which is no file of the table")
     adds = {path: _counted(table, path, live[relative(table.location, path)]) for path in rows}
     before = _live_vectors(name, table, adds)
     united, files, removed = dict[str, BitMap64](), list[str](), list[str]()

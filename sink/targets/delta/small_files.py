@@ -5,12 +5,13 @@ one. So the live files tell everything, and no commit needs to be read.
 """
 
 import json
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from deltawriters.rewrite import SmallFile
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, Mergeable, MergeCandidates
+from sink.targets.base import MINOR, SINK_ID, Mergeable, MergeCandidates
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import physical_rows, remove_of
 
@@ -19,17 +20,26 @@ if TYPE_CHECKING:
 
 WRITER = "rowdelta.operation"
 """Tag of a data file: the commit of the sink that wrote it."""
+SCHEMA = "rowdelta.schema"
+"""Tag of a data file: for which columns it was written (`schema_tag`). Files of other columns are not merged."""
+
+
+def schema_tag(schema: str) -> str:
+    """:param schema: `schemaString` of the table's metadata."""
+    return f"{zlib.crc32(schema.encode()):08x}"
 
 
 def candidates(table: "DeltaTable", prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
     """See `Target.merge_candidates`."""
-    spec = table.spec
+    spec, sink_id = table.spec, prefix.removeprefix("rowdelta.")
+    schema = schema_tag(spec.schema)
     number = int(table.property(f"{prefix}.merges") or 0) + 1
     small: list[tuple[str, Any]] = []
     fresh = set[str]()
     for path, add in table.live.items():
         tags = add.get("tags") or {}
-        if WRITER not in tags or int(add["size"]) * 2 > spec.target_file_size:
+        is_own = tags.get(SINK_ID) == sink_id and tags.get(SCHEMA) == schema
+        if not is_own or int(add["size"]) * 2 > spec.target_file_size:
             continue
         merged = int(tags.get(MINOR, 0))
         if not merged:

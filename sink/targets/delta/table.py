@@ -11,9 +11,9 @@ the log since the commit that stored the position.
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -24,7 +24,7 @@ from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
-from sink.errors import RowdeltaError, TableError
+from sink.errors import TableError
 from sink.spark.session import activate
 from sink.targets.base import (
     LastCommit,
@@ -88,8 +88,9 @@ class DeltaTable(Target):
         self._io_properties = tuple(io_properties.items())
         self._live = LiveFiles(log)
         self._spec: tuple[Layout, DeltaTableSpec] | None = None
-        self._made_by: dict[str, int] = {}
-        self._checkpoint: Future[None] | None = None
+        # operation -> its version, and the version up to which no RESTORE followed it
+        self._made_by: dict[str, tuple[int, int]] = {}
+        self._checkpoint: Thread | None = None
         self._snapshot: Snapshot = log.refresh()
 
     # -- its state
@@ -162,8 +163,13 @@ class DeltaTable(Target):
     def took(self, commit: Commit) -> None:
         """Take over a commit of the sink's own, so that it needn't be read."""
         self._live.apply(commit)
+        # a commit of ours restores nothing, so what was known of earlier ones stays right
+        self._made_by = {
+            operation: (made, commit.version if checked == commit.version - 1 else checked)
+            for operation, (made, checked) in list(self._made_by.items())[-_MOST_KNOWN:]
+        }
         if commit.operation_id is not None:
-            self._made_by = {commit.operation_id: commit.version}
+            self._made_by[commit.operation_id] = commit.version, commit.version
         self._live.forget_before(commit.version - 1)  # nobody asks for more than the last commit's base
         self.refresh()
 
@@ -199,6 +205,11 @@ class DeltaTable(Target):
                 "from partition_by. The table can't be changed this way: correct partition_by, or leave it out."
             )
         for column in self.columns():
+            if column.name in partitioned and isinstance(column.type, T.BinaryType):
+                raise TableError(
+                    f"{self.name} is partitioned by {column.name}, which is binary. Delta writes its values as text, "
+                    "and not all bytes are text. Partition by another column."
+                )
             if column.name in section.key and isinstance(column.type, T.FloatType | T.DoubleType):
                 raise TableError(
                     f"{self.name}: key column {column.name} is floating-point, and NaN and -0.0 tell no rows apart. "
@@ -224,9 +235,14 @@ class DeltaTable(Target):
                 "source again from the start, remove the stored position (see docs/operations.md, Reset)."
             )
         stored = json.loads(state["position"])
+        if stored.get("table", snapshot.metadata.table_id) != self._snapshot.metadata.table_id:
+            raise TableError(
+                f"{self.name} was replaced by another table since this sink's last commit (CREATE OR REPLACE TABLE). "
+                "To read the source again from the start, remove the stored position (see docs/operations.md, Reset)."
+            )
         trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == stored["operation"]
         committed, restored = self._since(stored["operation"], int(stored["after"]), snapshot.version)
-        if restored is not None and not trusted:
+        if restored is not None:
             return self._position_at(
                 self.log.snapshot_at(self.restored_version(restored)), prefix, newest_if_in_doubt=newest_if_in_doubt
             )
@@ -250,10 +266,12 @@ class DeltaTable(Target):
         """The version that an operation made after the version `after`, and the last RESTORE that followed it up to the
         version `until`.
         """
-        known = self._made_by.get(operation)
-        commits = self._live.commits_since(after if known is None else known)
+        known, checked = self._made_by.get(operation, (None, after))
+        if known is not None and checked >= until:
+            return known, None
+        commits = self._live.commits_since(checked)
         if commits is None:  # log clean-up has deleted some, and one of them may have been a RESTORE
-            return (known if known == until else None), None
+            return None, None
         made, restored = known, None
         for commit in commits:
             if commit.version > until:
@@ -262,8 +280,8 @@ class DeltaTable(Target):
                 made, restored = commit.version, None
             elif commit.info.get("operation") == RESTORE:
                 restored = commit
-        if made is not None:
-            self._made_by[operation] = made
+        if made is not None and restored is None:
+            self._made_by[operation] = made, until
         return made, restored
 
     def restored_version(self, commit: Commit) -> int:
@@ -272,14 +290,29 @@ class DeltaTable(Target):
         version = parameters.get("version")
         if version not in (None, "null"):
             return int(version)
-        moment = parameters.get("timestamp")
-        at = self.spark.sql(f"SELECT unix_millis(CAST('{moment}' AS TIMESTAMP))").collect()[0][0] if moment else None
-        if at is None:
+        found = self._version_restored_at(commit, parameters.get("timestamp"))
+        if found is None:
             raise TableError(
-                f"{self.name}: version {commit.version} of the log is a RESTORE that doesn't say to which version. "
-                "Remove the stored position to read the source again from the start (see docs/operations.md, Reset)."
+                f"{self.name}: version {commit.version} of the log is a RESTORE that doesn't say to which version. Say "
+                "it: RESTORE TABLE … TO VERSION AS OF the same one. Or remove the stored position to read the source "
+                "again from the start (see docs/operations.md, Reset)."
             )
-        return self.log.version_at(int(at))
+        return found
+
+    def _version_restored_at(self, commit: Commit, moment: str | None) -> int | None:
+        """The version that a RESTORE to a time took. The time is a text without a zone, so the version is taken only if
+        the table had the same files and vectors then as after the RESTORE.
+        """
+        at = self.spark.range(1).select(F.unix_millis(F.try_to_timestamp(F.lit(moment)))).collect()[0][0]
+        found = None if at is None else self.log.version_at(int(at))
+        if found is None or found >= commit.version:
+            return None
+        return found if self._files_at(found) == self._files_at(commit.version) else None
+
+    def _files_at(self, version: int) -> set[tuple[str, str]]:
+        """Path and vector of each file that was live."""
+        adds = self.log.live_files(version)
+        return {(add["path"], json.dumps(add.get("deletionVector"), sort_keys=True)) for add in adds}
 
     # -- changes of its columns
 
@@ -311,7 +344,9 @@ class DeltaTable(Target):
 
     def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
         types = {column.name: column.type.simpleString() for column in self.columns()}
-        return f"{', '.join(f'{name} {types[name]}' for name in key)}; delta {self._snapshot.metadata.table_id}"
+        # the index has full paths of files
+        place = f"{self._snapshot.metadata.table_id} at {self.log.path}"
+        return f"{', '.join(f'{name} {types[name]}' for name in key)}; delta {place}"
 
     def changes_since(self, base: int | None, included: set[int]) -> TableChanges | None:
         current = self._snapshot.version
@@ -329,8 +364,9 @@ class DeltaTable(Target):
         live = self.live
         files = [self._live_file(path, live[path]) for path in touched if path in live]
         gone = frozenset(self._path(path) for path in touched if path not in live)
-        shown = f"{len(foreign)} commits by others: {len(files)} files added or changed, {len(gone)} removed"
-        return TableChanges(files, gone, shown)
+        counts = f"{len(files)} files added or changed, {len(gone)} removed"
+        log.info("%s: %d commits by others: %s; catching up", self.name, len(foreign), counts)
+        return TableChanges(files, gone)
 
     def _commits_since(self, base: int) -> list[Commit] | None:
         """Commits after a version up to the one that is known here. The log may have newer ones already."""
@@ -339,9 +375,8 @@ class DeltaTable(Target):
 
     def appended_since(self, base: int | None) -> list[LiveFile] | None:
         commits = None if base is None else self._commits_since(base)
-        foreign = [commit for commit in commits or () if any(file_actions(commit))]
-        actions = [action for commit in foreign for action in file_actions(commit)]
-        if not foreign or any(kind != "add" or not content["dataChange"] for kind, content in actions):
+        actions = [action for commit in commits or () for action in file_actions(commit)]
+        if not commits or any(kind != "add" or not content["dataChange"] for kind, content in actions):
             return None
         paths = [unquote(content["path"]) for _, content in actions]
         live = self.live
@@ -432,15 +467,19 @@ class DeltaTable(Target):
 
     def tend(self) -> None:
         """Write a due checkpoint in a thread of its own: it takes seconds."""
-        if self._checkpoint is not None and not self._checkpoint.done():
+        if self._checkpoint is not None and self._checkpoint.is_alive():
             return
         if self.log.is_checkpoint_due(_CHECKPOINT_EVERY):
-            self._checkpoint = _CHECKPOINTS.submit(_write_checkpoint, self.spark, self.log.path, self.name)
+            # a daemon: the end of the process doesn't wait for it, and a checkpoint that isn't finished isn't seen
+            arguments = self.spark, self.log.path, self.name
+            self._checkpoint = Thread(target=_write_checkpoint, args=arguments, name="checkpoint", daemon=True)
+            self._checkpoint.start()
 
 
 _CHECKPOINT_EVERY = 10
 """Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
-_CHECKPOINTS = ThreadPoolExecutor(1, "checkpoint")
+_MOST_KNOWN = 1000
+"""So many commits of the sink are remembered with their versions."""
 
 
 def _write_checkpoint(spark: SparkSession, path: str, name: str) -> None:
@@ -449,5 +488,5 @@ def _write_checkpoint(spark: SparkSession, path: str, name: str) -> None:
         log_of_thread = DeltaLog.at(spark, path)
         log_of_thread.refresh()
         log_of_thread.checkpoint()
-    except RowdeltaError as error:  # without it, readers replay more of the log; the next commit tries again
+    except Exception as error:  # noqa: BLE001 - without it, readers replay more of the log; the next commit tries again
         log.warning("%s: no checkpoint of the log was written: %s", name, error)

@@ -1,6 +1,7 @@
 """What commits of others changed in an Iceberg table, by walking its snapshots, and the files that are live."""
 
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from sink.targets.iceberg.writers import IcebergTableSpec
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
+
+log = logging.getLogger("rowdelta")
 
 _READERS = 8
 """Delete files of others that are read at a time."""
@@ -59,12 +62,13 @@ class Changes:
         own = sum(s.summary().get(OWN) is not None for s in foreign)
         counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
         shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        shown += f": {len(added)} files added, {len(gone)} removed, {len(deletes)} delete files"
+        log.info("%s: %s; catching up", self._table.name, shown)
         if _only_append(foreign) and not deletes:
             changed = [file for file in self._appended_files() if file.path in added]
         else:
             changed = self._changed_files(added, deletes)
-        shown += f": {len(added)} files added, {len(gone)} removed, {len(deletes)} delete files"
-        return TableChanges(changed, frozenset(gone), shown)
+        return TableChanges(changed, frozenset(gone))
 
     def appended(self) -> list[LiveFile] | None:
         """See `Target.appended_since`."""

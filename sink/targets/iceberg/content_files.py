@@ -46,4 +46,5 @@ def content_file(
     if metrics.split_offsets:
         described["split-offsets"] = list(metrics.split_offsets)
     described |= {name.replace("_", "-"): value for name, value in others.items() if value is not None}
-    return ContentFile(content, path, record_count, size_in_bytes, described, has_vector=file_format == "PUFFIN")
+    vector = (described["referenced-data-file"], described) if file_format == "PUFFIN" else None
+    return ContentFile(content, path, record_count, size_in_bytes, described, vector)
