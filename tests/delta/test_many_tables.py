@@ -133,7 +133,7 @@ def test_a_table_that_comes_later(spark: SparkSession, kafka: Kafka, tmp_path: P
     assert (shop.rows("orders"), shop.rows("prices"), shop.rows("late")) == ({1: 2}, {1: 1}, {1: 7})
     lines = list(inspection.status(spark, shop.config()))
     assert len([line for line in lines if ": version " in line]) == 3
-    assert [line for line in lines if line.startswith("  lag: ")] == ["  lag: 0 messages"] * 3
+    assert [line for line in lines if line.startswith("  lag: ")] == ["  lag: 0 messages behind"] * 3
 
 
 class OrdersJob(KafkaJob):
