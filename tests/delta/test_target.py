@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.errors import TableError
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Change, merging_soon
 
@@ -216,3 +217,18 @@ def test_small_files_are_merged(spark: SparkSession, tmp_path: Path, caplog: pyt
     job.check()
     assert job.check_index() is not None
     assert "catching up" not in caplog.text
+
+
+def test_a_table_is_clustered_as_the_configuration_says(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, table={"cluster_by": ["region"]})
+    job.write(inserts(1, 2))
+    job.run()
+    (detail,) = job.sql("DESCRIBE DETAIL {t}")
+    assert detail["clusteringColumns"] == ["region"]
+    job.write([("+U", row(1, region="us"))])
+    job.run()
+    assert len(job.check()) == 2
+    job.sql("ALTER TABLE {t} CLUSTER BY NONE")
+    job.write(inserts(3))
+    with pytest.raises(TableError, match="clustering"):
+        job.run()

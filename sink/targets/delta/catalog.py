@@ -1,16 +1,18 @@
 """Delta tables by name: below a catalog's warehouse folder, or in the session catalog of Spark."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from py4j.java_gateway import JavaObject
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from changelog.row_kind_columns import quoted
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
-from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message, message_of
 from sink.targets.base import NO_FLOATS
 from sink.targets.delta.log import DeltaLog
 from sink.targets.delta.storage import storage_properties
@@ -55,7 +57,8 @@ class DeltaCatalogs:
         partition_by = [field.column for field in section.partition_fields]
         own = {name: value for name, value in properties.items() if name.startswith("rowdelta.")}
         given = {name: value for name, value in properties.items() if name not in own}
-        table = self._created(section.target, columns, partition_by, required(appends=section.mode == "append") | given)
+        given = required(appends=section.mode == "append") | given
+        table = self._created(section.target, columns, partition_by, given, section.cluster_by)
         for name, value in own.items():
             table.set_property(name, value)
         return table
@@ -88,35 +91,48 @@ class DeltaCatalogs:
         return storage_properties(self._spark)
 
     def _created(
-        self, name: str, columns: T.StructType, partition_by: list[str], properties: Mapping[str, str]
+        self,
+        name: str,
+        columns: T.StructType,
+        partition_by: list[str],
+        properties: Mapping[str, str],
+        cluster_by: Sequence[str] = (),
     ) -> DeltaTable:
         properties = _DEFAULTS | dict(properties)
         if self._session_catalog(name):
-            self._create_in_session_catalog(name, columns, partition_by, properties)
-            found = self._located(name)
-            assert found is not None
-            return self._opened(name, DeltaLog.at(self._spark, found))
-        log = DeltaLog.at(self._spark, self._folder(name))
-        log.create(columns, partition_by, properties)
-        return self._opened(name, log)
+            table = _in_session_catalog(name)
+            with _creating(name):
+                self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {table.rpartition('.')[0]}")
+            self._create_by_sql(name, table, columns, partition_by, cluster_by, properties)
+        elif cluster_by:
+            self._create_by_sql(
+                name, f"delta.{quoted(self._folder(name))}", columns, partition_by, cluster_by, properties
+            )
+        else:
+            DeltaLog.at(self._spark, self._folder(name)).create(columns, partition_by, properties)
+        found = self._located(name)
+        assert found is not None
+        return self._opened(name, DeltaLog.at(self._spark, found))
 
-    def _create_in_session_catalog(
-        self, name: str, columns: T.StructType, partition_by: list[str], properties: Mapping[str, str]
+    def _create_by_sql(
+        self,
+        name: str,
+        table: str,
+        columns: T.StructType,
+        partition_by: Sequence[str],
+        cluster_by: Sequence[str],
+        properties: Mapping[str, str],
     ) -> None:
-        table = _in_session_catalog(name)
+        """:param table: the table in SQL."""
         shown = ", ".join(
             f"{quoted(field.name)} {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
             for field in columns
         )
-        partitions = f" PARTITIONED BY ({', '.join(map(quoted, partition_by))})" if partition_by else ""
+        layout = f" PARTITIONED BY ({', '.join(map(quoted, partition_by))})" if partition_by else ""
+        layout += f" CLUSTER BY ({', '.join(map(quoted, cluster_by))})" if cluster_by else ""
         texts = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in properties.items())
-        try:
-            self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {table.rpartition('.')[0]}")
-            self._spark.sql(
-                f"CREATE TABLE IF NOT EXISTS {table} ({shown}) USING delta{partitions} TBLPROPERTIES ({texts})"
-            )
-        except JAVA_ERRORS as error:
-            raise TableError(f"{name}: it could not be created: {java_message(error)}") from None
+        with _creating(name):
+            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({shown}) USING delta{layout} TBLPROPERTIES ({texts})")
 
     def _opened(self, name: str, log: DeltaLog) -> DeltaTable:
         frame: Callable[[SparkSession], DataFrame] = partial(_of_folder, log.path)
@@ -161,6 +177,15 @@ class DeltaCatalogs:
     def _folder(self, name: str) -> str:
         catalog, *rest = name.split(".")
         return "/".join([self._config.catalogs[catalog]["warehouse"].rstrip("/"), *rest])
+
+
+@contextmanager
+def _creating(name: str) -> Iterator[None]:
+    """:raises TableError: what was done in this context failed."""
+    try:
+        yield
+    except (PySparkException, *JAVA_ERRORS) as error:
+        raise TableError(f"{name}: it could not be created: {message_of(error)}") from None
 
 
 def _of_folder(path: str, spark: SparkSession) -> DataFrame:

@@ -204,6 +204,12 @@ class DeltaTable(Target):
                 f"{self.name} exists, and its partitioning ({', '.join(partitioned) or 'not partitioned'}) differs "
                 "from partition_by. The table can't be changed this way: correct partition_by, or leave it out."
             )
+        clustered = self.clustering()
+        if section.cluster_by and clustered != section.cluster_by:
+            raise TableError(
+                f"{self.name} exists, and its clustering ({', '.join(clustered) or 'not clustered'}) differs from "
+                "cluster_by. Correct cluster_by, leave it out, or change the table (ALTER TABLE … CLUSTER BY)."
+            )
         for column in self.columns():
             if column.name in partitioned and isinstance(column.type, T.BinaryType):
                 raise TableError(
@@ -215,6 +221,13 @@ class DeltaTable(Target):
                     f"{self.name}: key column {column.name} is floating-point, and NaN and -0.0 tell no rows apart. "
                     "Use decimal or string."
                 )
+
+    def clustering(self) -> list[str]:
+        """The columns by which the table is clustered (PROTOCOL.md, "Clustered Table")."""
+        text = self._snapshot.domains.get("delta.clustering")
+        physical = [".".join(path) for path in json.loads(text)["clusteringColumns"]] if text is not None else []
+        names = {column.physical_name: column.name for column in self.spec.columns}
+        return [names.get(name, name) for name in physical]
 
     def not_followed(self) -> Iterator[str]:
         yield from PROPERTIES.ignored(self._snapshot.metadata.configuration)
@@ -232,13 +245,13 @@ class DeltaTable(Target):
         if "position" not in state:
             raise TableError(
                 f"{self.name} was restored to version {snapshot.version}, before this sink's first commit. To read the "
-                "source again from the start, remove the stored position (see docs/operations.md, Reset)."
+                "source again from the start, give the job another sink.id (see docs/operations.md, Reset)."
             )
         stored = json.loads(state["position"])
         if stored.get("table", snapshot.metadata.table_id) != self._snapshot.metadata.table_id:
             raise TableError(
                 f"{self.name} was replaced by another table since this sink's last commit (CREATE OR REPLACE TABLE). "
-                "To read the source again from the start, remove the stored position (see docs/operations.md, Reset)."
+                "To read the source again from the start, give the job another sink.id (see docs/operations.md, Reset)."
             )
         trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == stored["operation"]
         committed, restored = self._since(stored["operation"], int(stored["after"]), snapshot.version)
@@ -250,8 +263,8 @@ class DeltaTable(Target):
             raise TableError(
                 f"{self.name}: the log no longer has the version of this sink's last commit, so nothing tells whether "
                 "the table was restored to an earlier version since. If it was not, set the table property "
-                f"'{prefix}.not-rolled-back' to '{stored['operation']}', and start again. If it was, remove the stored "
-                "position to read the source again from the start (see docs/operations.md, Reset)."
+                f"'{prefix}.not-rolled-back' to '{stored['operation']}', and start again. If it was, give the job "
+                "another sink.id, to read the source again from the start (see docs/operations.md, Reset)."
             )
         index, last = stored.get("index"), committed
         newer = json.loads(state.get("index", "{}"))
@@ -300,8 +313,8 @@ class DeltaTable(Target):
         if found is None:
             raise TableError(
                 f"{self.name}: version {commit.version} of the log is a RESTORE that doesn't say to which version. Say "
-                "it: RESTORE TABLE … TO VERSION AS OF the same one. Or remove the stored position to read the source "
-                "again from the start (see docs/operations.md, Reset)."
+                "it: RESTORE TABLE … TO VERSION AS OF the same one. Or give the job another sink.id, to read the "
+                "source again from the start (see docs/operations.md, Reset)."
             )
         return found
 
