@@ -24,6 +24,7 @@ from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError,
 from sink.run import supervisor
 from sink.run.patterns import ResolvedTable
 from sink.run.supervisor import Member
+from sink.targets import retries as retries_module
 from sink.targets.base import ChangeSet, CommitUnknownError, IndexCommit, Rewrite, TableChangedError
 from sink.targets.iceberg import commit
 from sink.targets.iceberg.commit import IcebergCommitter
@@ -47,7 +48,8 @@ AFTER: tuple[After, ...] = (
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "time", SimpleNamespace(sleep=lambda _: None))
+    for module in (commit, retries_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda _: None))
 
 
 class Table:
@@ -565,7 +567,7 @@ def dead_letters(table: Table, sink_id: str) -> DeadLetters:
 def test_pauses_stay_numbers_however_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken table fails more than a thousand times in a week, and `num-retries` may be any number."""
     pauses: list[float] = []
-    monkeypatch.setattr(commit, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(retries_module, "time", SimpleNamespace(sleep=pauses.append))
     retries = Retries("t", 3000, 0.1, 60.0)
     for number in range(3000):
         retries.wait(ValueError(str(number)))
