@@ -15,7 +15,7 @@ from sink.errors import RowdeltaError
 from sink.targets.base import MINOR, SINK_ID, ChangeSet, Committer, CommitUnknownError, Rewrite, TableChangedError
 from sink.targets.delta.live_files import Add
 from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
-from sink.targets.delta.small_files import SCHEMA, WRITER, schema_tag
+from sink.targets.delta.small_files import SCHEMA, VECTOR, WRITER, schema_tag
 from sink.targets.retries import Retries
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class DeltaCommitter(Committer):
         actions = [tagged(json.loads(file), tags) for file in request.files]
         if request.index is not None:
             stored["index"] = request.index.stored
-            actions += [json.loads(action) for action in (*request.index.removed, *request.index.files)]
+            actions += map(json.loads, request.index.removed)
+            actions += [tagged(json.loads(file), {VECTOR: request.operation}) for file in request.index.files]
         prefix = request.prefix
         own = {name.removeprefix(f"{prefix}."): value for name, value in request.properties.items()}
         state = self._table.own_state(prefix) | own | {"position": json.dumps(stored)}
@@ -151,8 +152,8 @@ class DeltaCommitter(Committer):
 
 
 def tagged(action: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
-    """An `add` with tags, by which the sink knows its own files."""
-    return {"add": {**action["add"], "tags": dict(tags)}}
+    """An `add` with further tags, by which the sink knows its own files."""
+    return {"add": {**action["add"], "tags": {**(action["add"].get("tags") or {}), **tags}}}
 
 
 def domain(name: str, state: Mapping[str, str]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WRITER = "rowdelta.operation"
 """Tag of a data file: the commit of the sink that wrote it."""
+VECTOR = "rowdelta.vector"
+"""Tag of a data file: the commit of the sink that wrote its deletion vector."""
 SCHEMA = "rowdelta.schema"
 """Tag of a data file: for which columns it was written (`schema_tag`). Files of other columns are not merged."""
 

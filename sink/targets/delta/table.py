@@ -41,7 +41,7 @@ from sink.targets.delta.live_files import LiveFiles, file_actions, full, without
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import written_deletes
 from sink.targets.delta.optimize import Optimize
-from sink.targets.delta.small_files import WRITER, candidates
+from sink.targets.delta.small_files import VECTOR, WRITER, candidates
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 
@@ -299,8 +299,9 @@ class DeltaTable(Target):
 
     def _has_files_of(self, operation: str, snapshot: Snapshot) -> bool:
         """Whether a file is live that the sink's commit added. Then the table wasn't taken back to before it."""
+        tags = (add.get("tags") or {} for add in self.live.values())
         return snapshot.version == self._snapshot.version and any(
-            (add.get("tags") or {}).get(WRITER) == operation for add in self.live.values()
+            operation in (found.get(WRITER), found.get(VECTOR)) for found in tags
         )
 
     def restored_version(self, commit: Commit) -> int:
