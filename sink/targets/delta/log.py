@@ -718,7 +718,9 @@ class DeltaLog:
         for attempt in range(_LOOKS):
             try:
                 found = self._find(base_version, lambda commit: commit.info.get("txnId") == identity)
-            except RowdeltaError:  # no error of a look means that the commit failed
+            except TableGoneError:  # and with it all that the commit could have changed
+                raise
+            except RowdeltaError:  # no other error of a look means that the commit failed
                 time.sleep(0.2 * 2**attempt)
                 continue
             if found is not None:
