@@ -157,7 +157,7 @@ MEANWHILE: dict[str, tuple[str, Callable[[dict[int, str]], dict[int, str]]]] = {
 
 
 # all four pairs passed for each; two of them save minutes of each run
-@pytest.mark.parametrize(("when", "partition_by"), zip(get_args(When), [(), ("region",)], strict=True))
+@pytest.mark.parametrize(("when", "partition_by"), list(zip(get_args(When), [(), ("region",)], strict=True)))
 @pytest.mark.parametrize("name", MEANWHILE)
 def test_others_commit_between_look_up_and_commit(
     spark: SparkSession,

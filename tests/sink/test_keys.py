@@ -294,8 +294,8 @@ def test_the_first_messages_are_not_missed(database: Database, kafka: Kafka) -> 
         ({"columns": {"v": "string"}}, r"the key of the messages of .* is id, and 'id' is not in columns"),
         ({"columns": {"ID": "bigint", "v": "string"}}, r"'id' is not in columns, where case counts: 'ID' is"),
         ({"exclude": ["id"]}, r"exclude: it names 'id', and the key .* is id. Remove it from exclude, or write key"),
-        ({"columns": {"id": "double"}}, r"no floating-point keys\. Use decimal or string"),
-        ({"columns": {"id": "array<int>"}}, r"no keys that have parts\. Use string"),
+        ({"columns": {"id": "double"}}, r"a key can't be floating-point\. Use decimal or string"),
+        ({"columns": {"id": "array<int>"}}, r"a key can't have parts\. Use string"),
         ({"columns": {"id": {"type": "bigint", "stored": False}, "v": "string"}}, r"'id', which is not in columns"),
     ],
 )
