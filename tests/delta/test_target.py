@@ -108,11 +108,11 @@ KEYS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("sql_type", KEYS)
-@pytest.mark.parametrize("is_partition", [False, True])
+@pytest.mark.parametrize(
+    ("sql_type", "is_partition"),
+    [(name, False) for name in KEYS] + [(name, True) for name in KEYS if name != "binary"],  # which is refused
+)
 def test_key_types(spark: SparkSession, tmp_path: Path, sql_type: str, is_partition: bool) -> None:
-    if is_partition and sql_type == "binary":
-        pytest.skip("refused as a partition column")
     # Delta knows no empty text as a partition value, so such a key is a bad record
     first, *others = [key for key in KEYS[sql_type] if not is_partition or key != ""]
     partition_by = ("id",) if is_partition else ()
