@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.java_gateway import JavaObject
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from sink.spark.versions import to_arrow
 from sink.targets.delta.commit import DeltaCommitter
@@ -172,12 +172,7 @@ class DeltaJob(Job):
 
     def vacuum(self) -> None:
         """Delete all files that the table doesn't need now."""
-        check = "spark.databricks.delta.retentionDurationCheck.enabled"
-        self.spark.conf.set(check, "false")
-        try:
-            self.sql("VACUUM {t} RETAIN 0 HOURS")
-        finally:
-            self.spark.conf.unset(check)
+        vacuum(self.spark, self.sql_name())
 
     def clean_log(self) -> None:
         """Write a checkpoint, and delete all commits that it has. Delta does this on its own a month later."""
@@ -195,6 +190,19 @@ class DeltaJob(Job):
     def java_log(self) -> JavaObject:
         log = _jvm(self).org.apache.spark.sql.delta.DeltaLog
         return log.forTable(self.spark._jsparkSession, str(self.table_folder))
+
+
+def vacuum(spark: SparkSession, table: str) -> None:
+    """Delete all files that a table doesn't need now.
+
+    :param table: its name in SQL.
+    """
+    check = "spark.databricks.delta.retentionDurationCheck.enabled"
+    spark.conf.set(check, "false")
+    try:
+        spark.sql(f"VACUUM {table} RETAIN 0 HOURS").collect()
+    finally:
+        spark.conf.unset(check)
 
 
 def _jvm(job: Job) -> Any:
