@@ -1,9 +1,10 @@
 """Readers of Delta tables that share no code with delta-spark: delta-rs, DuckDB and polars.
 
-They are imported when they read: on other versions of Spark (`make test-spark`) they aren't installed.
+They are imported when they read: beside other versions of Spark (`make test-spark`) they aren't installed.
 """
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,15 @@ def by_polars(table: Path) -> Rows:
     return plain(pl.scan_delta(str(table)).collect().to_arrow())
 
 
-READERS: dict[str, Callable[[Path], Rows]] = {"delta-rs": by_delta_rs, "DuckDB": by_duckdb, "polars": by_polars}
+NAMES = ("delta-rs", "DuckDB", "polars")
+READERS: dict[str, Callable[[Path], Rows]] = {
+    name: read
+    for name, package, read in zip(
+        NAMES, ("deltalake", "duckdb", "polars"), (by_delta_rs, by_duckdb, by_polars), strict=True
+    )
+    if importlib.util.find_spec(package)
+}
+"""Those that are installed."""
 
 
 def plain(rows: pa.Table) -> Rows:

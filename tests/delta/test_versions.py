@@ -1,6 +1,4 @@
-"""The whole way of a Delta table in one story: what `make test-spark` runs on other versions of Spark and Delta Lake,
-without other readers than Delta's own and the model of the log.
-"""
+"""The whole way of a Delta table in one story, for other versions of Spark and Delta Lake (`make test-spark`)."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ class Source:
         self.job.write(changes)
 
     def check(self) -> None:
-        found = {row["id"]: row["region"] for row in self.job.check(readers=())}
+        found = {row["id"]: row["region"] for row in self.job.check()}
         assert found == self.rows
         assert self.job.check_index() is not None
 
@@ -87,7 +85,7 @@ def test_the_whole_way(spark: SparkSession, tmp_path: Path, table: dict[str, Any
     after = source.rows
     job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {restored}")
     source.rows = before
-    assert {row["id"]: row["region"] for row in job.check(readers=())} == before
+    assert {row["id"]: row["region"] for row in job.check()} == before
     job.run()  # the last micro-batch again
     source.rows = after
     source.check()
