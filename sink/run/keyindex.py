@@ -41,7 +41,7 @@ from deltawriters import TableSpec
 from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion
-from deltawriters.resolve import OldRows, rows_appended_meanwhile
+from deltawriters.resolve import OldRows, rows_written_meanwhile
 from deltawriters.table import Bucket
 from deltawriters.vectors import bitmap
 from sink.errors import TableError
@@ -49,7 +49,7 @@ from sink.run.plan import TablePlan
 from sink.spark import task
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.spark.routing import RANGES, KeyHash
-from sink.targets.base import IndexCommit, LiveFile, StoredPosition, Target
+from sink.targets.base import IndexCommit, LiveFile, StoredPosition, TableChanges, Target
 
 log = logging.getLogger("rowdelta")
 
@@ -85,7 +85,7 @@ class KeyIndex:
         self._prepared: IndexVersion | None = None
         self._prepared_name: str | None = None
         self._prepared_base: int | None = None
-        self._appended: _Appended | None = None
+        self._meanwhile: _Meanwhile | None = None
         self._obsolete: list[str] = []
         self._current_name: str | None = None
         self._damaged = False
@@ -149,26 +149,33 @@ class KeyIndex:
     def amend(
         self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
     ) -> IndexCommit | None:
-        """Like `prepare`, after a commit was refused because of other writers. If they only appended, the keys are
-        looked up in the appended files, and nothing is written again. So a busy writer can't block large micro-batches
-        for ever.
+        """Like `prepare`, after a commit was refused because of other writers. The keys are looked up in the files that
+        these wrote or changed, and nothing is written again. So a busy writer can't block large micro-batches for ever.
 
-        :return: None if others did more than append. Then all keys must be looked up again.
+        :return: None if that isn't enough, and the micro-batch must be written again.
         """
-        earlier = self._appended or _Appended(self._base, (), ())
-        files = self._table.appended_since(earlier.base)
-        if files is None:
+        earlier = self._meanwhile or _Meanwhile(self._base, self._synchronized())
+        changes = self._table.changes_since(earlier.base, set())
+        if changes is None or self._table.snapshot_id() == earlier.base:
             return None
-        runs = self._read(files, self.next_sequence, self._synchronized().base)
+        if not (changes.only_appended or self._table.spec.unites_deletes):
+            return None  # tasks have written deletes of rows that may be elsewhere now
+        version = self._with_files(earlier.version, changes.files, changes.removed)
         own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
+        new = tuple(run for run in version.runs if run.sequence == version.sequence)
         rows = list[OldRows]()
-        if runs:
-            rows = rows_appended_meanwhile(
+        if new:
+            rows = rows_written_meanwhile(
                 IndexSlice(slice_.location, slice_.io_properties, own, {}),
-                IndexSlice(slice_.location, slice_.io_properties, tuple(runs), {}),
+                IndexSlice(slice_.location, slice_.io_properties, new, {}),
             )
-        log.info("%s: others appended %d files meanwhile; their keys were looked up too", self._table.name, len(files))
-        self._appended = _Appended(self._table.snapshot_id(), (*earlier.runs, *runs), (*earlier.rows, *rows))
+        log.info(
+            "%s: others added or changed %d files meanwhile, and removed %d; the keys were looked up there too",
+            self._table.name,
+            len(changes.files),
+            len(changes.removed),
+        )
+        self._meanwhile = earlier.followed_by(self._table.snapshot_id(), version, changes, rows)
         return self._prepare(operation, slice_, tasks, results)
 
     def prepare(
@@ -181,7 +188,7 @@ class KeyIndex:
         :param tasks: number of tasks that share the hash space.
         :param results: `index` of each task's result (`sink.spark.task`).
         """
-        self._appended = None
+        self._meanwhile = None
         return self._prepare(operation, slice_, tasks, results)
 
     def _prepare(
@@ -209,14 +216,13 @@ class KeyIndex:
         new_paths: list[str],
     ) -> IndexCommit:
         """:param new_paths: the path of each written file is added to this list."""
-        version, appended = self._synchronized(), self._appended
+        meanwhile = self._meanwhile or _Meanwhile(self._base, self._synchronized())
+        version, base = meanwhile.version, meanwhile.base
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result["new_vectors"]
-        united = _unite(results)
-        base = self._base if appended is None else appended.base
-        later_rows = () if appended is None else appended.rows
-        for rows in later_rows:
+        united = {path: rows for path, rows in _unite(results).items() if path not in meanwhile.touched}
+        for rows in meanwhile.rows:
             united[rows.file.path] = rows.file, bitmap(rows.positions)
         written = self._table.delete_rows(
             f"{operation}-{base}", tasks, united, version.vectors.get, version.parquet_deletes, new_paths
@@ -232,10 +238,7 @@ class KeyIndex:
         else:
             for run in (run for result in results for run in result["merged"]):
                 self._fs.delete(self._hadoop_path(f"{self._location}/runs/{run['name']}"), False)
-        sequence = self.next_sequence
-        if appended is not None:
-            runs += appended.runs
-            sequence += 1  # the files that others appended are older than this commit
+        sequence = version.sequence + 1  # the files that others wrote meanwhile are older than this commit
         own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
         runs += [replace(run, sequence=sequence) for run in own]
         oldest = min((run.sequence for run in runs), default=0)
@@ -271,7 +274,7 @@ class KeyIndex:
         """
         version = self._synchronized()
         removed, sequence = set(gone), self.next_sequence
-        self._appended = None
+        self._meanwhile = None
         all_runs = (*version.runs, *runs)
         prepared = replace(
             version,
@@ -472,17 +475,27 @@ class KeyIndex:
 
 
 @dataclass(frozen=True)
-class _Appended:
-    """Files that others appended after the keys were looked up.
+class _Meanwhile:
+    """What others changed after the keys were looked up.
 
-    :param base: the last snapshot of these appends.
-    :param runs: runs of the appended rows.
-    :param rows: the appended rows that the commit deletes.
+    :param base: the last snapshot of these changes.
+    :param version: the index as of `base`.
+    :param touched: paths of the data files that others wrote, changed or removed. What the tasks have found in them no
+        longer holds.
+    :param rows: the rows in these files that the commit deletes.
     """
 
     base: int | None
-    runs: tuple[RunInfo, ...]
-    rows: tuple[OldRows, ...]
+    version: IndexVersion
+    touched: frozenset[str] = frozenset()
+    rows: tuple[OldRows, ...] = ()
+
+    def followed_by(
+        self, base: int | None, version: IndexVersion, changes: TableChanges, rows: Iterable[OldRows]
+    ) -> "_Meanwhile":
+        touched = changes.removed | {file.path for file in changes.files}
+        kept = (old for old in self.rows if old.file.path not in touched)
+        return _Meanwhile(base, version, self.touched | touched, (*kept, *rows))
 
 
 def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:

@@ -192,10 +192,13 @@ class TableChanges:
 
     :param files: data files that were added, or whose deletes changed, as they are now.
     :param removed: paths of data files that are gone.
+    :param only_appended: the commits only added data files. A format whose tasks write no deletes of earlier rows
+        (`TableSpec.unites_deletes`) need not tell.
     """
 
     files: Sequence[LiveFile] = ()
     removed: frozenset[str] = frozenset()
+    only_appended: bool = False
 
 
 @dataclass(frozen=True)
@@ -405,10 +408,6 @@ class Target(TableState):
         :return: None if the history doesn't tell any more, or doesn't lead from `base` over `included` to here. The
             caller then reads the whole table.
         """
-
-    @abstractmethod
-    def appended_since(self, base: int | None) -> "list[LiveFile] | None":
-        """Data files that others added after a snapshot. None if they did more, or if nobody committed."""
 
     @abstractmethod
     def frame(self, spark: "SparkSession") -> "DataFrame":
