@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
@@ -28,6 +28,7 @@ from sink.spark.failures import failure_of
 from sink.targets.base import LiveFile, Tables
 from tests.memory.storage import Clock, SteppingFiles
 from tests.memory.table import DataFile, MemoryTable
+from tests.memory.writers import parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -88,10 +89,9 @@ class MemoryEngine:
         numbers = np.arange(len(files), dtype=np.uint64)
         batches = (_keys(file.handle, number, reading, self.table.store.contents) for number, file in enumerate(files))
         entries = task.index_entries(reading.table, numbers, reading.hash, reading.index.base, batches)
-        attempt = self.next_attempt()
-        with in_task(0, attempt):
+        with in_task(0, self.next_attempt()):
             indexed = [file.file for file in files]
-            results = list(task.build_index(reading.index, indexed, reading.sequence, f"read{attempt}", entries))
+            results = list(task.build_index(reading.index, indexed, reading.sequence, uuid4().hex, entries))
         return [RunInfo.from_json(run) for text in _texts(results) for run in json.loads(text)]
 
     def rewrite(
@@ -193,7 +193,7 @@ def _in_types(changes: pa.Table, plan: TablePlan) -> pa.Table:
 
 def _keys(file: DataFile, number: int, reading: KeyReading, contents: Mapping[str, bytes]) -> pa.RecordBatch:
     """Keys of a file's live rows, as `task.index_entries` takes them."""
-    rows = pq.read_table(pa.BufferReader(contents[file.path]), columns=list(reading.hash.key))
+    rows = parquet(contents[file.path], list(reading.hash.key))
     places = np.setdiff1d(np.arange(len(rows)), np.array(file.deleted, np.int64))
     keys = rows.take(pa.array(places)).combine_chunks()
     columns = {name: _only_chunk(keys.column(name)) for name in reading.hash.key}

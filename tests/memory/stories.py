@@ -43,6 +43,7 @@ from sink.targets.base import CommitUnknownError
 from tests.memory.engine import MemoryEngine
 from tests.memory.storage import Clock, CrashError
 from tests.memory.table import DataFile, MemoryTable, Snapshot, Store, add_files
+from tests.memory.writers import parquet
 
 Row = tuple[Any, ...]
 Key = tuple[Any, ...]
@@ -61,7 +62,9 @@ Others = Literal[
     "property", "rollback", "expiry", "index lost", "index damaged", "index restored", "second driver",
 ]  # fmt: skip
 Happening = Fault | Others
-SPOILS_INDEX = {"rollback", "expiry", "index lost", "index damaged", "index restored", "second driver", "alter"}
+SPOILS_INDEX = {
+    "rollback", "expiry", "index lost", "index damaged", "index restored", "second driver", "alter", "read the index",
+}  # fmt: skip
 """After these the key index may be built again. After anything else it must not: it would only hide a mistake."""
 
 
@@ -116,19 +119,19 @@ class Story:
         verbs = ["set", "set", "set", "delete", "change key"] + ["repeat"] * (mode == "upsert")
         operations = tuple(
             Operation(random.choice(verbs), random.randrange(KEYS), random.randrange(9), random.randrange(KEYS))  # type: ignore[arg-type]
-            for _ in range(random.randint(1, 30))
+            for _ in range(random.randint(1, 24))
         )
         happenings = [*get_args(Fault), *get_args(Others)]
         processes = tuple(
             Process(
-                tuple(random.randint(1, 6) for _ in range(random.randint(1, 5))),
+                tuple(random.randint(1, 6) for _ in range(random.randint(1, 4))),
                 tuple(
                     (random.randint(1, random.choice((12, 40, 120))), random.choice(happenings))
                     for _ in range(random.choice((0, 1, 1, 2, 3)))
                 ),
                 tuple(random.choice(get_args(Others)) for _ in range(random.choice((0, 0, 1)))),
             )
-            for _ in range(random.randint(1, 4))
+            for _ in range(random.randint(1, 3))
         )
         return cls(
             operations,
@@ -332,7 +335,8 @@ class Player:
         except CrashError:
             pass
         except FencedError:
-            assert "second driver" in self.happened
+            # after two rollbacks without a commit in between, the sink can't tell them from another driver
+            assert {"second driver", "rollback"} & self.happened
         except RolledBackError:
             assert "rollback" in self.happened
         except CommitUnknownError:
@@ -384,7 +388,7 @@ class Player:
                 self.happened.add(what)
                 clock.die(step)
             elif what == "error":
-                self.happened.add(what)
+                self.happened |= {what, step}
                 raise _error(step)
             else:
                 self._others(what)
@@ -554,7 +558,7 @@ class Player:
     def rows_in(self, path: str) -> list[Row]:
         """All rows of a data file, by position."""
         if path not in self._content:
-            table = pq.read_table(pa.BufferReader(self.store.contents[path]), columns=SCHEMA.names)
+            table = parquet(self.store.contents[path], SCHEMA.names)
             self._content[path] = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
         return self._content[path]
 

@@ -24,6 +24,12 @@ from deltawriters.rewrite import OtherColumnsError, SmallFile
 from tests.memory.storage import MemoryFiles
 
 
+def parquet(content: bytes, columns: list[str] | None = None) -> pa.Table:
+    """Read a small file. To wake other threads would take longer."""
+    rows: pa.Table = pq.ParquetFile(pa.BufferReader(content)).read(columns, use_threads=False)
+    return rows
+
+
 @dataclass(frozen=True)
 class MemoryTableSpec(TableSpec):
     """:param schema: the table's columns.
@@ -111,8 +117,7 @@ class MemoryTableSpec(TableSpec):
         return self
 
     def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
-        with self.io.new_input(small.path).open() as stream:
-            rows = pq.read_table(stream)
+        rows = parquet(self.files.contents[small.path])
         if rows.column_names != self.schema.names:
             raise OtherColumnsError(small.path)
         return rows.cast(self.schema)
