@@ -532,14 +532,23 @@ class Committer(ABC):
         """
         base = request.base_snapshot
         while (refusal := self.commit_once(request, base)) is not None:
-            self.table.refresh()
-            self.own_position(request.prefix, request.previous_operation)
-            if request.written_for_empty_table and not self.table.is_empty():
-                raise TableNoLongerEmptyError
-            if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
-                raise TableChangedError(message_of(refusal))
-            base = self.table.snapshot_id()
+            base = self.base_after(refusal, request)
             retries.wait(refusal)
+
+    def base_after(self, refusal: Exception, request: ChangeSet) -> int | None:
+        """From where the same files may be sent again after a refusal: the `base` for `commit_once`.
+
+        :raises TableNoLongerEmptyError: see `commit`.
+        :raises TableChangedError: see `commit`.
+        :raises TableError: see `commit`.
+        """
+        self.table.refresh()
+        self.own_position(request.prefix, request.previous_operation)
+        if request.written_for_empty_table and not self.table.is_empty():
+            raise TableNoLongerEmptyError
+        if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
+            raise TableChangedError(message_of(refusal))
+        return self.table.snapshot_id()
 
     @abstractmethod
     def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:

@@ -25,7 +25,6 @@ from sink.run.plan import plan_table
 from sink.targets.base import ChangeSet, CommitUnknownError
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.retries import Retries
 from tests.sink.harness import Job, before_commit, crashing, java_error, jvm_calls
 
 pytestmark = pytest.mark.spark
@@ -69,17 +68,18 @@ def counted_attempts(attempts: list[int]) -> AbstractContextManager[None]:
 @contextmanager
 def after_first_commit(action: Callable[[], object]) -> Iterator[None]:
     """Run `action` once, after the first commit inside."""
-    original = IcebergCommitter.commit
+    original = IcebergCommitter.commit_once
     done: list[bool] = []
 
-    def commit(self: IcebergCommitter, request: ChangeSet, retries: Retries) -> None:
-        original(self, request, retries)
+    def commit_once(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
+        refusal = original(self, request, base)
         if not done:
             done.append(True)
             action()
+        return refusal
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergCommitter, "commit", commit)
+        patch.setattr(IcebergCommitter, "commit_once", commit_once)
         yield
 
 
