@@ -397,7 +397,12 @@ def test_a_writer_of_any_kind_does_not_starve_the_sink(
         ]
     )
     attempts: list[int] = []
-    with before_commit(lambda: (attempts.append(1), next(others, lambda: None)()), times=99):
+
+    def commit() -> None:
+        attempts.append(1)
+        next(others, lambda: None)()
+
+    with before_commit(commit, times=99):
         job.run()
     assert len(attempts) == 5
     assert "writing again" not in caplog.text
