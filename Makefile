@@ -58,7 +58,7 @@ test: jdk setup lint ## The whole suite, after lint
 
 # Without what only other parts of the suite need, such as the engines of test_readers.py: that is most of `dev`.
 test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
-	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py --ignore tests/delta --numprocesses 2 --dist worksteal
+	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py --numprocesses 2 --dist worksteal
 
 bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
 	$(BIN)/python -m benchmarks.bench

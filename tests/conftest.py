@@ -69,6 +69,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
                 # Delta's default of 50 tasks to read a log is made for clusters
                 "spark.databricks.delta.snapshotPartitions": "2",
+                # tasks of VACUUM; the default is 10,000
+                "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
                 "spark.driver.memory": "2g",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",

@@ -10,13 +10,35 @@ import sys
 import time
 from pathlib import Path
 
+from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sink.targets.delta.log import CommitRefusedError, DeltaLog, Proposal
-from tests.delta.conftest import WITHOUT_CATALOG, session
+from tests.services.jars import delta_jars
 
 ROUNDS = ("txn", "domain", "add") * 4
 PROCESSES = 2
+
+
+def session() -> SparkSession:
+    settings = {
+        "spark.master": "local[1]",
+        "spark.driver.extraClassPath": ":".join(map(str, delta_jars())),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        # the session's catalog may be another one, Iceberg's for instance; Delta has to be told that it is meant so
+        "spark.databricks.delta.requiredSparkConfsCheck.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.ui.enabled": "false",
+    }
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    started = builder.getOrCreate()
+    started.sparkContext.setLogLevel("ERROR")
+    return started
 
 
 def meet(folder: Path, name: str, place: str) -> None:
@@ -27,7 +49,7 @@ def meet(folder: Path, name: str, place: str) -> None:
 
 
 def main(path: str, folder: Path, name: str) -> None:
-    log = DeltaLog.at(session(WITHOUT_CATALOG), path)
+    log = DeltaLog.at(session(), path)
     meet(folder, name, "create")
     created = log.create(StructType([StructField("id", LongType())]), (), {"delta.feature.domainMetadata": "supported"})
     print(json.dumps({"created": created, "table": log.refresh().metadata.table_id}), flush=True)

@@ -21,14 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.java_gateway import JavaObject
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from sink.spark.versions import to_arrow
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.log import DeltaLog as SinkLog
 from sink.targets.delta.log import Proposal
 from tests.delta.log_model import DeltaLog
-from tests.delta.readers import READERS, Rows, plain
+from tests.delta.readers import NAMES, READERS, Rows, plain
 from tests.delta.snapshot import Snapshot
 from tests.sink import harness
 from tests.sink.harness import Job, Row, arrow_type, live_entries
@@ -121,12 +121,10 @@ class DeltaJob(Job):
         newer = json.loads(state.get("index", "{}"))
         return stored | newer if newer.get("operation") == stored["operation"] else stored
 
-    def check(
-        self, *, readers: Iterable[str] = ("delta-rs", "DuckDB", "polars"), travel: Sequence[int] = (), since: int = 0
-    ) -> Rows:
+    def check(self, *, readers: Iterable[str] = NAMES, travel: Sequence[int] = (), since: int = 0) -> Rows:
         """Check that the log keeps the protocol, and that all readers see the same rows.
 
-        :param readers: in `READERS`.
+        :param readers: in `NAMES`. Those that aren't installed are left out.
         :param travel: versions that are compared too.
         :param since: see `DeltaLog.check`.
         :return: the rows.
@@ -137,7 +135,7 @@ class DeltaJob(Job):
         assert plain(log.rows()) == seen, "the model of the log"
         for version in travel:
             assert plain(log.rows(version)) == plain(to_arrow(self.frame(version))), f"version {version}"
-        for name in readers:
+        for name in READERS.keys() & set(readers):
             assert READERS[name](self.table_folder) == seen, name
         return seen
 
@@ -172,12 +170,7 @@ class DeltaJob(Job):
 
     def vacuum(self) -> None:
         """Delete all files that the table doesn't need now."""
-        check = "spark.databricks.delta.retentionDurationCheck.enabled"
-        self.spark.conf.set(check, "false")
-        try:
-            self.sql("VACUUM {t} RETAIN 0 HOURS")
-        finally:
-            self.spark.conf.unset(check)
+        vacuum(self.spark, self.sql_name())
 
     def clean_log(self) -> None:
         """Write a checkpoint, and delete all commits that it has. Delta does this on its own a month later."""
@@ -195,6 +188,19 @@ class DeltaJob(Job):
     def java_log(self) -> JavaObject:
         log = _jvm(self).org.apache.spark.sql.delta.DeltaLog
         return log.forTable(self.spark._jsparkSession, str(self.table_folder))
+
+
+def vacuum(spark: SparkSession, table: str) -> None:
+    """Delete all files that a table doesn't need now.
+
+    :param table: its name in SQL.
+    """
+    check = "spark.databricks.delta.retentionDurationCheck.enabled"
+    spark.conf.set(check, "false")
+    try:
+        spark.sql(f"VACUUM {table} RETAIN 0 HOURS").collect()
+    finally:
+        spark.conf.unset(check)
 
 
 def _jvm(job: Job) -> Any:

@@ -1,26 +1,41 @@
-"""Readers of Delta tables that share no code with delta-spark: delta-rs, DuckDB and polars."""
+"""Readers of Delta tables that share no code with delta-spark: delta-rs, DuckDB and polars.
+
+They are imported when they read: beside other versions of Spark (`make test-spark`) they aren't installed.
+"""
 
 import importlib
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
-import polars as pl
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 Rows = list[dict[str, Any]]
 
 
 def by_delta_rs(table: Path) -> Rows:
     """By its query engine: `to_pyarrow_table` refuses tables with deletion vectors."""
+    from deltalake import DeltaTable, QueryBuilder
+
     rows = QueryBuilder().register("t", DeltaTable(str(table))).execute("SELECT * FROM t").read_all()
     return plain(pa.table(rows))
 
 
 def by_duckdb(table: Path) -> Rows:
+    with duckdb_with_delta() as connection:
+        return plain(connection.execute("SELECT * FROM delta_scan(?)", [str(table)]).to_arrow_table())
+
+
+@contextmanager
+def duckdb_with_delta() -> Iterator["DuckDBPyConnection"]:
     """Its extension is a package: nothing is downloaded."""
+    import duckdb
+
     with duckdb.connect(
         config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
     ) as connection:
@@ -28,14 +43,24 @@ def by_duckdb(table: Path) -> Rows:
         (extension,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
         connection.execute(f"LOAD '{extension}'")
         connection.execute("SET TimeZone = 'UTC'")
-        return plain(connection.execute("SELECT * FROM delta_scan(?)", [str(table)]).to_arrow_table())
+        yield connection
 
 
 def by_polars(table: Path) -> Rows:
+    import polars as pl
+
     return plain(pl.scan_delta(str(table)).collect().to_arrow())
 
 
-READERS: dict[str, Callable[[Path], Rows]] = {"delta-rs": by_delta_rs, "DuckDB": by_duckdb, "polars": by_polars}
+NAMES = ("delta-rs", "DuckDB", "polars")
+READERS: dict[str, Callable[[Path], Rows]] = {
+    name: read
+    for name, package, read in zip(
+        NAMES, ("deltalake", "duckdb", "polars"), (by_delta_rs, by_duckdb, by_polars), strict=True
+    )
+    if importlib.util.find_spec(package)
+}
+"""Those that are installed."""
 
 
 def plain(rows: pa.Table) -> Rows:

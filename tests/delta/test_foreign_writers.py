@@ -3,6 +3,8 @@
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +16,6 @@ from sink.targets.delta.catalog import DeltaCatalogs
 from sink.targets.delta.table import DeltaTable
 from tests.delta.harness import DeltaJob, When, before_commit
 from tests.delta.test_target import inserts, row
-from tests.sink.harness import Change
 
 pytestmark = pytest.mark.spark
 
@@ -156,62 +157,100 @@ def test_a_writer_that_never_stops_is_named(
     job.check()
 
 
-MEANWHILE: dict[str, tuple[str, Callable[[dict[int, str]], dict[int, str]]]] = {
-    "append of the same key": ("INSERT INTO {t} VALUES (1, 'x'), (99, 'x')", lambda rows: rows | {99: "x"}),
-    "merge": (
-        "MERGE INTO {t} USING (SELECT id FROM range(0, 8)) s ON {t}.id = s.id WHEN MATCHED AND s.id < 3 THEN DELETE "
-        "WHEN MATCHED THEN UPDATE SET region = 'merged' WHEN NOT MATCHED THEN INSERT (id, region) VALUES (s.id, 'new')",
-        lambda rows: rows | {3: "merged", 4: "merged", 5: "merged", 6: "new", 7: "new"},
+Table = dict[int, str]
+"""Key -> region."""
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """What others do to the keys from `k` on: `k` to `k + 5` are there.
+
+    :param statement: `{t}` is the table.
+    :param then: the table after it, from the table before it.
+    """
+
+    statement: Callable[[int], str]
+    then: Callable[[int, Table], Table]
+
+
+MEANWHILE = {
+    "append of the same key": Meanwhile(
+        lambda k: f"INSERT INTO {{t}} VALUES ({k + 1}, 'x'), ({k + 8}, 'x')",
+        lambda k, rows: rows | {k + 1: "x", k + 8: "x"},
     ),
-    "delete": ("DELETE FROM {t} WHERE id IN (1, 3)", lambda rows: {k: v for k, v in rows.items() if k != 3}),
-    "update": ("UPDATE {t} SET region = 'o' WHERE id >= 1 AND id < 5", lambda rows: rows | {3: "o", 4: "o"}),
-    "optimize": ("OPTIMIZE {t}", lambda rows: rows),
-    "vacuum": ("VACUUM {t}", lambda rows: rows),
-    "truncate": ("TRUNCATE TABLE {t}", lambda rows: {k: v for k, v in rows.items() if k in (1, 50)}),
-    "overwrite": (
-        "INSERT OVERWRITE {t} VALUES (1, 'o'), (2, 'o'), (70, 'o')",
-        lambda rows: {1: rows[1], 50: rows[50], 70: "o"},
+    "merge": Meanwhile(
+        lambda k: (
+            f"MERGE INTO {{t}} USING (SELECT id FROM range({k}, {k + 8})) s ON {{t}}.id = s.id "
+            f"WHEN MATCHED AND s.id < {k + 3} THEN DELETE WHEN MATCHED THEN UPDATE SET region = 'merged' "
+            "WHEN NOT MATCHED THEN INSERT (id, region) VALUES (s.id, 'new')"
+        ),
+        lambda k, rows: (
+            without(rows, k, k + 1, k + 2)
+            | dict.fromkeys(range(k + 3, k + 6), "merged")
+            | dict.fromkeys(range(k + 6, k + 8), "new")
+        ),
     ),
-    "add column": ("ALTER TABLE {t} ADD COLUMN more string", lambda rows: rows),
-    "set property": ("ALTER TABLE {t} SET TBLPROPERTIES ('delta.checkpointInterval' = '7')", lambda rows: rows),
+    "delete": Meanwhile(
+        lambda k: f"DELETE FROM {{t}} WHERE id IN ({k + 1}, {k + 3})", lambda k, rows: without(rows, k + 1, k + 3)
+    ),
+    "update": Meanwhile(
+        lambda k: f"UPDATE {{t}} SET region = 'o' WHERE id > {k} AND id < {k + 5}",
+        lambda k, rows: rows | dict.fromkeys(range(k + 1, k + 5), "o"),
+    ),
+    "optimize": Meanwhile(lambda _: "OPTIMIZE {t}", lambda _, rows: rows),
+    "vacuum": Meanwhile(lambda _: "VACUUM {t}", lambda _, rows: rows),
+    "set property": Meanwhile(
+        lambda _: "ALTER TABLE {t} SET TBLPROPERTIES ('delta.checkpointInterval' = '70')", lambda _, rows: rows
+    ),
+    "overwrite": Meanwhile(
+        lambda k: f"INSERT OVERWRITE {{t}} SELECT id, 'o' FROM range({k + 1}, {k + 30})",
+        lambda k, _: dict.fromkeys(range(k + 1, k + 30), "o"),
+    ),
+    "add column": Meanwhile(lambda _: "ALTER TABLE {t} ADD COLUMN more string", lambda _, rows: rows),
+    "truncate": Meanwhile(lambda _: "TRUNCATE TABLE {t}", lambda _, __: {}),
 }
+"""In an order in which each finds its keys."""
+
+
+def without(rows: Table, *keys: int) -> Table:
+    return {key: region for key, region in rows.items() if key not in keys}
+
+
+def content(job: DeltaJob) -> Table:
+    rows = [(found["id"], found["region"]) for found in job.check(since=job.version())]
+    assert len(dict(rows)) == len(rows), "a key twice"
+    return dict(rows)
 
 
 # all four pairs passed for each; two of them save minutes of each run
 @pytest.mark.parametrize(("when", "partition_by"), list(zip(get_args(When), [(), ("region",)], strict=True)))
-@pytest.mark.parametrize("name", MEANWHILE)
 def test_others_commit_between_look_up_and_commit(
-    spark: SparkSession,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    when: When,
-    partition_by: tuple[str, ...],
+    spark: SparkSession, tmp_path: Path, when: When, partition_by: tuple[str, ...]
 ) -> None:
-    caplog.set_level(logging.INFO, "rowdelta")
-    statement, then = MEANWHILE[name]
+    """One after the other, each to keys of its own and to files of all."""
     job = DeltaJob(spark, tmp_path, partition_by=partition_by)
-    job.write(inserts(*range(6)))
+    rows = {10 * number + key: "eu" for number in range(len(MEANWHILE)) for key in range(6)}
+    job.write(inserts(*rows))
     job.run()
-    changes: list[Change] = [("+U", row(1, "us")), ("-D", row(2)), ("-D", row(0)), ("+I", row(50))]
-    job.write(changes)
-    with before_commit(lambda: job.sql(statement), when) as ran:
-        job.run()
-    assert len(ran) == 1
-    expected = then({1: "us", 3: "eu", 4: "eu", 5: "eu", 50: "eu"})
-    rows = [{"id": found["id"], "region": found["region"]} for found in job.rows()]
-    assert rows == [row(key, region) for key, region in sorted(expected.items())]
-    job.check(since=job.version())
-    job.write([("+U", row(key, "last")) for key in expected])
+    for number, (name, others) in enumerate(MEANWHILE.items()):
+        k = 10 * number
+        assert rows.keys() >= {*range(k + 1, k + 6)}, name
+        job.write([("+U", row(k + 1, "us")), ("-D", row(k + 2)), ("-D", row(k)), ("+I", row(k + 9))])
+        with before_commit(partial(job.sql, others.statement(k)), when) as ran:
+            job.run()
+        assert len(ran) == 1, name
+        rows = without(others.then(k, rows), k, k + 2) | {k + 1: "us", k + 9: "eu"}
+        assert content(job) == rows, name
+        assert job.check_index() is not None, name
+    job.append([row(key, "x") for key in range(500, 503)])
+    rows |= dict.fromkeys(range(500, 503), "x")
+    job.write([("+U", row(key, "last")) for key in rows])
     job.run()
-    assert {found["region"] for found in job.rows()} == {"last"}
-    assert len(job.rows()) == len(expected)
-    job.check(since=job.version())
+    assert content(job) == dict.fromkeys(rows, "last")
     assert job.check_index() is not None
 
 
-@pytest.mark.parametrize("when", get_args(When))
-@pytest.mark.parametrize("to", ["VERSION", "TIMESTAMP"])
+@pytest.mark.parametrize(("when", "to"), list(zip(get_args(When), ["TIMESTAMP", "VERSION"], strict=True)))
 def test_restore_takes_the_position_back(spark: SparkSession, tmp_path: Path, when: When, to: str) -> None:
     job = DeltaJob(spark, tmp_path)
     job.write(inserts(1, 2))

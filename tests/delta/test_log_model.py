@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from tests.delta.data_files import deleted_rows, vector_path, z85_decoded
 from tests.delta.log_model import DeltaLog
-from tests.delta.readers import READERS, plain
+from tests.delta.readers import NAMES, READERS, plain
 from tests.delta.violations import ProtocolViolation
 
 VECTORS = {"delta.enableDeletionVectors": "true"}
@@ -151,6 +151,7 @@ def test_the_model_reads_what_delta_reads(spark: SparkSession, tmp_path: Path, n
             assert plain(as_of.option("timestampAsOf", at).load(str(table)).toArrow()) == expected, version
     with pytest.raises(LookupError):
         log.version_at(times[0] - 1)
+    assert tuple(READERS) == NAMES, "all are installed"
     for reader, read in READERS.items():
         if reader in story.refusals:
             with pytest.raises(Exception, match=story.refusals[reader]):

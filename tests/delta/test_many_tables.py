@@ -3,6 +3,7 @@ tables in one.
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,24 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sink.commands import inspection
 from sink.config import Config
 from sink.deadletters import table as dead_letters
 from sink.deadletters.replay import replay
 from sink.deadletters.table import Selection
+from sink.deadletters.topic import DeadLetterTopic
+from sink.errors import RowdeltaError
 from sink.run import joint
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
+from tests.delta.harness import vacuum
 from tests.delta.log_model import DeltaLog
 from tests.delta.readers import plain
 from tests.services.kafka import Kafka, running_kafka
+from tests.sink.harness import CrashError
+from tests.sink.test_dead_letters import messages
 from tests.sink.test_kafka import KafkaJob, insert, order
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -175,3 +181,54 @@ def test_letters_are_replayed_after_a_correction(spark: SparkSession, kafka: Kaf
     assert [bytes(letter["value"]) for letter in left] == [b"garbage"]
     log = DeltaLog(folder)
     log.check()
+
+
+def test_dead_letters_go_to_the_topic_too(
+    spark: SparkSession, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each once, whenever the run dies, and also after others have rewritten the dead-letter table's files. What VACUUM
+    has deleted before it was sent is only in the table, and the sink goes on.
+    """
+    job = OrdersJob(spark, tmp_path, kafka.bootstrap_servers)
+    dead = f"{job.name}.dead"
+    job.sink = {"dead_letter_topic": dead}
+    letters = f"delta.`{tmp_path / 'warehouse' / job.name / 'dead_letters'}`"
+    for name in (job.topic(), dead):
+        kafka.create_topic(name)
+    send = DeadLetterTopic.send
+
+    def run(number: int, *, crash: str | None) -> None:
+        """A run that finds one more good order and one more bad record."""
+        job.produce([insert(order(number, "ann")), (None, f"bad {number}".encode())])
+
+        def dying(self: DeadLetterTopic, target: str, commit: str, rows: DataFrame) -> None:
+            is_new = [bytes(row["value"]) for row in rows.collect()] == [f"bad {number}".encode()]
+            if not is_new or crash == "after sending":
+                send(self, target, commit, rows)
+            if is_new:
+                raise CrashError(str(crash))
+
+        with monkeypatch.context() as patch:
+            if crash is None:
+                job.run()
+                return
+            patch.setattr(DeadLetterTopic, "send", dying)
+            with pytest.raises(RowdeltaError, match=crash):
+                job.run()
+
+    run(1, crash="after sending")
+    run(2, crash="before sending")
+    assert [m.value() for m in messages(kafka, dead, 1)] == [b"bad 1"]
+    spark.sql(f"OPTIMIZE {letters}")
+    run(3, crash="before sending")
+    assert [m.value() for m in messages(kafka, dead, 2)] == [b"bad 1", b"bad 2"]
+    spark.sql(f"OPTIMIZE {letters}")
+    vacuum(spark, letters)
+    with caplog.at_level(logging.WARNING, "rowdelta"):
+        run(4, crash=None)
+    assert f"can't be sent to topic {dead}" in caplog.text
+    assert [m.value() for m in messages(kafka, dead, 3)] == [b"bad 1", b"bad 2", b"bad 4"]
+    kept = dead_letters.find(spark, job.config(), Selection()).collect()
+    assert sorted(bytes(letter["value"]) for letter in kept) == [f"bad {number}".encode() for number in range(1, 5)]
+    rows = to_arrow(spark.read.format("delta").load(str(tmp_path / "warehouse" / job.name / "orders"))).to_pylist()
+    assert sorted(row["id"] for row in rows) == [1, 2, 3, 4]

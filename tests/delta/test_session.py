@@ -9,17 +9,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from sink import cli, config
 from sink.commands import training
 from sink.config import Config
-from sink.errors import ConfigError
 from sink.spark import jars as spark_jars
 from sink.spark import session, versions
 from sink.spark.versions import KNOWN, SparkVersion
 from sink.targets.delta.table_properties import FEATURES, PROPERTIES
-from tests.services.jars import ivy_to_itself, jars
+from tests.services.jars import delta_jars, ivy_to_itself, jars
 from tests.sink.test_submit import LOCAL, environment, write_config
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -110,16 +108,6 @@ def test_only_two_jars_come_with_delta(tmp_path: Path, minor: str) -> None:
     assert [jar.name for jar in jars(module)] == [f"{name}-{number}.jar" for _, name, number in coordinates]
 
 
-@pytest.mark.spark
-def test_a_session_that_was_started_without_delta(spark: SparkSession, tmp_path: Path) -> None:
-    """It is refused, and stays as it is."""
-    with pytest.raises(ConfigError, match="Spark was started without Delta Lake") as refused:
-        session.start(loaded(tmp_path, lake=DELTA))
-    for words in ("--packages io.delta:delta-spark", "--exclude-packages ", f"spark.sql.extensions={EXTENSION}"):
-        assert words in str(refused.value)
-    assert spark.conf.get("spark.sql.catalog.spark_catalog", "builtin") == "builtin"
-
-
 def test_classes_are_archived_for_the_jars_of_the_job(tmp_path: Path) -> None:
     """The job that makes the archive needs the same jars as the one that uses it."""
     for catalogs in ({"lake": DELTA}, {"lake": ICEBERG}, {"lake": DELTA, "old": ICEBERG}):
@@ -171,18 +159,17 @@ session.stop(spark)
 """
 
 
-def run(folder: Path, *more: str) -> dict[str, Any]:
+def run(folder: Path, *more: str, job: str = JOB) -> Any:
     with ivy_to_itself():
         done = subprocess.run(
-            [sys.executable, "-c", JOB, str(folder / "sink.yaml"), *more],
+            [sys.executable, "-c", job, str(folder / "sink.yaml"), *more],
             cwd=folder,
             env=environment(),
             capture_output=True,
             text=True,
         )
     assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def of_delta(result: dict[str, Any]) -> list[str]:
@@ -214,3 +201,36 @@ def test_a_session_with_both_formats(tmp_path: Path) -> None:
     assert {name for name in result["features"] if not name.startswith("test")} - FEATURES.keys() == set()
     assert len(result["properties"]) > 40
     assert [name for name in result["properties"] if PROPERTIES.rule(name) is None] == []
+
+
+STARTED_BY_OTHERS = """\
+import json, sys
+from pyspark.sql import SparkSession
+from sink import config
+from sink.errors import ConfigError
+from sink.spark import session
+spark = SparkSession.builder.config(map=json.loads(sys.argv[2])).getOrCreate()
+before = dict(spark.sql("SET").collect())
+try:
+    session.start(config.load(sys.argv[1]))
+    refused = ""
+except ConfigError as error:
+    refused = str(error)
+print(json.dumps([refused, dict(spark.sql("SET").collect()) == before]))
+session.stop(spark)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("lacks", ["Delta Lake", f"Delta Lake's extension, {EXTENSION}"])
+def test_a_session_that_was_started_without_delta(tmp_path: Path, lacks: str) -> None:
+    """It is refused, and stays as it is. In a process of its own: the tests' session has Delta Lake."""
+    loaded(tmp_path, lake=DELTA)
+    settings = dict(LOCAL)
+    if lacks != "Delta Lake":
+        settings["spark.driver.extraClassPath"] = ":".join(map(str, delta_jars()))
+    refused, is_as_before = run(tmp_path, json.dumps(settings), job=STARTED_BY_OTHERS)
+    assert f"Spark was started without {lacks}. " in refused
+    for words in ("--packages io.delta:delta-spark", "--exclude-packages ", f"spark.sql.extensions={EXTENSION}"):
+        assert words in refused
+    assert is_as_before

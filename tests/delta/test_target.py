@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from sink.errors import TableError
 from tests.delta.harness import DeltaJob
+from tests.delta.readers import READERS
 from tests.sink.harness import Change, merging_soon
 
 pytestmark = pytest.mark.spark
@@ -25,8 +26,7 @@ def inserts(*keys: Any, region: str | None = "eu") -> list[Change]:
     return [("+I", row(key, region)) for key in keys]
 
 
-@pytest.mark.parametrize("partition_by", [(), ("region",)])
-@pytest.mark.parametrize("mode", ["upsert", "changelog"])
+@pytest.mark.parametrize(("partition_by", "mode"), [((), "changelog"), (("region",), "upsert")])
 def test_changes_over_several_micro_batches(
     spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...], mode: Any
 ) -> None:
@@ -109,29 +109,43 @@ KEYS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("sql_type", "is_partition"),
-    [(name, False) for name in KEYS] + [(name, True) for name in KEYS if name != "binary"],  # which is refused
+    ("partition_by", "readers"),
+    [
+        ((), ("delta-rs", "DuckDB", "polars")),
+        (("bigint", "decimal(38,10)"), ("delta-rs", "DuckDB", "polars")),
+        # but binary, which is refused; polars has other values of such partition columns
+        (tuple(name for name in KEYS if name != "binary"), ("delta-rs", "DuckDB")),
+    ],
+    ids=["not partitioned", "by numbers", "by all types"],
 )
-def test_key_types(spark: SparkSession, tmp_path: Path, sql_type: str, is_partition: bool) -> None:
+def test_key_types(
+    spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...], readers: tuple[str, ...]
+) -> None:
+    """A key of all types. For each value there are keys that differ from others by it alone."""
+    names = {name: f"k{number}" for number, name in enumerate(KEYS)}
     # Delta knows no empty text as a partition value, so such a key is a bad record
-    first, *others = [key for key in KEYS[sql_type] if not is_partition or key != ""]
-    partition_by = ("id",) if is_partition else ()
+    values = {name: [key for key in found if key != "" or name not in partition_by] for name, found in KEYS.items()}
+    base = {names[name]: found[0] for name, found in values.items()}
+    keys = [base | {names[name]: key} for name, found in values.items() for key in found[1:]]
     job = DeltaJob(
-        spark, tmp_path, columns={"id": sql_type, "part": "bigint", "region": "string"}, key=("id", "part"),
-        partition_by=partition_by,
+        spark, tmp_path, columns={column: name for name, column in names.items()} | {"region": "string"},
+        key=tuple(base), partition_by=tuple(names[name] for name in partition_by),
     )  # fmt: skip
-    job.write([("+I", row(key, part=number)) for key in (first, *others) for number in range(2)])
+    job.write([("+I", key | {"region": "eu"}) for key in (base, *keys)])
     job.run()
-    job.write([("+U", row(first, "us", part=0)), ("-D", row(others[0], part=1))])
+    # of each type with three values, one is updated and one deleted
+    untouched, deleted, updated = keys[:2], keys[2::2], [base, *keys[3::2]]
+    job.write(
+        [*(("-D", key | {"region": "eu"}) for key in deleted), *(("+U", key | {"region": "us"}) for key in updated)]
+    )
     job.run()
-    expected = [row(key, part=number) for key in others for number in range(2)][:1]
-    expected += [row(key, part=number) for key in others[1:] for number in range(2)]
-    expected += [row(first, "us", part=0), row(first, part=1)]
-    assert sorted(
-        repr(found).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc") for found in job.rows()
-    ) == sorted(repr({"id": found["id"], "part": found["part"], "region": found["region"]}) for found in expected)
-    strange = is_partition and sql_type in ("binary", "timestamp", "string", "date", "boolean")
-    job.check(readers=("delta-rs", "DuckDB") if strange else ("delta-rs", "DuckDB", "polars"))
+    expected = [key | {"region": "eu"} for key in untouched] + [key | {"region": "us"} for key in updated]
+
+    def shown(rows: list[dict[str, Any]]) -> list[str]:
+        return sorted(repr(found).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc") for found in rows)
+
+    assert shown(job.rows()) == shown(expected)
+    job.check(readers=readers)
     assert job.check_index() is not None
 
 
@@ -153,8 +167,10 @@ def test_column_mapping_and_not_null(spark: SparkSession, tmp_path: Path, partit
     job.write([("+U", named(1, "us")), ("-D", named(0, "eu")), ("+U", named(9, "x"))])
     job.run()
     assert job.rows() == [named(1, "us"), named(2, "eu"), named(3, "eu"), named(9, "x")]
-    # DuckDB 1.5.5 reads other rows if a partition column was renamed; why is not known
-    job.check(readers=("delta-rs",) if partition_by else ("delta-rs", "DuckDB"))
+    seen = job.check(readers=("delta-rs",))
+    if partition_by:  # see docs/delta.md
+        seen = sorted((found | {"the region, ä": None} for found in seen), key=repr)
+    assert READERS["DuckDB"](job.table_folder) == seen
     assert job.check_index() is not None
 
 
