@@ -60,8 +60,9 @@ test: jdk setup lint ## The whole suite, after lint
 test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
 	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py --numprocesses 2 --dist worksteal
 
-bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO, mode append, decoding, the key index, many tables, the start
+bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
 	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.bench --only 'Delta|position v3, unpartitioned$$'
 	$(BIN)/python -m benchmarks.bench --inserts-only --only '(append|position) v2, unpartitioned$$' --batches 10
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.keyindex

@@ -126,7 +126,7 @@ def resolve(
         high=high,
         low=low,
         # A key that wasn't in the table gets a tombstone too: so the run has every key of the commit, and
-        # `rows_appended_meanwhile` finds them there.
+        # `rows_written_meanwhile` finds them there.
         file=np.where(live, file.astype(np.uint32) | SUPERSEDES, TOMBSTONE),
         pos=np.where(live, pos, 0).astype(np.uint32),
         files=tuple(indexed(files.path(number), files.partition(number)) for number in range(len(files))),
@@ -144,18 +144,19 @@ def resolve(
     )
 
 
-def rows_appended_meanwhile(own: IndexSlice, appended: IndexSlice) -> list[OldRows]:
-    """Rows of the commit's keys that other writers appended after the look-up. The commit has to delete them too.
+def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]:
+    """Rows of the commit's keys in files that other writers wrote or changed after the look-up. The commit has to
+    delete them too.
 
     :param own: the runs that the commit's tasks wrote.
-    :param appended: runs with the rows that other writers appended.
+    :param others: runs with all live rows of these files.
     """
     runs = [open_run(own.io, own.location, info) for info in own.runs]
     if not runs:
         return []
     high = np.concatenate([run.high for run in runs])
     low = np.concatenate([run.low for run in runs])
-    return _by_file(appended.probe(high, low, 0, 2**64))
+    return _by_file(others.probe(high, low, 0, 2**64))
 
 
 def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows]) -> list[ContentFile]:

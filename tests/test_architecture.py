@@ -97,6 +97,30 @@ def test_targets_import_only_what_is_below_them(above: str) -> None:
     assert importers(ROOT / "sink" / "targets", above) == set()
 
 
+DRIVER = ("microbatch", "keyindex", "minor_compaction", "attempt", "engine", "written")
+"""The modules of `sink.run` that decide about a table. What runs its tasks is behind `sink.run.engine`."""
+
+
+@pytest.mark.parametrize("module", DRIVER)
+def test_what_decides_about_a_table_does_not_know_what_runs_its_tasks(module: str) -> None:
+    """But for types. So tests run it without Spark (`tests/memory`)."""
+    tree = ast.parse((ROOT / "sink" / "run" / f"{module}.py").read_text(encoding="utf-8"))
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    names = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    unknown = (
+        "pyspark",
+        "py4j",
+        "sink.run.spark_engine",
+        "sink.run.writing",
+        "sink.run.keyreading",
+        "sink.spark.exchange",
+    )
+    assert {name for name in names if f"{name}.".startswith(tuple(f"{part}." for part in unknown))} == set()
+
+
 @pytest.mark.parametrize("target", ["delta", "iceberg"])
 def test_what_a_target_adds_to_the_writers_loads_without_spark(target: str) -> None:
     assert not {"pyspark", "py4j"} & imported_by(f"sink.targets.{target}.writers")

@@ -40,6 +40,7 @@ from sink.run.microbatch import TableSink
 from sink.run.patterns import ResolvedTable, find_tables
 from sink.run.pipeline import open_source
 from sink.run.plan import plan_table
+from sink.run.spark_engine import SparkEngine
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
 from sink.targets.catalogs import Catalogs
@@ -137,7 +138,8 @@ class _Replay:
         key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
         plan = plan_table(catalogs, config, with_key(resolved, key), table)
         self._section = plan.section
-        self._sink = TableSink(config, resolved, table, plan, key, source, dead_letters=None)
+        engine = SparkEngine(config, table, None)
+        self._sink = TableSink(config, resolved, table, plan, key, source, None, engine)
 
     def run(self, letters: DataFrame, force: bool) -> Replayed:
         """Replay `letters`, this table's rows of the dead-letter table."""

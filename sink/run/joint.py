@@ -11,7 +11,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from sink.run.microbatch import SMALL_BATCH, TableShare, TableSink
+from sink.run.attempt import SMALL_BATCH, TableShare
+from sink.run.microbatch import TableSink
 from sink.spark import task
 
 log = logging.getLogger("rowdelta")

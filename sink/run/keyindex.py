@@ -14,42 +14,29 @@ columns of the whole table.
 """
 
 import contextlib
-import functools
-import itertools
 import json
 import logging
-import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyroaring import BitMap64
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from changelog.row_kind_columns import binary_uuid, quoted
 from deltawriters import TableSpec
-from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
+from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion
-from deltawriters.resolve import OldRows, rows_appended_meanwhile
+from deltawriters.resolve import OldRows, rows_written_meanwhile
 from deltawriters.table import Bucket
 from deltawriters.vectors import bitmap
 from sink.errors import TableError
+from sink.run.engine import Engine, KeyReading
 from sink.run.plan import TablePlan
 from sink.spark import task
-from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.spark.routing import RANGES, KeyHash
-from sink.targets.base import IndexCommit, LiveFile, StoredPosition, Target
+from sink.targets.base import IndexCommit, LiveFile, StoredPosition, TableChanges, Target
 
 log = logging.getLogger("rowdelta")
 
@@ -64,20 +51,18 @@ class KeyIndex:
     results, and after the commit `committed`.
     """
 
-    def __init__(self, table: Target, plan: TablePlan, location: str, properties: Mapping[str, str]) -> None:
-        """:param properties: properties with which tasks and the driver reach the index's files. The table's own
-        properties are for its folder, and credentials among them may expire.
-        """
+    def __init__(self, table: Target, plan: TablePlan, engine: Engine) -> None:
         self._table = table
-        self._io_properties = tuple(properties.items())
-        self._io = PyArrowFileIO(dict(properties))
         self._plan = plan
-        self._location = location.rstrip("/")
+        self._engine = engine
+        self._folder = engine.index_folder()
+        self._location = self._folder.location
+        self._io = self._folder.io
         forbidden = table.index_forbidden_at(self._location)
         if forbidden is not None:
             raise TableError(
-                f"{table.name}: the key index would be at {location}, {forbidden}. Set index.location to a folder "
-                "elsewhere."
+                f"{table.name}: the key index would be at {self._location}, {forbidden}. Set index.location to a "
+                "folder elsewhere."
             )
         self._version: IndexVersion | None = None
         self._base: int | None = None
@@ -85,15 +70,11 @@ class KeyIndex:
         self._prepared: IndexVersion | None = None
         self._prepared_name: str | None = None
         self._prepared_base: int | None = None
-        self._appended: _Appended | None = None
+        self._meanwhile: _Meanwhile | None = None
         self._obsolete: list[str] = []
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
-        jvm = table.spark.sparkContext._jvm
-        assert jvm is not None
-        self._hadoop_path = jvm.org.apache.hadoop.fs.Path
-        self._fs = self._hadoop_path(self._location).getFileSystem(table.spark._jsc.hadoopConfiguration())
 
     @property
     def base(self) -> int | None:
@@ -133,7 +114,7 @@ class KeyIndex:
         oldest = min((run.sequence for run in version.runs), default=0)
         return IndexSlice(
             location=f"{self._location}/runs",
-            io_properties=self._io_properties,
+            io_properties=self._folder.io_properties,
             runs=version.runs,
             dead=dict(version.dead),
             merge=merge,
@@ -149,26 +130,33 @@ class KeyIndex:
     def amend(
         self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
     ) -> IndexCommit | None:
-        """Like `prepare`, after a commit was refused because of other writers. If they only appended, the keys are
-        looked up in the appended files, and nothing is written again. So a busy writer can't block large micro-batches
-        for ever.
+        """Like `prepare`, after a commit was refused because of other writers. The keys are looked up in the files that
+        these wrote or changed, and nothing is written again. So a busy writer can't block large micro-batches for ever.
 
-        :return: None if others did more than append. Then all keys must be looked up again.
+        :return: None if that isn't enough, and the micro-batch must be written again.
         """
-        earlier = self._appended or _Appended(self._base, (), ())
-        files = self._table.appended_since(earlier.base)
-        if files is None:
+        earlier = self._meanwhile or _Meanwhile(self._base, self._synchronized())
+        changes = self._table.changes_since(earlier.base, set())
+        if changes is None or self._table.snapshot_id() == earlier.base:
             return None
-        runs = self._read(files, self.next_sequence, self._synchronized().base)
+        if not (changes.only_appended or self._table.spec.unites_deletes):
+            return None  # tasks have written deletes of rows that may be elsewhere now
+        version = self._with_files(earlier.version, changes.files, changes.removed)
         own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
+        new = tuple(run for run in version.runs if run.sequence == version.sequence)
         rows = list[OldRows]()
-        if runs:
-            rows = rows_appended_meanwhile(
+        if new:
+            rows = rows_written_meanwhile(
                 IndexSlice(slice_.location, slice_.io_properties, own, {}),
-                IndexSlice(slice_.location, slice_.io_properties, tuple(runs), {}),
+                IndexSlice(slice_.location, slice_.io_properties, new, {}),
             )
-        log.info("%s: others appended %d files meanwhile; their keys were looked up too", self._table.name, len(files))
-        self._appended = _Appended(self._table.snapshot_id(), (*earlier.runs, *runs), (*earlier.rows, *rows))
+        log.info(
+            "%s: others added or changed %d files meanwhile, and removed %d; the keys were looked up there too",
+            self._table.name,
+            len(changes.files),
+            len(changes.removed),
+        )
+        self._meanwhile = earlier.followed_by(self._table.snapshot_id(), version, changes, rows)
         return self._prepare(operation, slice_, tasks, results)
 
     def prepare(
@@ -181,7 +169,7 @@ class KeyIndex:
         :param tasks: number of tasks that share the hash space.
         :param results: `index` of each task's result (`sink.spark.task`).
         """
-        self._appended = None
+        self._meanwhile = None
         return self._prepare(operation, slice_, tasks, results)
 
     def _prepare(
@@ -209,14 +197,13 @@ class KeyIndex:
         new_paths: list[str],
     ) -> IndexCommit:
         """:param new_paths: the path of each written file is added to this list."""
-        version, appended = self._synchronized(), self._appended
+        meanwhile = self._meanwhile or _Meanwhile(self._base, self._synchronized())
+        version, base = meanwhile.version, meanwhile.base
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result["new_vectors"]
-        united = _unite(results)
-        base = self._base if appended is None else appended.base
-        later_rows = () if appended is None else appended.rows
-        for rows in later_rows:
+        united = {path: rows for path, rows in _unite(results).items() if path not in meanwhile.touched}
+        for rows in meanwhile.rows:
             united[rows.file.path] = rows.file, bitmap(rows.positions)
         written = self._table.delete_rows(
             f"{operation}-{base}", tasks, united, version.vectors.get, version.parquet_deletes, new_paths
@@ -231,11 +218,8 @@ class KeyIndex:
             runs += [RunInfo.from_json(run) for result in results for run in result["merged"]]
         else:
             for run in (run for result in results for run in result["merged"]):
-                self._fs.delete(self._hadoop_path(f"{self._location}/runs/{run['name']}"), False)
-        sequence = self.next_sequence
-        if appended is not None:
-            runs += appended.runs
-            sequence += 1  # the files that others appended are older than this commit
+                self._folder.delete(f"runs/{run['name']}")
+        sequence = version.sequence + 1  # the files that others wrote meanwhile are older than this commit
         own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
         runs += [replace(run, sequence=sequence) for run in own]
         oldest = min((run.sequence for run in runs), default=0)
@@ -271,7 +255,7 @@ class KeyIndex:
         """
         version = self._synchronized()
         removed, sequence = set(gone), self.next_sequence
-        self._appended = None
+        self._meanwhile = None
         all_runs = (*version.runs, *runs)
         prepared = replace(
             version,
@@ -315,13 +299,13 @@ class KeyIndex:
             return
         assert self._version is not None
         for path in self._obsolete:
-            self._fs.delete(self._hadoop_path(path), False)
+            self._folder.delete(path)
         kept = {run.name for run in self._prepared.runs}
-        self._obsolete = [f"{self._location}/runs/{run.name}" for run in self._version.runs if run.name not in kept]
+        self._obsolete = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
         gone = set(self._version.vectors.files) - set(self._prepared.vectors.files)
-        self._obsolete += [self._vectors_file(name) for name in gone]
+        self._obsolete += [_vectors_file(name) for name in gone]
         if self._current_name is not None:
-            self._obsolete.append(self._manifest(self._current_name))
+            self._obsolete.append(_manifest(self._current_name))
         self._version, self._prepared = self._prepared, None
         self._base, self._included = self._prepared_base, {stored.index_snapshot_id}
         self._current_name = self._prepared_name
@@ -334,8 +318,7 @@ class KeyIndex:
         assert stored.index is not None
         name = str(stored.index["version"])
         try:
-            with self._io.new_input(self._manifest(name)).open() as stream:
-                version = IndexVersion.from_json(stream.read(), self._read_vectors)
+            version = IndexVersion.from_json(self._content(_manifest(name)), self._read_vectors)
             if not version.is_encoded(encoding):
                 raise IndexLostError("the key's columns, types or buckets, or the format version changed")
         except (OSError, IndexLostError) as error:
@@ -400,47 +383,24 @@ class KeyIndex:
         )
 
     def _read(self, files: Sequence[LiveFile], sequence: int, base: int) -> list[RunInfo]:
-        """Read the live rows of `files` with one Spark job over the key columns, and write runs.
+        """Read the keys of the live rows of `files`, and write runs.
 
         :param base: base of the low hashes.
         """
         if not files:
             return []
-        spark, table = self._table.spark, self._table.spec
-        name = uuid4().hex
-        with self._table.rows_of(files) as (frame, path, position, paths):
-            salt, path_hashes = _told_apart(paths)
-            uuids = {column.name for column in self._plan.changelog.columns if column.is_uuid}
-            key = self._plan.section.key
-            rows = frame.select(
-                *(binary_uuid(n).alias(n) if n in uuids else F.col(quoted(n)) for n in key),
-                F.xxhash64(path, F.lit(salt)).alias(task.INDEX_FILE),
-                position.alias(task.INDEX_POS),
-            ).dropna(subset=list(key))
-            tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-            hash_keys, indexed = self.key_hash(table), tuple(file.file for file in files)
-            entries = functools.partial(task.index_entries, table, path_hashes, hash_keys, base)
-            target = IndexSlice(f"{self._location}/runs", self._io_properties, (), {}, base=base)
-            build = functools.partial(task.build_index, target, indexed, sequence, name)
-            if tasks > 1:
-                route = functools.partial(task.route_entries, entries, tasks)
-                routed = in_arrow(rows, route, PACKED_SCHEMA)
-                built: Results = exchanged(routed, tasks, build)
-            else:
-                built = in_arrow(rows.coalesce(1), lambda batches: build(entries(batches)), task.RESULT_SCHEMA)
-            with _progress(spark, f"{self._table.name}: reading the keys of {len(files):,} files"):
-                results = built.collect()
-        return [RunInfo.from_json(run) for row in results for run in json.loads(row[0])]
+        uuids = frozenset(column.name for column in self._plan.changelog.columns if column.is_uuid)
+        index = IndexSlice(f"{self._location}/runs", self._folder.io_properties, (), {}, base=base)
+        table = self._table.spec
+        return self._engine.read_keys(files, KeyReading(table, self.key_hash(table), uuids, index, sequence))
 
-    def _manifest(self, name: str) -> str:
-        return f"{self._location}/versions/{name}.json"
-
-    def _vectors_file(self, name: str) -> str:
-        return f"{self._location}/vectors/{name}"
+    def _content(self, path: str) -> bytes:
+        """:param path: relative to the index's folder."""
+        with self._io.new_input(f"{self._location}/{path}").open() as stream:
+            return bytes(stream.read())
 
     def _read_vectors(self, name: str) -> bytes:
-        with self._io.new_input(self._vectors_file(name)).open() as stream:
-            return bytes(stream.read())
+        return self._content(_vectors_file(name))
 
     def _written(self, name: str, version: IndexVersion, new_paths: list[str]) -> IndexVersion:
         """Write a version's manifest and its new vectors. Returns the version with the names of the vectors' files.
@@ -448,14 +408,15 @@ class KeyIndex:
         :param new_paths: the path of each written file is added to this list.
         """
 
-        def write(path: str, content: bytes) -> None:
+        def write(name: str, content: bytes) -> None:
+            path = f"{self._location}/{name}"
             new_paths.append(path)
             with self._io.new_output(path).create(overwrite=True) as stream:
                 stream.write(content)
 
-        vectors = version.vectors.stored(name, lambda part, content: write(self._vectors_file(part), content))
+        vectors = version.vectors.stored(name, lambda part, content: write(_vectors_file(part), content))
         stored = replace(version, vectors=vectors)
-        write(self._manifest(name), stored.to_json())
+        write(_manifest(name), stored.to_json())
         return stored
 
     def _clean_up(self, version: IndexVersion) -> None:
@@ -463,26 +424,41 @@ class KeyIndex:
         kept = {run.name for run in version.runs}
         folders = {"runs": kept, "versions": {f"{self._current_name}.json"}, "vectors": set(version.vectors.files)}
         for folder, keep in folders.items():
-            path = self._hadoop_path(f"{self._location}/{folder}")
-            if not self._fs.exists(path):
-                continue
-            for status in self._fs.listStatus(path):
-                if status.getPath().getName().removeprefix(".").removesuffix(".crc") not in keep:
-                    self._fs.delete(status.getPath(), False)
+            for name in self._folder.names(folder):
+                if name.removeprefix(".").removesuffix(".crc") not in keep:
+                    self._folder.delete(f"{folder}/{name}")
+
+
+def _manifest(name: str) -> str:
+    return f"versions/{name}.json"
+
+
+def _vectors_file(name: str) -> str:
+    return f"vectors/{name}"
 
 
 @dataclass(frozen=True)
-class _Appended:
-    """Files that others appended after the keys were looked up.
+class _Meanwhile:
+    """What others changed after the keys were looked up.
 
-    :param base: the last snapshot of these appends.
-    :param runs: runs of the appended rows.
-    :param rows: the appended rows that the commit deletes.
+    :param base: the last snapshot of these changes.
+    :param version: the index as of `base`.
+    :param touched: paths of the data files that others wrote, changed or removed. What the tasks have found in them no
+        longer holds.
+    :param rows: the rows in these files that the commit deletes.
     """
 
     base: int | None
-    runs: tuple[RunInfo, ...]
-    rows: tuple[OldRows, ...]
+    version: IndexVersion
+    touched: frozenset[str] = frozenset()
+    rows: tuple[OldRows, ...] = ()
+
+    def followed_by(
+        self, base: int | None, version: IndexVersion, changes: TableChanges, rows: Iterable[OldRows]
+    ) -> "_Meanwhile":
+        touched = changes.removed | {file.path for file in changes.files}
+        kept = (old for old in self.rows if old.file.path not in touched)
+        return _Meanwhile(base, version, self.touched | touched, (*kept, *rows))
 
 
 def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:
@@ -503,43 +479,3 @@ def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile,
             )
             united[old["path"]] = file, earlier | positions
     return united
-
-
-def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
-    """A salt with which all paths have different hashes in Spark (`xxhash64(path, salt)`), and these hashes.
-
-    Spark sends the hash of the path with each row to Python, since it may take only a tenth of the path's bytes.
-    """
-    texts = pa.array(paths, pa.string())
-    for salt in itertools.count():
-        hashes = xxhash64([texts, pa.repeat(pa.scalar(salt, pa.int32()), len(texts))])
-        if len(np.unique(hashes)) == len(set(paths)):
-            return salt, hashes
-    raise AssertionError("unreachable")
-
-
-@contextmanager
-def _progress(spark: SparkSession, what: str) -> Iterator[None]:
-    """Show the progress of a Spark job: with a bar on a terminal, else with a log line from time to time."""
-    finished = threading.Event()
-    tracker = spark.sparkContext.statusTracker()
-    on_terminal = sys.stderr.isatty()
-
-    def watch() -> None:
-        while not finished.wait(0.5 if on_terminal else 10):
-            stages = [info for s in tracker.getActiveStageIds() if (info := tracker.getStageInfo(s)) is not None]
-            done, total = sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages)
-            if total and on_terminal:
-                print(f"\r{what} [{'#' * (30 * done // total):30}] {done}/{total}", end="", file=sys.stderr, flush=True)
-            elif total:
-                log.info("%s: %d of %d tasks", what, done, total)
-        if on_terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        thread.join()

@@ -1,31 +1,27 @@
-"""Applies a micro-batch to one table: decode, shuffle by key, write in tasks, commit once."""
+"""Applies micro-batches to one table: what each one continues, what is committed, and what comes after a refusal.
 
-import functools
+What runs in tasks is behind `sink.run.engine`.
+"""
+
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyiceberg.io import FileIO
 
 from changelog.decoding import ChangelogDecoder, StatedKeys
-from changelog.rows import BAD, order_column
-from deltawriters import DeltaOptions
-from deltawriters.combine import BUFFER_BYTES
-from deltawriters.keyindex import CorruptIndexError, IndexSlice
 from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
-from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
-from sink.run.decoding import RecordDecoder
+from sink.errors import DataError, RowdeltaError, TableError
+from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
+from sink.run.engine import Engine
+from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex
 from sink.run.keys import TableKey, compared, property_name, with_key
 from sink.run.minor_compaction import MinorCompaction
@@ -34,30 +30,14 @@ from sink.run.plan import (
     TablePlan,
     declared_changes,
     deletes_by_value,
-    deletes_carry_row,
     evolved_columns,
-    files_last,
     needs_global_deletes,
     plan_table,
     shown_changes,
 )
-from sink.run.written import Written, sum_up
+from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
-from sink.spark.exchange import (
-    PACKED_SCHEMA,
-    PART_ROWS,
-    Results,
-    Step,
-    exchanged,
-    files,
-    files_by_each,
-    files_exchanged,
-    files_written,
-    in_arrow,
-)
-from sink.spark.failures import TaskFailure, failure_of
-from sink.spark.routing import RANGES, KeyHash
 from sink.targets.base import (
     ROWS,
     SINK_ID,
@@ -69,8 +49,10 @@ from sink.targets.base import (
     Target,
     property_prefix,
 )
-from sink.targets.catalogs import Catalogs
 from sink.targets.retries import Retries
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger("rowdelta")
 
@@ -84,77 +66,13 @@ _MOST_UNDECODED = 10
 records. If it fails on more, the format is broken: it would turn a whole topic into dead letters.
 """
 
-SMALL_BATCH = 10_000
-"""Up to this many records, one task does all the work. A shuffle would cost more than a second core gains."""
-
-
-READ_AGAIN = 128 * 1024 * 1024
-"""Each task reads all Parquet files, without a shuffle, if the extra reads sum up to at most this many bytes.
-
-The shuffle of a row takes a core about three times as long as decoding it a second time. With two tasks, files of 58
-and 115 MB were written a fifth to a third faster this way. Even an almost empty shuffle costs about as much as decoding
-10 MB.
-"""
-_OPENING = 256 * 1024
-"""Opening a file takes as long as reading this many bytes."""
-_ROWS_AGAIN = 4_000_000
-"""The same limit in rows: a snapshot's files may have millions of rows in few bytes."""
-
-
-class SchemaEvolvedError(Exception):
-    """The table has just got new or wider columns."""
-
-
 SMALL_MERGE = 1_000_000
 """A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
 """
 
 
-@dataclass(frozen=True)
-class Begun:
-    """The state from which an attempt to write a micro-batch starts.
-
-    :param operation: id of the attempt.
-    :param empty: whether the table has no rows.
-    :param index: the key index of the table's rows, if it has one.
-    :param started: when the attempt began (`time.monotonic`).
-    :param opening: the `opening` of the dead-letter table (`DeadLetters`).
-    :param index_seconds: how long it took to bring the index up to the table.
-    """
-
-    operation: str
-    empty: bool
-    index: IndexSlice | None
-    started: float
-    opening: int
-    index_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class TableShare:
-    """A table's part of a micro-batch, and its share in the joint job that writes several tables."""
-
-    batch: TableBatch
-    begun: Begun
-    share: task.Share
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A micro-batch's files that are written and not yet committed."""
-
-    begun: Begun
-    written: Written
-    write_seconds: float
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A table's part of a micro-batch before its commit. `attempt` is None if it must be written again."""
-
-    batch_id: int
-    batch: TableBatch
-    attempt: Attempt | None
+class SchemaEvolvedError(Exception):
+    """The table has just got new or wider columns."""
 
 
 class TableSink:
@@ -169,6 +87,7 @@ class TableSink:
         key: TableKey,
         source: Source,
         dead_letters: DeadLetters | None,
+        engine: Engine,
     ) -> None:
         self.plan = plan
         self.table = table
@@ -178,6 +97,7 @@ class TableSink:
         self._key_warning: str | None = None
         self._source = source
         self._dead_letters = dead_letters
+        self._engine = engine
         self._prefix = property_prefix(config)
         self._committer = table.committer()
         self._spec, self._layout = table.spec, table.layout
@@ -185,15 +105,12 @@ class TableSink:
         self._base: int | None = None
         self._global_deletes = False
         self._key_index = self._open_key_index()
-        self._written_paths = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
-        self._observed = table.spark.sparkContext.accumulator(dict[str, str](), task.ObservedTypes())
-        self._stated_keys = table.spark.sparkContext.accumulator(task.FirstPlaces.NONE, task.FirstPlaces())
-        self._decoder = self._open_decoder()
-        self._left_out = table.spark.sparkContext.accumulator(dict[str, int](), task.Counts())
-        self._not_plain = table.spark.sparkContext.accumulator(0)
+        self._task_plans = TaskPlans(config, plan, dead_letters)
+        self._uncommitted = Uncommitted(table.name, self._io_of)
+        self._writer = engine.writer(plan, self._task_plans, self._uncommitted)
         every = plan.section.compact_every
         self._compaction = table.compaction(every) if every is not None else None
-        self._minor_compaction = MinorCompaction(table, plan.section.key, self._committer, self._prefix)
+        self._minor_compaction = MinorCompaction(table, plan.section.key, self._committer, self._prefix, engine)
         stored = table.position(self._prefix)
         self._adopt(stored.operation if stored else None)
         self._committer.settle(self._prefix)
@@ -213,17 +130,11 @@ class TableSink:
     def _open_key_index(self) -> KeyIndex | None:
         if self._appends or self.plan.section.deletes != "position":
             return None
-        target, index = self.plan.section.target, self._config.index
-        properties = index.properties if index is not None else None
-        if properties is None:
-            properties = Catalogs(self.table.spark, self._config).storage_properties(target)
-        return KeyIndex(self.table, self.plan, f"{self._config.index_location}/{target}", properties)
+        return KeyIndex(self.table, self.plan, self._engine)
 
-    def _open_decoder(self) -> RecordDecoder:
-        batch_rows = int(self.table.spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0)
-        # for Spark, 0 or less means that there is no limit
-        batch_rows = batch_rows if batch_rows > 0 else 1 << 20
-        return RecordDecoder(self._config, self.plan, self._observed.add, self._stated_keys.add, batch_rows)
+    def _io_of(self, path: str) -> FileIO:
+        """What reaches a file that was written for the table."""
+        return self._spec.io if self._key_index is None else self._key_index.io_of(path, self._spec)
 
     def remember_start(self, position: Position | None) -> None:
         """Store the start position of a table without commits, so that `startingOffsets: latest` means the same after a
@@ -244,7 +155,7 @@ class TableSink:
             self.table.set_property(f"{self._prefix}.start", json.dumps(dict(position)))
             self.table.refresh()
 
-    def batch(self, stream: Stream, batch_id: int, frame: DataFrame) -> TableBatch | None:
+    def batch(self, stream: Stream, batch_id: int, frame: "DataFrame") -> TableBatch | None:
         """The table's part of a micro-batch, if it has one."""
         return self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
 
@@ -276,7 +187,7 @@ class TableSink:
         """
         if (
             batch.share is None
-            or not _is_small(batch.estimated_rows)
+            or not is_small(batch.estimated_rows)
             or not self.plan.is_decoded_whole
             or self._has_kept_letters()
         ):
@@ -289,13 +200,14 @@ class TableSink:
             return None
         if begun.index is not None and begun.index.merged_entries > SMALL_MERGE:
             return None
-        self._written_paths.value = []
+        self._uncommitted.paths = []
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
-        return TableShare(batch, begun, task.Share(decoder, self._task_plan(begun, 1), self._key_hash(1)))
+        share = task.Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1))
+        return TableShare(batch, begun, share)
 
     def take_over(self, paths: Sequence[str]) -> None:
         """Take responsibility for the files that a joint job wrote for this table."""
-        self._written_paths.value = list(paths)
+        self._uncommitted.paths = list(paths)
 
     def prepare_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Pending:
         """Like `prepare_batch`, for files that a joint job wrote. Call `take_over` first."""
@@ -320,21 +232,25 @@ class TableSink:
         self._replan_if_altered()
 
     def commit(self, pending: Pending) -> None:
-        """Commit what `prepare_batch` or `prepare_share` wrote. If others changed the table meanwhile, write it again.
+        """Commit what `prepare_batch` or `prepare_share` wrote.
+
+        This is the only loop around a refused commit. What goes on depends on what others have done meanwhile: the same
+        files are sent again, or with other deletes of earlier rows, or the micro-batch is written again.
 
         :raises RowdeltaError: see `apply_batch`.
         """
-        attempt = pending.attempt
+        attempt, proposal = pending.attempt, None
         retries = self._committer.retries()
         schemas = 0
         while True:
             try:
                 attempt = attempt or self._attempt(pending.batch)
-                self._commit_attempt(pending, attempt, retries)
-                self._minor_compaction.count(len(attempt.written.files))
-                self._adopt(attempt.begun.operation)
-                if self._key_index is not None:
-                    self._key_index.committed(self._stored)
+                with self._deleting_what_is_refused():
+                    proposal = proposal or self._proposed(pending.batch.end, attempt)
+                    if (refusal := self._sent(proposal)) is not None:
+                        proposal = self._again(proposal, attempt, refusal, retries)
+                        continue
+                self._see_committed(pending, attempt, proposal)
                 return
             except TableNoLongerEmptyError as error:
                 refused: Exception = error
@@ -351,14 +267,90 @@ class TableSink:
                         "somebody else alter the table at the same time? Nothing was applied."
                     ) from None
                 self._rebase()
-                attempt = None
+                attempt = proposal = None
                 continue
             except IndexLostError as error:
                 refused = error
                 self._forget_index(error)
-            attempt = None
+            attempt = proposal = None
             retries.wait(refused)
             self._rebase()
+
+    def _sent(self, proposal: Proposal) -> Exception | None:
+        """Send a proposal to be committed. Returns why it was refused, or None if it is committed.
+
+        :raises RowdeltaError: see `Committer.commit_once`.
+        """
+        try:
+            return self._committer.commit_once(proposal.request, proposal.base)
+        except TableChangedError as error:
+            return error
+
+    def _again(self, proposal: Proposal, attempt: Attempt, refusal: Exception, retries: Retries) -> Proposal:
+        """What to send after a refusal.
+
+        :raises TableNoLongerEmptyError: the micro-batch must be written again.
+        :raises TableChangedError: likewise.
+        :raises IndexLostError: likewise.
+        :raises RowdeltaError: another run has committed, the table was rolled back, or there are no more retries.
+        """
+        if not isinstance(refusal, TableChangedError):
+            try:
+                base = self._committer.base_after(refusal, proposal.request)
+                retries.wait(refusal)
+                return replace(proposal, base=base)
+            except TableChangedError as error:
+                refusal = error
+        amended = self._amended(proposal, attempt, refusal, retries)
+        if amended is None:
+            raise refusal
+        return amended
+
+    def _amended(
+        self, proposal: Proposal, attempt: Attempt, refusal: TableChangedError, retries: Retries
+    ) -> Proposal | None:
+        """The same files, with deletes of earlier rows as others have left them since the look-up. None if that isn't
+        enough.
+        """
+        request, slice_ = proposal.request, attempt.begun.index
+        if self._key_index is None or slice_ is None or request.index is None:
+            return None
+        retries.wait(refusal)
+        self.table.refresh()
+        self._committer.own_position(self._prefix, request.previous_operation)
+        if self._is_altered():
+            return None
+        written = attempt.written
+        with before_commit(self.table.name):
+            index = self._key_index.amend(request.operation, slice_, written.tasks, written.index)
+        if index is None:
+            return None
+        self._uncommitted.discard(set(request.index.new_paths) - set(index.new_paths))
+        kept = [path for path in self._uncommitted.paths if path not in set(request.index.new_paths)]
+        self._uncommitted.paths = [*kept, *index.new_paths]
+        return replace(proposal, request=replace(request, base_snapshot=index.base, index=index), base=index.base)
+
+    @contextmanager
+    def _deleting_what_is_refused(self) -> Iterator[None]:
+        """Delete an attempt's files if it is over, and nothing of it was committed."""
+        try:
+            yield
+        except CommitUnknownError:
+            self._uncommitted.paths = []  # the files may belong to the table now
+            raise
+        except (RowdeltaError, TableNoLongerEmptyError, TableChangedError, IndexLostError):
+            # after these errors nothing is committed; after any other error it might be, so then the files stay
+            self._uncommitted.delete()
+            raise
+
+    def _see_committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> None:
+        """Go on from what was committed."""
+        self._uncommitted.paths = []  # the files belong to the table now
+        self._log(pending, attempt, time.monotonic() - proposal.started)
+        self._minor_compaction.count(len(attempt.written.files))
+        self._adopt(attempt.begun.operation)
+        if self._key_index is not None:
+            self._key_index.committed(self._stored)
 
     def compact(self) -> None:
         """Merge small files, and compact the table if the configuration says so. Call this after each commit, at a time
@@ -387,7 +379,7 @@ class TableSink:
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""
-        self._delete_written()
+        self._uncommitted.delete()
 
     def _rebase(self) -> None:
         """Make the table's current state the base, so that the micro-batch can be written again.
@@ -431,11 +423,12 @@ class TableSink:
             self._spec = self.table.spec
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
-        self.plan = plan_table(Catalogs(self.table.spark, self._config), self._config, self._resolved, self.table)
+        self.plan = plan_table(self._engine.catalogs, self._config, self._resolved, self.table)
         self._global_deletes = self.table.needs_global_deletes()
         if deletes_by_value(self.plan.section) and (needs_global_deletes(self.plan) or self._global_deletes):
             self.table.prepare_global_deletes()
-        self._decoder = self._open_decoder()
+        self._task_plans = TaskPlans(self._config, self.plan, self._dead_letters)
+        self._writer.follow(self.plan, self._task_plans)
         self._spec, self._layout = self.table.spec, self.table.layout
         self._key_index = self._open_key_index()
 
@@ -445,7 +438,7 @@ class TableSink:
 
     def _attempt(self, batch: TableBatch) -> Attempt:
         begun = self._begin(batch)
-        return self._finish(begun, self._write(batch, begun))
+        return self._finish(begun, self._writer.write(batch, begun, may_repeat=self._has_kept_letters()))
 
     def _begin(self, batch: TableBatch) -> Begun:
         operation = uuid4().hex[:16]
@@ -458,9 +451,19 @@ class TableSink:
         if self._key_index is not None:
             self._key_index.synchronize(self._stored)
         index_seconds = time.monotonic() - before
-        index = self._key_index.slice() if self._key_index is not None else None
-        opening = self._dead_letters.opening if self._dead_letters else 0
-        return Begun(operation, empty, index, started, opening, index_seconds)
+        key_index = self._key_index
+        return Begun(
+            operation,
+            self._spec,
+            empty,
+            self._global_deletes,
+            index=key_index.slice() if key_index is not None else None,
+            sequence=key_index.next_sequence if key_index is not None else 0,
+            hash=key_index.key_hash(self._spec) if key_index is not None else None,
+            started=started,
+            opening=self._dead_letters.opening if self._dead_letters else 0,
+            index_seconds=index_seconds,
+        )
 
     def _finish(self, begun: Begun, written: Written) -> Attempt:
         try:
@@ -469,7 +472,7 @@ class TableSink:
                 self._evolve(written.observed)
             self._refuse(written)
         except (RowdeltaError, SchemaEvolvedError):
-            self._delete_written()
+            self._uncommitted.delete()
             raise
         return Attempt(begun, written, time.monotonic() - begun.started)
 
@@ -504,23 +507,6 @@ class TableSink:
             self._key_warning = warning
             log.warning("%s", warning)
 
-    def _commit_attempt(self, pending: Pending, attempt: Attempt, retries: Retries) -> None:
-        end, begun, written = pending.batch.end, attempt.begun, attempt.written
-        started = time.monotonic()
-        try:
-            if written.dead_letters:
-                self._keep_dead_letters(end, begun, written)
-            self._commit(end, begun, written, attempt.write_seconds, retries)
-            self._written_paths.value = []  # the files belong to the table now
-        except CommitUnknownError:
-            self._written_paths.value = []  # the files may belong to the table now
-            raise
-        except (RowdeltaError, TableNoLongerEmptyError, TableChangedError, IndexLostError):
-            # after these errors nothing is committed; after any other error it might be, so then the files stay
-            self._delete_written()
-            raise
-        self._log(pending.batch_id, end, written, attempt.write_seconds, time.monotonic() - started)
-
     def _evolve(self, observed: Mapping[str, str]) -> None:
         """Change the table's schema, once, for all that the micro-batch's messages have. Then the micro-batch is
         written again under the new schema.
@@ -538,168 +524,6 @@ class TableSink:
                 self.table.evolve(changes)
             raise SchemaEvolvedError
 
-    def _write(self, batch: TableBatch, begun: Begun) -> Written:
-        frame = batch.records() if batch.changes is None else batch.changes
-        spark = frame.sparkSession
-        # The session belongs to the stream, so these settings change nothing else. Re-planning at run time costs more
-        # than it can gain on one shuffle.
-        spark.conf.set("spark.sql.adaptive.enabled", "false")
-        # without this, a failed cast in a computed column would give null
-        spark.conf.set("spark.sql.ansi.enabled", "true")
-        # without this, text that Spark has decoded could have other Arrow types
-        spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
-        tasks = self._tasks(batch, spark)
-        self._observed.value, self._left_out.value, self._written_paths.value = {}, {}, []
-        self._stated_keys.value = task.FirstPlaces.NONE
-        self._not_plain.value = 0
-        plan = self._task_plan(begun, tasks)
-        results = None
-        if batch.files and self._decoder.plain is not None and not self._has_kept_letters():
-            results = self._write_plain_files(batch, plan, tasks)
-        if results is None:
-            results = self._collected(lambda: self._writing(batch, frame, plan, tasks))
-        observed = dict(self._observed.value)
-        written = sum_up(results)
-        counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
-        stated = dict(self._stated_keys.value)
-        return replace(written, tasks=tasks, observed=observed, rows=counts, stated_keys=stated)
-
-    def _write_plain_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> list[dict[str, Any]] | None:
-        """Results of tasks that read whole files. None if a file needs Spark's reader; then all written files are
-        deleted.
-        """
-        try:
-            results = self._collected(lambda: self._writing_files(batch, plan, tasks))
-            if not self._not_plain.value:
-                if not self._appends and _is_read_by_each(batch, tasks):
-                    self._check_all_read(batch, results, tasks)
-                return results
-        except (RowdeltaError, IndexLostError):
-            # without the changes of a file that can't be read this way, other changes may seem to contradict each other
-            if not self._not_plain.value:
-                raise
-        log.info("%s: its files need Spark's reader", self.table.name)
-        self._decoder.plain = None
-        self._delete_written()
-        self._left_out.value = {}
-        return None
-
-    def _check_all_read(self, batch: TableBatch, results: Sequence[Mapping[str, Any]], tasks: int) -> None:
-        """Check that the tasks together wrote as many rows as the files' footers say. Each task reads the files at
-        another time, so somebody may replace a file in between.
-
-        :raises TemporaryError: the numbers differ. All written files are deleted.
-        """
-        found = sum(sum(result["rows"].values()) for result in results)
-        if len(results) == tasks and found == batch.estimated_rows:
-            return
-        self._delete_written()
-        raise TemporaryError(
-            f"{self.table.name}: change files were replaced while they were read: of {batch.estimated_rows:,} rows "
-            f"{found:,} were found. "
-            "Nothing was applied; run again. Write files elsewhere, move them into the directory, and leave them as "
-            "they are."
-        )
-
-    def _collected(self, job: Callable[[], Results]) -> list[dict[str, Any]]:
-        """Results of the job's tasks. If the job fails, the files of its finished tasks are deleted."""
-        try:
-            return [json.loads(row[0]) for row in job().collect()]
-        except (PySparkException, Py4JJavaError) as error:
-            self._delete_written()
-            failure = failure_of(error)
-            if failure is not None and failure.kind == "corrupt index":
-                raise IndexLostError(failure.message) from error
-            raise job_error(self.plan.section.target, error) from error
-
-    def _writing_files(self, batch: TableBatch, plan: task.TaskPlan, tasks: int) -> Results:
-        """Like `_writing`, but reads whole files. `_not_plain` says afterwards whether a file could not be read this
-        way.
-        """
-        assert batch.files is not None
-        assert self._decoder.plain is not None
-        decode = functools.partial(task.decode_files, self._decoder.plain, self._not_plain)
-        whole = files(batch.files, self.table.spark.sparkContext)
-        write_own, route, run = self._steps(plan, tasks)
-        if self._appends:
-            return files_written(whole, tasks, functools.partial(decode, run))
-        if _is_read_by_each(batch, tasks):
-            return files_by_each(whole, tasks, functools.partial(decode, write_own))
-        return files_exchanged(whole, functools.partial(decode, route), tasks, run)
-
-    def _writing(self, batch: TableBatch, frame: DataFrame, plan: task.TaskPlan, tasks: int) -> Results:
-        """The Spark job that writes the files. It runs when its result is collected.
-
-        :param frame: the batch's records or changes.
-        :return: the tasks' results.
-        """
-        write_own, route, run = self._steps(plan, tasks)
-        shuffles = tasks > 1 and not self._appends
-        if not shuffles:
-            frame = frame.coalesce(tasks)
-        then, schema = (route, PACKED_SCHEMA) if shuffles else (write_own, task.RESULT_SCHEMA)
-        if batch.changes is None and self._decoder.ends_in_python and not self._has_kept_letters():
-            made = self._decoder.changes_into(then, schema, frame)
-        else:
-            changes = self._without_kept(frame if batch.changes is not None else self._decoder.changes(frame))
-            made = in_arrow(changes, then, schema)
-        return exchanged(made, tasks, run) if shuffles else made
-
-    def _steps(self, plan: task.TaskPlan, tasks: int) -> tuple[Step, Step, Step]:
-        """Three steps of tasks. The first one writes a task's own changes (in mode append, all changes that it has).
-        The second one deals changes out to tasks. The third one writes the changes that were dealt to a task.
-        """
-        run = functools.partial(task.run, plan, self._written_paths)
-        how = self._key_hash(tasks), tasks, plan.index is not None
-        own = functools.partial(task.own, *how)
-        write_own = run if self._appends else lambda changes: run(own(changes))
-        return write_own, functools.partial(task.route, self._combine(), *how, PART_ROWS), run
-
-    def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
-        """How many tasks write the micro-batch."""
-        return 1 if _is_small(batch.estimated_rows) else min(_shuffle_partitions(spark), RANGES)
-
-    def _key_hash(self, tasks: int) -> KeyHash:
-        """The hash that decides which task gets a change."""
-        if self._key_index is not None:
-            return self._key_index.key_hash(self._spec)
-        bucket = self._spec.key_bucket(self.plan.section.key)
-        return KeyHash(tuple(self.plan.section.key), bucket if bucket is not None and bucket.count >= tasks else None)
-
-    def _combine(self) -> task.Combine | None:
-        """How changes of the same key are combined. None in mode changelog, where a key's first change matters too."""
-        if self.plan.section.mode != "upsert":
-            return None
-        columns = tuple(column.name for column in self.plan.columns)
-        return task.Combine(tuple(self.plan.section.key), columns, self._left_out, BUFFER_BYTES)
-
-    def _task_plan(self, begun: Begun, tasks: int) -> task.TaskPlan:
-        section, index = self.plan.section, None
-        if self._key_index is not None and begun.index is not None:
-            index = task.IndexPlan(begun.index, self._key_index.next_sequence, tasks)
-        decoded, stored = ([column.name for column in spec.columns] for spec in (self.plan.changelog, self.plan))
-        options = None
-        if section.mode != "append":
-            options = DeltaOptions(
-                key=tuple(section.key),
-                mode=section.mode,
-                table_is_empty=begun.empty,
-                global_deletes=self._global_deletes or self.plan.derived_partition,
-                deletes_carry_row=deletes_carry_row(self._config),
-                # the same row in two files differs in `_source`, which isn't a contradiction
-                content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),
-            )
-        return task.TaskPlan(
-            self._spec,
-            options,
-            begun.operation,
-            section.target,
-            self._dead_letters.spec if self._dead_letters else None,
-            order_column(len(section.order_by)) if self._config.source.type == "kafka" else None,
-            index,
-            lasting=files_last(section),
-        )
-
     def _has_kept_letters(self) -> bool:
         """Whether the dead-letter table may have bad records beyond the table's position.
 
@@ -708,48 +532,27 @@ class TableSink:
         kept = self._dead_letters.position(self.plan.section.target) if self._dead_letters else None
         return kept is not None and (self.position is None or self._source.is_ahead(kept, self.position))
 
-    def _without_kept(self, changes: DataFrame) -> DataFrame:
-        """Leave out bad records that the dead-letter table already has.
-
-        The records' places are compared, not only positions: the topic may have been created anew, and the
-        configuration may refuse other records now.
-        """
-        target = self.plan.section.target
-        if self._dead_letters is None or not self._has_kept_letters():
-            return changes
-        # The checkpoint makes Spark compute the changes once. Without it, Catalyst would push the filter below the
-        # decoder, and repeat the decoder's expressions there.
-        changes = changes.localCheckpoint()
-        bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), changes.sparkSession)
-        return changes.where(F.col(BAD).isNull()).unionByName(bad)
-
     def decoded(
-        self, records: DataFrame, keep: Callable[[DataFrame], DataFrame] = lambda changes: changes
-    ) -> DataFrame:
+        self, records: "DataFrame", keep: "Callable[[DataFrame], DataFrame]" = lambda changes: changes
+    ) -> "DataFrame":
         """Decode raw records. The executors compute and store the changelog rows.
 
         If the table follows the messages' schema, it first gets the columns that the records have.
 
         :param keep: filters the changelog rows.
         """
-        # see `_write`
-        records.sparkSession.conf.set("spark.sql.ansi.enabled", "true")
         while True:
-            self._observed.value, self._stated_keys.value = {}, task.FirstPlaces.NONE
+            decoded = self._writer.decoded(records, keep)
+            self._compare_keys(decoded.stated_keys)
+            if not decoded.observed:
+                return decoded.changes
             try:
-                changes = keep(self._decoder.changes(records)).localCheckpoint()
-            except (PySparkException, Py4JJavaError) as error:
-                raise job_error(self.plan.section.target, error) from error
-            self._compare_keys(self._stated_keys.value)
-            if not self._observed.value:
-                return changes
-            try:
-                self._evolve(self._observed.value)
+                self._evolve(decoded.observed)
             except SchemaEvolvedError:
                 self.table.refresh()
                 self._replan_if_altered()
             else:
-                return changes
+                return decoded.changes
 
     def _refuse(self, written: Written) -> None:
         if written.bad and self._dead_letters is None:
@@ -804,48 +607,37 @@ class TableSink:
             properties[name] = remembered
         return properties
 
-    def _commit(self, end: Position, begun: Begun, written: Written, write_seconds: float, retries: Retries) -> None:
-        operation, slice_ = begun.operation, begun.index
+    def _proposed(self, end: Position, attempt: Attempt) -> Proposal:
+        """What is sent to be committed. Bad records are committed here.
+
+        :raises RowdeltaError: nothing was committed.
+        :raises TableChangedError: likewise.
+        :raises IndexLostError: likewise.
+        """
+        started, begun, written = time.monotonic(), attempt.begun, attempt.written
+        if written.dead_letters:
+            self._keep_dead_letters(end, begun, written)
         index = None
-        if self._key_index is not None and slice_ is not None:
-            with _before_commit(self.table.name):
-                index = self._key_index.prepare(operation, slice_, written.tasks, written.index)
+        if self._key_index is not None and begun.index is not None:
+            with before_commit(self.table.name):
+                index = self._key_index.prepare(begun.operation, begun.index, written.tasks, written.index)
+            self._uncommitted.paths = [*self._uncommitted.paths, *index.new_paths]
+        base = self._base if index is None else index.base
         request = ChangeSet(
             prefix=self._prefix,
-            operation=operation,
+            operation=begun.operation,
             position=end,
             files=written.files,
-            base_snapshot=self._base,
+            base_snapshot=base,
             previous_operation=self._operation,
             written_for=self._layout,
             written_for_empty_table=begun.empty,
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.rows)},
             properties=self._properties(written),
-            metrics=_metrics(begun, written, write_seconds),
+            metrics=attempt.metrics,
+            index=index,
         )
-        if self._key_index is None or slice_ is None or index is None:
-            self._committer.commit(request, retries)
-            return
-        while True:
-            earlier = list(self._written_paths.value)
-            self._written_paths.value = [*earlier, *index.new_paths]
-            try:
-                self._committer.commit(replace(request, base_snapshot=index.base, index=index), retries)
-                return
-            except TableChangedError as error:
-                refused = error
-            retries.wait(refused)
-            self.table.refresh()
-            self._committer.own_position(self._prefix, request.previous_operation)
-            if self._is_altered():
-                raise refused
-            with _before_commit(self.table.name):
-                amended = self._key_index.amend(operation, slice_, written.tasks, written.index)
-            if amended is None:
-                raise refused
-            self._delete(set(index.new_paths) - set(amended.new_paths))
-            self._written_paths.value = earlier
-            index = amended
+        return Proposal(request, base, started)
 
     def _keep_dead_letters(self, end: Position, begun: Begun, written: Written) -> None:
         """Commit the bad records. This happens before the table's own commit. If the run crashes in between, it repeats
@@ -857,7 +649,7 @@ class TableSink:
             target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening
         )
         committed = set(written.dead_letter_paths)
-        self._written_paths.value = [path for path in self._written_paths.value if path not in committed]
+        self._uncommitted.paths = [path for path in self._uncommitted.paths if path not in committed]
         log.warning(
             "%s: %d bad records to %s. %s",
             self.table.name,
@@ -867,131 +659,14 @@ class TableSink:
         )
         self._dead_letters.publish(target)
 
-    def _delete_written(self) -> None:
-        """After a failed job or commit, delete the files of finished tasks. Failed tasks have deleted their own."""
-        self._delete(self._written_paths.value)
-        self._written_paths.value = []
-
-    def _delete(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            io = self._spec.io if self._key_index is None else self._key_index.io_of(path, self._spec)
-            try:
-                io.delete(path)
-            except OSError:
-                log.warning("%s: could not delete %s; a clean-up of orphan files will", self.table.name, path)
-
-    def _log(self, batch_id: int, end: Position, written: Written, write: float, commit: float) -> None:
+    def _log(self, pending: Pending, attempt: Attempt, commit_seconds: float) -> None:
         log.info(
             "%s batch %d: %s | write %d ms, commit %d ms, peak %d MB | %s",
             self.table.name,
-            batch_id,
-            written.shown(self._spec.unites_deletes),
-            write * 1000,
-            commit * 1000,
-            written.peak_memory / 1e6,
-            json.dumps(end),
+            pending.batch_id,
+            attempt.written.shown(self._spec.unites_deletes),
+            attempt.write_seconds * 1000,
+            commit_seconds * 1000,
+            attempt.written.peak_memory / 1e6,
+            json.dumps(pending.batch.end),
         )
-
-
-@contextmanager
-def _before_commit(name: str) -> Iterator[None]:
-    """Translate errors before the commit. After them nothing is committed, so all of the micro-batch's files can be
-    deleted.
-    """
-    try:
-        yield
-    except CorruptIndexError as error:
-        raise IndexLostError(str(error)) from error
-    except (PySparkException, Py4JJavaError) as error:
-        raise job_error(name, error) from error
-    except OSError as error:
-        raise TemporaryError(
-            f"{name}: what the commit needs could not be written: {error}. Nothing was applied; run again."
-        ) from error
-
-
-def _metrics(begun: Begun, written: Written, write_seconds: float) -> dict[str, int]:
-    """Numbers about a micro-batch's work, by the names that Delta has for those of an update."""
-    return {
-        "scanTimeMs": int(begun.index_seconds * 1000),
-        "rewriteTimeMs": int((write_seconds - begun.index_seconds) * 1000),
-        "numSourceRows": sum(written.rows.values()),
-        "numTargetRowsInserted": written.keys("inserted"),
-        "numTargetRowsUpdated": written.keys("updated"),
-        "numTargetRowsDeleted": written.keys("deleted"),
-    }
-
-
-def _is_read_by_each(batch: TableBatch, tasks: int) -> bool:
-    """Whether each task reads all of the batch's Parquet files, and keeps only its own rows."""
-    assert batch.files is not None
-    assert batch.estimated_rows is not None
-    size = sum(max(size, _OPENING) for size in batch.files.values())
-    again = tasks - 1
-    return not again or (size * again <= READ_AGAIN and batch.estimated_rows * again <= _ROWS_AGAIN)
-
-
-def _is_small(estimated_rows: int | None) -> bool:
-    return estimated_rows is not None and estimated_rows <= SMALL_BATCH
-
-
-def _shuffle_partitions(spark: SparkSession) -> int:
-    return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-
-
-_EXPIRED = "Some data may have been lost because they are not available in Kafka any more"
-"""What Spark's Kafka source says of messages that it was to read, unless `failOnDataLoss` is false."""
-
-
-def job_error(target: str, error: Exception) -> RowdeltaError:
-    """What a failed Spark job means for the user."""
-    failure, text = failure_of(error), str(error)
-    if failure is not None:
-        return _meaning(target, failure)
-    if "PARQUET_COLUMN_DATA_TYPE_MISMATCH" in text or "SchemaColumnConvertNotSupportedException" in text:
-        return DataError(f"{target}: a change file has a column of another type. {_first_lines(text)}")
-    failed = re.search(r"\[([A-Z_.]+)\] (.*?)SQLSTATE: 22", text)
-    if failed:
-        # SQLSTATE 22 is a "data exception" of an expression; conversions of messages' values raise no errors
-        return DataError(
-            f"{target}: the expression of a computed column failed on a value: {failed.group(2).strip()} Nothing was "
-            "applied. Correct "
-            "the expression; try_cast and the like give null instead."
-        )
-    if _EXPIRED in text:
-        return DataError(
-            f"{target}: messages expired in Kafka before they were read. Nothing of this micro-batch was applied. Take "
-            "a new snapshot of the source into the topic (mode: upsert), with source.options.failOnDataLoss: false to "
-            f"go on from what is there. {_first_lines(text)}"
-        )
-    if "No space left on device" in text:
-        return TemporaryError(
-            f"{target}: no space left on device while writing. Free space and run again; nothing was applied."
-        )
-    return TemporaryError(f"{target}: the Spark job failed; nothing was applied. {_first_lines(text)}")
-
-
-def _meaning(target: str, failure: TaskFailure) -> RowdeltaError:
-    if failure.kind == "contradiction":
-        return DataError(f"{target}: {failure.message}")
-    if failure.kind == "broken format":
-        return ConfigError(
-            f"{target}: {failure.message}. No record is at fault, and nothing was applied. Correct the format, or "
-            "install the versions of the packages that it needs, and run again."
-        )
-    # a damaged index is built again where the job was started; where it wasn't, the next run does it
-    return TemporaryError(f"{target}: {failure.message}. Nothing was applied; run again.")
-
-
-def _first_lines(text: str) -> str:
-    """The important lines of an error: Spark's first lines, or Python's exception, which comes after its calls."""
-    raised: list[str] = _RAISED.findall(text)
-    if raised:
-        return raised[-1][:800]
-    lines = [
-        line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "File "))
-    ]
-    return " ".join(lines[:3])[:800]
-
-
-_RAISED = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)

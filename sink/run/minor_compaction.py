@@ -9,24 +9,24 @@ A minor compaction merges only files of this sink, and doesn't plan over the who
 snapshots since the last minor compaction. The search ends at another writer's commit that removed files.
 """
 
-import functools
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
-
-from pyspark.accumulators import Accumulator
 
 from deltawriters import TableSpec, TaskId
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.errors import TemporaryError
+from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex
+from sink.run.written import Uncommitted
 from sink.spark import task
-from sink.spark.failures import failure_of, told
+from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
 from sink.targets.base import MINOR, SINK_ID, Committer, Mergeable, Rewrite, TableChangedError, Target
@@ -102,13 +102,13 @@ class MinorCompaction:
         key: Sequence[str],
         committer: Committer,
         prefix: str,
+        engine: Engine,
     ) -> None:
         self._table = table
         self._key = tuple(key)
         self._committer = committer
         self._prefix = prefix
-        # not the accumulator of the micro-batches: a failed micro-batch deletes the files that are in it
-        self._written: Accumulator[list[str]] = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
+        self._engine = engine
         # so the first commit looks for the small files of earlier runs
         self._commits, self._files = merge_levels.EVERY, _ENOUGH
 
@@ -145,7 +145,8 @@ class MinorCompaction:
         if not by_partition:
             return False  # the next commit makes it look again
         self._commits = self._files = 0
-        self._written.value = []
+        # not that of the micro-batches: a failed micro-batch deletes the files that are in it
+        written = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
         name = uuid4().hex[:16]
         by_partition = [[self._counted(file, key_index) for file in chosen] for chosen in by_partition]
         groups = [
@@ -157,11 +158,11 @@ class MinorCompaction:
         ]
         gone = [file.path for group in groups for file in group.files]
         try:
-            files, runs = self._rewrite(spec, key_index, name, groups)
-            index = key_index.rewritten(name, gone, runs, self._written.value)
+            files, runs = self._rewrite(spec, key_index, name, groups, written.paths)
+            index = key_index.rewritten(name, gone, runs, written.paths)
         except Exception as error:
             # any error is caught: nothing is lost if the small files stay
-            self._delete(spec, key_index, self._written.value)
+            written.delete()
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
                 raise IndexLostError(failure.message) from error
@@ -172,7 +173,7 @@ class MinorCompaction:
         try:
             self._committer.rewrite(Rewrite(self._prefix, operation, files, replaced, index, summary, written_for))
         except TableChangedError as error:
-            self._delete(spec, key_index, index.new_paths)
+            written.discard(index.new_paths)
             self._give_up(error)
             return False
         log.info(
@@ -193,27 +194,20 @@ class MinorCompaction:
         return replace(file, small=replace(file.small, live_rows=file.rows - key_index.deleted_rows(file.small.path)))
 
     def _rewrite(
-        self, spec: TableSpec, key_index: KeyIndex, name: str, groups: Sequence[RewriteGroup]
+        self, spec: TableSpec, key_index: KeyIndex, name: str, groups: Sequence[RewriteGroup], written: list[str]
     ) -> tuple[list[str], list[RunInfo]]:
         """Write the groups' rows into new files.
 
+        :param written: the paths of new files are added to it.
         :return: the new files as `ContentFileParser` JSON, and their runs for the index.
         """
-        spark = self._table.spark
         plan = task.RewritePlan(
             spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name
         )
         if sum(group.size_in_bytes for group in groups) <= _ON_DRIVER:
-            results = [task.rewritten(plan, TaskId(0, 0, name), groups, self._written.add)]
+            results: Sequence[Mapping[str, Any]] = [task.rewritten(plan, TaskId(0, 0, name), groups, written.extend)]
         else:
-            tasks = min(len(groups), int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-            shares: list[list[RewriteGroup]] = [[] for _ in range(tasks)]
-            for group in sorted(groups, key=lambda group: -group.size_in_bytes):
-                min(shares, key=lambda share: sum(g.size_in_bytes for g in share)).append(group)
-            written = self._written
-            dealt = spark.sparkContext.parallelize(shares, tasks)
-            rewrite = functools.partial(task.rewrite, plan, written)
-            results = dealt.mapPartitions(lambda part: told(rewrite)(part)).collect()
+            results = self._engine.rewrite(plan, groups, written)
         files = [json.dumps(file) for result in results for file in result["files"]]
         return files, [RunInfo.from_json(run) for result in results for run in result["runs"]]
 
@@ -221,13 +215,6 @@ class MinorCompaction:
         log.warning(
             "%s: small files not merged, tried again later: %s", self._table.name, message_of(error).split("\n", 1)[0]
         )
-
-    def _delete(self, spec: TableSpec, key_index: KeyIndex, paths: Iterable[str]) -> None:
-        for path in paths:
-            try:
-                key_index.io_of(path, spec).delete(path)
-            except OSError:
-                log.warning("%s: could not delete %s; a clean-up of orphan files will", self._table.name, path)
 
 
 def _are_enough(commits: int, files: int) -> bool:

@@ -23,11 +23,13 @@ from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.deadletters.table import DeadLetters, open_dead_letters
 from sink.errors import NoMessagesError, RowdeltaError, TemporaryError, summary
+from sink.run.attempt import Pending, TableShare
 from sink.run.inference import stated_keys
 from sink.run.joint import JointWriter
-from sink.run.microbatch import Pending, TableShare, TableSink
+from sink.run.microbatch import TableSink
 from sink.run.patterns import ResolvedTable
 from sink.run.plan import open_table
+from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.session import activate
 from sink.targets.retries import doubled
@@ -396,7 +398,9 @@ class Supervisor:
             self._wait_for_messages(member, error)
             return
         self._changelogs[plan.section.target] = plan.changelog
-        member.opened = TableSink(self._config, member.resolved, table, plan, key, self._source, self._dead_letters)
+        letters = self._dead_letters
+        engine = SparkEngine(self._config, table, letters)
+        member.opened = TableSink(self._config, member.resolved, table, plan, key, self._source, letters, engine)
         member.awaits_messages = False
 
     def _wait_for_messages(self, member: Member, error: NoMessagesError) -> None:

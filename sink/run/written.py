@@ -1,13 +1,18 @@
-"""Sums up what the tasks of a micro-batch wrote, for the commit and for the log."""
+"""What the tasks of a micro-batch wrote: summed up for the commit and the log, and the files that no commit has yet."""
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyiceberg.io import FileIO
+
 from changelog.decoding import StatedKeys
 from changelog.rows import BadRecord, RowKind
+
+log = logging.getLogger("rowdelta")
 
 
 @dataclass(frozen=True)
@@ -127,3 +132,29 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
         index=[result["index"] for result in results if "index" in result],
         peak_memory=max((result["peak_memory"] for result in results), default=0),
     )
+
+
+class Uncommitted:
+    """The files of an attempt at a commit, as long as no commit has taken them.
+
+    :param table: name of the table, for messages.
+    :param io_of: what reaches a file.
+    """
+
+    def __init__(self, table: str, io_of: Callable[[str], FileIO]) -> None:
+        self.paths: list[str] = []
+        self._table = table
+        self._io_of = io_of
+
+    def delete(self) -> None:
+        """Delete all of them. Failed tasks have deleted their own."""
+        self.discard(self.paths)
+        self.paths = []
+
+    def discard(self, paths: Iterable[str]) -> None:
+        """Delete some files."""
+        for path in paths:
+            try:
+                self._io_of(path).delete(path)
+            except OSError:
+                log.warning("%s: could not delete %s; a clean-up of orphan files will", self._table, path)

@@ -192,10 +192,13 @@ class TableChanges:
 
     :param files: data files that were added, or whose deletes changed, as they are now.
     :param removed: paths of data files that are gone.
+    :param only_appended: the commits only added data files. A format whose tasks write no deletes of earlier rows
+        (`TableSpec.unites_deletes`) need not tell.
     """
 
     files: Sequence[LiveFile] = ()
     removed: frozenset[str] = frozenset()
+    only_appended: bool = False
 
 
 @dataclass(frozen=True)
@@ -407,10 +410,6 @@ class Target(TableState):
         """
 
     @abstractmethod
-    def appended_since(self, base: int | None) -> "list[LiveFile] | None":
-        """Data files that others added after a snapshot. None if they did more, or if nobody committed."""
-
-    @abstractmethod
     def frame(self, spark: "SparkSession") -> "DataFrame":
         """The table's rows.
 
@@ -533,14 +532,23 @@ class Committer(ABC):
         """
         base = request.base_snapshot
         while (refusal := self.commit_once(request, base)) is not None:
-            self.table.refresh()
-            self.own_position(request.prefix, request.previous_operation)
-            if request.written_for_empty_table and not self.table.is_empty():
-                raise TableNoLongerEmptyError
-            if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
-                raise TableChangedError(message_of(refusal))
-            base = self.table.snapshot_id()
+            base = self.base_after(refusal, request)
             retries.wait(refusal)
+
+    def base_after(self, refusal: Exception, request: ChangeSet) -> int | None:
+        """From where the same files may be sent again after a refusal: the `base` for `commit_once`.
+
+        :raises TableNoLongerEmptyError: see `commit`.
+        :raises TableChangedError: see `commit`.
+        :raises TableError: see `commit`.
+        """
+        self.table.refresh()
+        self.own_position(request.prefix, request.previous_operation)
+        if request.written_for_empty_table and not self.table.is_empty():
+            raise TableNoLongerEmptyError
+        if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
+            raise TableChangedError(message_of(refusal))
+        return self.table.snapshot_id()
 
     @abstractmethod
     def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:

@@ -43,14 +43,13 @@ from deltawriters import DeltaOptions
 from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
 from deltawriters.keyindex.versions import IndexVersion
 from sink.config import Config, PartitionField
-from sink.run import microbatch, minor_compaction
+from sink.run import attempt, minor_compaction, writing
 from sink.run.pipeline import Pipeline
 from sink.spark import task
 from sink.spark.versions import to_arrow
 from sink.targets import merge_levels
 from sink.targets.base import ChangeSet, Committer, Rewrite
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.retries import Retries
 
 Row = Mapping[str, Any]
 Change = tuple[str, Row]
@@ -521,19 +520,20 @@ def crashing(
     :param of: the format's committer.
     """
     commits = itertools.count(1)
-    original, original_rewrite = of.commit, of.rewrite
+    original, original_rewrite = of.commit_once, of.rewrite
 
     with pytest.MonkeyPatch.context() as patch:
 
-        def commit(self: Committer, request: ChangeSet, retries: Retries) -> None:
+        def commit_once(self: Committer, request: ChangeSet, base: int | None) -> Exception | None:
             number = next(commits) if self.table.name.endswith(f".{table}") else 0
             if fault == "before the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
-            original(self, request, retries)
+            refusal = original(self, request, base)
             if fault == "after the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
             if fault == "in a task" and number >= after_commits:
                 patch.setattr(task, "run", die_in_task)
+            return refusal
 
         def rewrite(self: Committer, request: Rewrite) -> None:
             if fault == "before a rewrite":
@@ -542,7 +542,7 @@ def crashing(
             if fault == "after a rewrite":
                 raise CrashError(f"crash {fault}")
 
-        patch.setattr(of, "commit", commit)
+        patch.setattr(of, "commit_once", commit_once)
         patch.setattr(of, "rewrite", rewrite)
         if fault == "in a task" and after_commits == 0:
             patch.setattr(task, "run", die_in_task)
@@ -688,12 +688,12 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, s
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(microbatch, "DeltaOptions", options)
-        patch.setattr(microbatch, "BUFFER_BYTES", flush_bytes)
-        patch.setattr(microbatch, "PART_ROWS", 1)
-        patch.setattr(microbatch, "SMALL_BATCH", -1)  # otherwise one task would do everything
+        patch.setattr(attempt, "DeltaOptions", options)
+        patch.setattr(writing, "BUFFER_BYTES", flush_bytes)
+        patch.setattr(writing, "PART_ROWS", 1)
+        patch.setattr(attempt, "SMALL_BATCH", -1)  # otherwise one task would do everything
         if shuffles:
-            patch.setattr(microbatch, "READ_AGAIN", -1)
+            patch.setattr(writing, "READ_AGAIN", -1)
         spark.conf.set(name, str(batch_rows))
         try:
             yield

@@ -13,9 +13,10 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
-from sink.run import microbatch
+from sink.run import attempt, microbatch, writing
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
+from sink.run.writing import is_read_by_each
 from sink.run.written import sum_up
 from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch
@@ -257,9 +258,9 @@ def test_bad_rows_of_parquet_files(job: Job) -> None:
 @pytest.fixture(params=["one task", "every task reads all", "shuffle"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How plain Parquet files are read."""
-    monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if request.param == "one task" else 0)
+    monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if request.param == "one task" else 0)
     if request.param == "shuffle":
-        monkeypatch.setattr(microbatch, "READ_AGAIN", -1)
+        monkeypatch.setattr(writing, "READ_AGAIN", -1)
 
 
 @pytest.mark.usefixtures("_way")
@@ -300,7 +301,7 @@ def test_files_that_are_replaced_while_they_are_read_are_noticed(
     job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
     """One task may have read the old file, and another the new one."""
-    monkeypatch.setattr(microbatch, "SMALL_BATCH", 1000 if small else 0)
+    monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if small else 0)
     path = job.write([good(1), good(2)])
     other = job.write([good(3)])
     content = other.read_bytes()
@@ -312,7 +313,7 @@ def test_files_that_are_replaced_while_they_are_read_are_noticed(
         return original(paths, context)
 
     with monkeypatch.context() as patch:
-        patch.setattr(microbatch, "files", replacing)
+        patch.setattr(writing, "files", replacing)
         with pytest.raises(TemporaryError, match=r"replaced while they were read: of 2 rows 1 were found"):
             job.run()
     assert job.unreferenced_files() == []
@@ -346,7 +347,7 @@ def test_removals_of_one_key_that_tie_and_differ_in_what_they_carry(job: Job) ->
 def test_what_every_task_reads(sizes: list[int], rows: int, tasks: int, read_by_each: bool) -> None:
     files = {str(number): size for number, size in enumerate(sizes)}
     batch = TableBatch(lambda: pytest.fail("not read here"), {}, rows, files=files)
-    assert microbatch._is_read_by_each(batch, tasks) == read_by_each
+    assert is_read_by_each(batch, tasks) == read_by_each
 
 
 @pytest.mark.parametrize("missing", ["row_kind", "seq", "id"])

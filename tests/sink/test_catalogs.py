@@ -13,7 +13,7 @@ from deltawriters import DeltaOptions
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, NeedsSparkError, TemporaryError
-from sink.run import microbatch
+from sink.run import attempt, writing
 from sink.run.pipeline import Pipeline
 from tests.services.process import free_ports
 from tests.services.rest_catalog import RestCatalog, running_rest_catalog
@@ -120,9 +120,9 @@ def test_table_equals_source(
         properties={"format-version": version},
     )
     # every batch of two rows is written at once, so that the commit meets its own rows again
-    monkeypatch.setattr(microbatch, "DeltaOptions", functools.partial(DeltaOptions, flush_bytes=1))
-    monkeypatch.setattr(microbatch, "BUFFER_BYTES", 1)
-    monkeypatch.setattr(microbatch, "PART_ROWS", 1)
+    monkeypatch.setattr(attempt, "DeltaOptions", functools.partial(DeltaOptions, flush_bytes=1))
+    monkeypatch.setattr(writing, "BUFFER_BYTES", 1)
+    monkeypatch.setattr(writing, "PART_ROWS", 1)
     before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")
     try:

@@ -4,6 +4,7 @@ others change.
 
 import datetime as dt
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,6 @@ from sink.run.plan import plan_table
 from sink.targets.base import ChangeSet, CommitUnknownError
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.retries import Retries
 from tests.sink.harness import Job, before_commit, crashing, java_error, jvm_calls
 
 pytestmark = pytest.mark.spark
@@ -68,17 +68,18 @@ def counted_attempts(attempts: list[int]) -> AbstractContextManager[None]:
 @contextmanager
 def after_first_commit(action: Callable[[], object]) -> Iterator[None]:
     """Run `action` once, after the first commit inside."""
-    original = IcebergCommitter.commit
+    original = IcebergCommitter.commit_once
     done: list[bool] = []
 
-    def commit(self: IcebergCommitter, request: ChangeSet, retries: Retries) -> None:
-        original(self, request, retries)
+    def commit_once(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
+        refusal = original(self, request, base)
         if not done:
             done.append(True)
             action()
+        return refusal
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergCommitter, "commit", commit)
+        patch.setattr(IcebergCommitter, "commit_once", commit_once)
         yield
 
 
@@ -374,6 +375,44 @@ def test_a_busy_foreign_writer_does_not_starve_the_sink(job: Job) -> None:
         stop.set()
         writer.join()
     assert [r["id"] for r in job.rows()] == [1, 2, 3, 4, 5, 6, *range(100, next(numbers))]
+
+
+def test_a_writer_of_any_kind_does_not_starve_the_sink(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With deletion vectors, the keys are looked up in whatever others changed, and nothing is written again."""
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = Job(
+        spark, tmp_path, deletes="position", properties={"format-version": "3", "write.delete.mode": "merge-on-read"}
+    )
+    job.write(insert(*range(1, 7)))
+    job.run()
+    job.write([("+U", row(1, "us")), ("-D", row(2)), ("+I", row(7)), ("-D", row(8))])
+    others: Iterator[Callable[[], object]] = iter(
+        [
+            lambda: job.append([row(1, "x"), row(8, "x"), row(100, "x")]),
+            lambda: job.spark.sql(f"DELETE FROM {job.target} WHERE id IN (2, 4) OR (id = 1 AND region = 'eu')"),
+            job.compact,
+            lambda: job.spark.sql(f"UPDATE {job.target} SET region = 'o' WHERE id IN (1, 5, 8)"),
+        ]
+    )
+    attempts: list[int] = []
+
+    def commit() -> None:
+        attempts.append(1)
+        next(others, lambda: None)()
+
+    with before_commit(commit, times=99):
+        job.run()
+    assert len(attempts) == 5
+    assert "writing again" not in caplog.text
+    expected = [row(1, "us"), row(3), row(5, "o"), row(6), row(7), row(100, "x")]
+    assert job.rows() == expected
+    assert job.check_index() is not None
+    job.write([("+U", row(found["id"], "last")) for found in expected])
+    job.run()
+    assert job.rows() == [row(found["id"], "last") for found in expected]
+    assert job.unreferenced_files() == []
 
 
 @both_kinds

@@ -100,17 +100,18 @@ def around_commits(
     before: Callable[[str, int], None], after: Callable[[str, int], None] = lambda *_: None
 ) -> Iterator[None]:
     """Call these functions with the table's name, and the number of its commits that have begun."""
-    original, counts = IcebergCommitter.commit, {name: itertools.count(1) for name in ("a", "b", "dead_letters")}
+    original, counts = IcebergCommitter.commit_once, {name: itertools.count(1) for name in ("a", "b", "dead_letters")}
 
-    def commit(self: IcebergCommitter, request: ChangeSet, *rest: Any) -> None:
+    def commit_once(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
         name = self._table.name.rsplit(".", 1)[-1]
         number = next(counts[name])
         before(name, number)
-        original(self, request, *rest)
+        refusal = original(self, request, base)
         after(name, number)
+        return refusal
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergCommitter, "commit", commit)
+        patch.setattr(IcebergCommitter, "commit_once", commit_once)
         yield
 
 

@@ -1,5 +1,6 @@
 """`deletes: position`: each test checks one promise. `test_properties` has random changes for it."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from deltawriters.keyindex import vector_log as deletion_vectors
 from sink.errors import TableError, TemporaryError
 from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
+from sink.run.keyreading import read_keys
+from sink.run.spark_engine import HadoopFolder
 from sink.run.written import Written
 from sink.targets.iceberg import changes as iceberg_changes
 from sink.targets.iceberg import deletes as iceberg_deletes
@@ -507,4 +510,6 @@ def test_files_are_deleted_by_what_reaches_them(spark: SparkSession, tmp_path: P
 
 def index_of(table: IcebergTable, location: Path, properties: Mapping[str, str] | None = None) -> KeyIndex:
     plan: Any = SimpleNamespace(section=SimpleNamespace(key=["id"]))
-    return KeyIndex(table, plan, str(location), properties or {})
+    folder = HadoopFolder(table, str(location), properties or {})
+    engine: Any = SimpleNamespace(index_folder=lambda: folder, read_keys=functools.partial(read_keys, table))
+    return KeyIndex(table, plan, engine)

@@ -26,9 +26,10 @@ from pyspark.sql import functions as F
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
-from sink.run import joint, microbatch, supervisor
+from sink.run import attempt, joint, supervisor
+from sink.run.attempt import TableShare
 from sink.run.joint import JointWriter
-from sink.run.microbatch import TableShare, TableSink
+from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
 from sink.sources.source import Range, SharedRead, TableBatch
 from sink.spark import task
@@ -36,7 +37,6 @@ from sink.spark.versions import to_arrow
 from sink.targets.base import ChangeSet
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
-from sink.targets.retries import Retries
 from tests.services.kafka import Kafka, running_kafka
 from tests.services.process import wait_until
 from tests.sink.harness import merging_soon
@@ -558,7 +558,7 @@ def test_a_micro_batch_runs_one_job_for_all_small_tables(shop: Shop, monkeypatch
     assert one >= 1
     assert _jobs_of(scheduler, shop.run) == one
     assert shop.is_exact()
-    monkeypatch.setattr(microbatch, "SMALL_BATCH", 100)
+    monkeypatch.setattr(attempt, "SMALL_BATCH", 100)
     shop.change("t2", 300)
     large = _jobs_of(scheduler, shop.run)
     shop.change("t1", 3)
@@ -625,7 +625,7 @@ def test_shared_jobs_and_own_jobs_keep_one_index(
     shop.entries[0] |= {"partition_by": partition_by, "properties": {"format-version": version}}
     shop.create("a", "b", "c", partitions=2)
     for small in (10_000, 0, 10_000, 0, 10_000):
-        monkeypatch.setattr(microbatch, "SMALL_BATCH", small)
+        monkeypatch.setattr(attempt, "SMALL_BATCH", small)
         for name in shop.content:
             shop.change(name, 60)
         shop.run()
@@ -792,7 +792,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
     """
     events: list[tuple[str, str]] = []
     lock = Lock()
-    finish, commit = TableSink._finish, IcebergCommitter.commit
+    finish, commit = TableSink._finish, IcebergCommitter.commit_once
 
     def writes(self: TableSink, *args: Any) -> Any:
         name = self.table.name.split(".")[-1]
@@ -805,13 +805,14 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
             events.append(("written", name))
         return result
 
-    def commits(self: IcebergCommitter, request: ChangeSet, retries: Retries) -> None:
-        commit(self, request, retries)
+    def commits(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
+        refusal = commit(self, request, base)
         with lock:
             events.append(("committed", self._table.name.split(".")[-1]))
+        return refusal
 
     monkeypatch.setattr(TableSink, "_finish", writes)
-    monkeypatch.setattr(IcebergCommitter, "commit", commits)
+    monkeypatch.setattr(IcebergCommitter, "commit_once", commits)
     return events
 
 

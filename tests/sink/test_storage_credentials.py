@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import TableGoneError
-from sink.run.microbatch import TableSink
+from sink.run.attempt import TaskPlans
 from sink.run.pipeline import Pipeline
 from sink.spark.task import TaskPlan
 from sink.targets.iceberg import table as iceberg
@@ -230,13 +230,13 @@ def test_each_micro_batch_has_fresh_credentials_and_the_index_has_its_own(
     values["source"]["options"]["maxFilesPerTrigger"] = "1"
     config = Config.model_validate(values | ({"index": {"properties": configured}} if configured else {}))
     plans: list[TaskPlan] = []
-    original = TableSink._task_plan
+    original = TaskPlans.plan
 
-    def task_plan(self: TableSink, *arguments: Any) -> TaskPlan:
+    def task_plan(self: TaskPlans, *arguments: Any) -> TaskPlan:
         plans.append(original(self, *arguments))
         return plans[-1]
 
-    monkeypatch.setattr(TableSink, "_task_plan", task_plan)
+    monkeypatch.setattr(TaskPlans, "plan", task_plan)
     for number in range(3):
         write(tmp_path, f"{number}.json", [("+I", number, "eu"), ("+U", 0, "us")], 10 * number)
     Pipeline(spark, config).run()

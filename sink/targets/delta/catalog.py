@@ -175,8 +175,9 @@ class DeltaCatalogs:
         return jvm.org.apache.spark.sql.catalyst.TableIdentifier(table, jvm.scala.Option.apply(namespace[0]))
 
     def _folder(self, name: str) -> str:
-        catalog, *rest = name.split(".")
-        return "/".join([self._config.catalogs[catalog]["warehouse"].rstrip("/"), *rest])
+        folder = self._config.table_folder(name)
+        assert folder is not None, "such a catalog has a warehouse"
+        return folder
 
 
 @contextmanager

@@ -92,11 +92,6 @@ def full(location: str, path: str) -> str:
     return path if path.startswith("/") or _SCHEME.match(path) else f"{location.rstrip('/')}/{path}"
 
 
-def without_scheme(path: str) -> str:
-    """A local path in one form: `file:/a` and `file:///a` are `/a`. Others stay."""
-    return re.sub(r"^file:/+", "/", path)
-
-
 def relative(location: str, path: str) -> str:
     """The reverse of `full`."""
     return path.removeprefix(f"{location.rstrip('/')}/")

@@ -37,7 +37,7 @@ def candidates(table: "DeltaTable", prefix: str, is_enough: Callable[[int, int],
     schema = schema_tag(spec.schema)
     number = int(table.property(f"{prefix}.merges") or 0) + 1
     small: list[tuple[str, Any]] = []
-    fresh = set[str]()
+    fresh, files = set[str](), 0
     for path, add in table.live.items():
         tags = add.get("tags") or {}
         is_own = tags.get(SINK_ID) == sink_id and tags.get(SCHEMA) == schema
@@ -46,9 +46,9 @@ def candidates(table: "DeltaTable", prefix: str, is_enough: Callable[[int, int],
         merged = int(tags.get(MINOR, 0))
         if not merged:
             fresh.add(tags[WRITER])
+            files += 1
         if not merged or not merge_levels.is_below(merged, number):
             small.append((path, add))
-    files = sum(not (add.get("tags") or {}).get(MINOR) for _, add in small)
     partitions: dict[str, list[Mergeable]] = {}
     if is_enough(len(fresh), files):
         for path, add in small:

@@ -37,13 +37,14 @@ from sink.targets.base import (
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import RESTORE, DeltaHistory
-from sink.targets.delta.live_files import LiveFiles, file_actions, full, without_scheme
+from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import written_deletes
 from sink.targets.delta.optimize import Optimize
 from sink.targets.delta.small_files import VECTOR, WRITER, candidates
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
+from sink.targets.locations import in_one_form
 
 if TYPE_CHECKING:
     from sink.config import TableSection
@@ -393,15 +394,6 @@ class DeltaTable(Target):
         commits = self._live.commits_since(base)
         return None if commits is None else [commit for commit in commits if commit.version <= self._snapshot.version]
 
-    def appended_since(self, base: int | None) -> list[LiveFile] | None:
-        commits = None if base is None else self._commits_since(base)
-        actions = [action for commit in commits or () for action in file_actions(commit)]
-        if not commits or any(kind != "add" or not content["dataChange"] for kind, content in actions):
-            return None
-        paths = [unquote(content["path"]) for _, content in actions]
-        live = self.live
-        return [self._live_file(path, live[path]) for path in paths]
-
     def live_files(self) -> Iterator[LiveFile]:
         return (self._live_file(path, add) for path, add in self.live.items())
 
@@ -458,8 +450,8 @@ class DeltaTable(Target):
 
         :param texts: of all files that have rows.
         """
-        known = {without_scheme(unquote(text)): text for text in texts}
-        shown = [known.pop(without_scheme(file.path), file.path) for file in files]
+        known = {in_one_form(unquote(text)): text for text in texts}
+        shown = [known.pop(in_one_form(file.path), file.path) for file in files]
         if known:
             raise TableError(f"{self.name}: its log has no file of the name {next(iter(known))}, but Spark reads it")
         return shown
@@ -482,8 +474,8 @@ class DeltaTable(Target):
         return Optimize(self, every)
 
     def index_forbidden_at(self, location: str) -> str | None:
-        location = without_scheme(location)
-        folder = location.removeprefix(f"{without_scheme(self.log.path).rstrip('/')}/")
+        location = in_one_form(location)
+        folder = location.removeprefix(f"{in_one_form(self.log.path).rstrip('/')}/")
         if folder == location or folder.startswith("_"):
             return None
         return "inside the table's own folder, where Delta's VACUUM deletes it"

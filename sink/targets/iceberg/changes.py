@@ -64,16 +64,12 @@ class Changes:
         shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         shown += f": {len(added)} files added, {len(gone)} removed, {len(deletes)} delete files"
         log.info("%s: %s; catching up", self._table.name, shown)
-        if _only_append(foreign) and not deletes:
+        only_appended = _only_append(foreign) and not deletes
+        if only_appended:
             changed = [file for file in self._appended_files() if file.path in added]
         else:
             changed = self._changed_files(added, deletes)
-        return TableChanges(changed, frozenset(gone))
-
-    def appended(self) -> list[LiveFile] | None:
-        """See `Target.appended_since`."""
-        foreign = self._snapshots(set())
-        return list(self._appended_files()) if foreign and _only_append(foreign) else None
+        return TableChanges(changed, frozenset(gone), only_appended)
 
     def _snapshots(self, included: set[int]) -> list[JavaObject] | None:
         """Snapshots after the base that aren't `included`. None if the walk doesn't meet the base and these."""

@@ -5,7 +5,6 @@ sequence numbers and manifests.
 """
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,6 +34,7 @@ from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
 from sink.targets.iceberg.writers import IcebergTableSpec
+from sink.targets.locations import in_one_form
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
@@ -429,9 +429,6 @@ class IcebergTable(IcebergState, Target):
     def changes_since(self, base: int | None, included: set[int]) -> TableChanges | None:
         return Changes(self, base).since(included)
 
-    def appended_since(self, base: int | None) -> list[LiveFile] | None:
-        return Changes(self, base).appended()
-
     def frame(self, spark: SparkSession) -> DataFrame:
         return spark.table(quoted_name(self.name))
 
@@ -489,7 +486,7 @@ class IcebergTable(IcebergState, Target):
         return written_deletes(self.spec, name, tasks, rows, known, parquet_deletes, created)
 
     def index_forbidden_at(self, location: str) -> str | None:
-        if not f"{_same_scheme(location)}/".startswith(f"{_same_scheme(self.spec.location).rstrip('/')}/"):
+        if not f"{in_one_form(location)}/".startswith(f"{in_one_form(self.spec.location).rstrip('/')}/"):
             return None
         return "inside the table's own folder, where Iceberg's remove_orphan_files deletes it"
 
@@ -503,8 +500,3 @@ class IcebergTable(IcebergState, Target):
 def quoted_name(name: str) -> str:
     """A table's full name in SQL."""
     return ".".join(map(quoted, name.split(".")))
-
-
-def _same_scheme(location: str) -> str:
-    """The location with one form for all schemes that name the same storage."""
-    return re.sub(r"^s3[an]://", "s3://", re.sub(r"^file:/+", "/", location))

@@ -1,0 +1,134 @@
+"""The seam between what decides about a table and what runs its tasks.
+
+`TableSink`, `KeyIndex` and `MinorCompaction` decide what is written and committed. They know plain values only: an
+engine runs the programs of tasks (`sink.spark.task`) on records and data files, and says what came of it. The engine of
+every run is Spark (`sink.run.spark_engine`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pyiceberg.io import FileIO
+
+from changelog.decoding import StatedKeys
+from deltawriters import TableSpec
+from deltawriters.keyindex import IndexSlice, RunInfo
+from deltawriters.rewrite import RewriteGroup
+from sink.run.attempt import Begun, TaskPlans
+from sink.run.plan import TablePlan
+from sink.run.written import Uncommitted, Written
+from sink.sources.source import TableBatch
+from sink.spark import task
+from sink.spark.routing import KeyHash
+from sink.targets.base import LiveFile, Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class KeyReading:
+    """How the keys of data files get into a key index.
+
+    :param table: the table that has the files.
+    :param hash: computes the high hashes.
+    :param uuids: columns that are UUIDs.
+    :param index: where the runs go, and the base of the low hashes. It has no runs.
+    :param sequence: sequence number of the runs.
+    """
+
+    table: TableSpec
+    hash: KeyHash
+    uuids: frozenset[str]
+    index: IndexSlice
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Changelog rows that are stored in the executors.
+
+    :param observed: see `Written`.
+    :param stated_keys: see `Written`.
+    """
+
+    changes: "DataFrame"
+    observed: Mapping[str, str]
+    stated_keys: StatedKeys
+
+
+class BatchWriter(Protocol):
+    """Writes the files of one table's micro-batches."""
+
+    def follow(self, plan: TablePlan, tasks: TaskPlans) -> None:
+        """Write for a table that was altered."""
+
+    def write(self, batch: TableBatch, begun: Begun, *, may_repeat: bool) -> Written:
+        """Decode a micro-batch's records and write them. The files are in the `Uncommitted` of the writer, also those
+        of a job that is interrupted. After any of the following errors they are deleted.
+
+        :param may_repeat: the dead-letter table may already have some of the bad records. They are left out.
+        :raises IndexLostError: a part of the key index is missing or damaged.
+        :raises RowdeltaError: see `job_error`.
+        """
+
+    def decoded(self, records: "DataFrame", keep: "Callable[[DataFrame], DataFrame]") -> Decoded:
+        """Decode raw records, without writing.
+
+        :param keep: filters the changelog rows.
+        :raises RowdeltaError: see `job_error`.
+        """
+
+
+class IndexFolder(Protocol):
+    """The folder of a table's key index.
+
+    `location` has no slash at the end. `io` reads and writes the folder's files, and `io_properties` are those with
+    which tasks make such an `io`. The table's own properties are for its folder, and credentials among them may expire.
+    """
+
+    @property
+    def location(self) -> str: ...
+
+    @property
+    def io(self) -> FileIO: ...
+
+    @property
+    def io_properties(self) -> tuple[tuple[str, str], ...]: ...
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Names of the files in one of its folders, which need not exist."""
+
+    def delete(self, path: str) -> None:
+        """Delete a file. It is no error if there is none.
+
+        :param path: relative to `location`.
+        """
+
+
+class Engine(Protocol):
+    """Runs the tasks of one table, and reaches what the table's driver needs beside it."""
+
+    @property
+    def catalogs(self) -> Tables:
+        """The catalogs of the configuration."""
+
+    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> BatchWriter: ...
+
+    def index_folder(self) -> IndexFolder: ...
+
+    def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
+        """Read the live rows' keys of at least one data file, and write runs.
+
+        :return: what was written.
+        """
+
+    def rewrite(
+        self, plan: task.RewritePlan, groups: Sequence[RewriteGroup], written: list[str]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Merge small files in tasks.
+
+        :param written: the paths of new files are added to it, also if it fails.
+        :return: the tasks' results (`task.rewritten`).
+        """

@@ -1,0 +1,87 @@
+"""Spark runs the tasks of a table, and Hadoop's file systems reach the folder of its key index."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from deltawriters.keyindex import RunInfo
+from deltawriters.rewrite import RewriteGroup
+from sink.config import Config
+from sink.deadletters.table import DeadLetters
+from sink.run.attempt import TaskPlans
+from sink.run.engine import KeyReading
+from sink.run.keyreading import read_keys
+from sink.run.plan import TablePlan
+from sink.run.writing import SparkWriter
+from sink.run.written import Uncommitted
+from sink.spark import task
+from sink.spark.failures import told
+from sink.targets.base import LiveFile, Target
+from sink.targets.catalogs import Catalogs
+
+
+class SparkEngine:
+    """Runs one table's tasks in the session of the table (`sink.run.engine.Engine`)."""
+
+    def __init__(self, config: Config, table: Target, dead_letters: DeadLetters | None) -> None:
+        self.catalogs = Catalogs(table.spark, config)
+        self._config = config
+        self._table = table
+        self._dead_letters = dead_letters
+        # not the accumulator of the micro-batches: a failed micro-batch deletes the files that are in it
+        self._rewritten = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
+
+    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> SparkWriter:
+        return SparkWriter(self._table.spark, self._config, plan, tasks, files, self._dead_letters)
+
+    def index_folder(self) -> "HadoopFolder":
+        name, index = self._table.name, self._config.index
+        properties = index.properties if index is not None else None
+        if properties is None:
+            properties = self.catalogs.storage_properties(name)
+        return HadoopFolder(self._table, f"{self._config.index_location}/{name}", properties)
+
+    def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
+        return read_keys(self._table, files, reading)
+
+    def rewrite(
+        self, plan: task.RewritePlan, groups: Sequence[RewriteGroup], written: list[str]
+    ) -> Sequence[Mapping[str, Any]]:
+        spark = self._table.spark
+        tasks = min(len(groups), int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+        shares: list[list[RewriteGroup]] = [[] for _ in range(tasks)]
+        for group in sorted(groups, key=lambda group: -group.size_in_bytes):
+            min(shares, key=lambda share: sum(g.size_in_bytes for g in share)).append(group)
+        self._rewritten.value = []
+        rewrite = functools.partial(task.rewrite, plan, self._rewritten)
+        try:
+            dealt = spark.sparkContext.parallelize(shares, tasks)
+            results: Sequence[Mapping[str, Any]] = dealt.mapPartitions(lambda part: told(rewrite)(part)).collect()
+            return results
+        finally:
+            written += self._rewritten.value
+
+
+class HadoopFolder:
+    """The folder of a key index on any Hadoop file system (`sink.run.engine.IndexFolder`)."""
+
+    def __init__(self, table: Target, location: str, properties: Mapping[str, str]) -> None:
+        """:param properties: properties with which tasks and the driver reach the folder by Arrow."""
+        self.location = location.rstrip("/")
+        self.io = PyArrowFileIO(dict(properties))
+        self.io_properties = tuple(properties.items())
+        jvm = table.spark.sparkContext._jvm
+        assert jvm is not None
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._files = self._path(self.location).getFileSystem(table.spark._jsc.hadoopConfiguration())
+
+    def names(self, folder: str) -> list[str]:
+        path = self._path(f"{self.location}/{folder}")
+        if not self._files.exists(path):
+            return []
+        return [status.getPath().getName() for status in self._files.listStatus(path)]
+
+    def delete(self, path: str) -> None:
+        self._files.delete(self._path(f"{self.location}/{path}"), False)

@@ -1,0 +1,270 @@
+"""Writes the files of a micro-batch by a Spark job: decode, shuffle by key, write in tasks."""
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from changelog.rows import BAD
+from deltawriters.combine import BUFFER_BYTES
+from deltawriters.keyindex.versions import IndexLostError
+from sink.config import Config
+from sink.deadletters.table import DeadLetters
+from sink.errors import RowdeltaError, TemporaryError
+from sink.run.attempt import Begun, TaskPlans, is_small
+from sink.run.decoding import RecordDecoder
+from sink.run.engine import Decoded
+from sink.run.job_errors import JOB_ERRORS, job_error
+from sink.run.plan import TablePlan
+from sink.run.written import Uncommitted, Written, sum_up
+from sink.sources.source import TableBatch
+from sink.spark import task
+from sink.spark.exchange import (
+    PACKED_SCHEMA,
+    PART_ROWS,
+    Results,
+    Step,
+    exchanged,
+    files,
+    files_by_each,
+    files_exchanged,
+    files_written,
+    in_arrow,
+)
+from sink.spark.failures import failure_of
+from sink.spark.routing import RANGES
+
+log = logging.getLogger("rowdelta")
+
+READ_AGAIN = 128 * 1024 * 1024
+"""Each task reads all Parquet files, without a shuffle, if the extra reads sum up to at most this many bytes.
+
+The shuffle of a row takes a core about three times as long as decoding it a second time. With two tasks, files of 58
+and 115 MB were written a fifth to a third faster this way. Even an almost empty shuffle costs about as much as decoding
+10 MB.
+"""
+_OPENING = 256 * 1024
+"""Opening a file takes as long as reading this many bytes."""
+_ROWS_AGAIN = 4_000_000
+"""The same limit in rows: a snapshot's files may have millions of rows in few bytes."""
+
+
+class SparkWriter:
+    """Writes one table's micro-batches (`sink.run.engine.BatchWriter`).
+
+    :param spark: the session of the table.
+    :param plan: the table.
+    :param tasks: what tasks are told.
+    :param uncommitted: gets the files.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        plan: TablePlan,
+        tasks: TaskPlans,
+        uncommitted: Uncommitted,
+        dead_letters: DeadLetters | None,
+    ) -> None:
+        self._spark = spark
+        self._config = config
+        self._uncommitted = uncommitted
+        self._dead_letters = dead_letters
+        context = spark.sparkContext
+        self._paths = context.accumulator(list[str](), task.ListParam[str]())
+        self._observed = context.accumulator(dict[str, str](), task.ObservedTypes())
+        self._stated_keys = context.accumulator(task.FirstPlaces.NONE, task.FirstPlaces())
+        self._left_out = context.accumulator(dict[str, int](), task.Counts())
+        self._not_plain = context.accumulator(0)
+        self.follow(plan, tasks)
+
+    def follow(self, plan: TablePlan, tasks: TaskPlans) -> None:
+        batch_rows = int(self._spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0)
+        # for Spark, 0 or less means that there is no limit
+        batch_rows = batch_rows if batch_rows > 0 else 1 << 20
+        self._plan = plan
+        self._task_plans = tasks
+        self._decoder = RecordDecoder(self._config, plan, self._observed.add, self._stated_keys.add, batch_rows)
+
+    @property
+    def _appends(self) -> bool:
+        return self._plan.section.mode == "append"
+
+    def write(self, batch: TableBatch, begun: Begun, *, may_repeat: bool) -> Written:
+        frame = batch.records() if batch.changes is None else batch.changes
+        spark = frame.sparkSession
+        # The session belongs to the stream, so these settings change nothing else. Re-planning at run time costs more
+        # than it can gain on one shuffle.
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+        # without this, a failed cast in a computed column would give null
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+        # without this, text that Spark has decoded could have other Arrow types
+        spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
+        tasks = self._tasks(batch, spark)
+        self._observed.value, self._left_out.value, self._paths.value = {}, {}, []
+        self._stated_keys.value = task.FirstPlaces.NONE
+        self._not_plain.value = 0
+        steps = self._steps(begun, tasks)
+        results = None
+        if batch.files and self._decoder.plain is not None and not may_repeat:
+            results = self._write_plain_files(batch, steps, tasks)
+        if results is None:
+            results = self._collected(lambda: self._writing(batch, frame, steps, tasks, may_repeat=may_repeat))
+        observed = dict(self._observed.value)
+        written = sum_up(results)
+        counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
+        stated = dict(self._stated_keys.value)
+        return replace(written, tasks=tasks, observed=observed, rows=counts, stated_keys=stated)
+
+    def decoded(self, records: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> Decoded:
+        # see `write`
+        records.sparkSession.conf.set("spark.sql.ansi.enabled", "true")
+        self._observed.value, self._stated_keys.value = {}, task.FirstPlaces.NONE
+        try:
+            changes = keep(self._decoder.changes(records)).localCheckpoint()
+        except JOB_ERRORS as error:
+            raise job_error(self._plan.section.target, error) from error
+        return Decoded(changes, self._observed.value, self._stated_keys.value)
+
+    def _write_plain_files(
+        self, batch: TableBatch, steps: tuple[Step, Step, Step], tasks: int
+    ) -> list[dict[str, Any]] | None:
+        """Results of tasks that read whole files. None if a file needs Spark's reader; then all written files are
+        deleted.
+        """
+        try:
+            results = self._collected(lambda: self._writing_files(batch, steps, tasks))
+            if not self._not_plain.value:
+                if not self._appends and is_read_by_each(batch, tasks):
+                    self._check_all_read(batch, results, tasks)
+                return results
+        except (RowdeltaError, IndexLostError):
+            # without the changes of a file that can't be read this way, other changes may seem to contradict each other
+            if not self._not_plain.value:
+                raise
+        log.info("%s: its files need Spark's reader", self._plan.section.target)
+        self._decoder.plain = None
+        self._delete_written()
+        self._left_out.value = {}
+        return None
+
+    def _check_all_read(self, batch: TableBatch, results: Sequence[Mapping[str, Any]], tasks: int) -> None:
+        """Check that the tasks together wrote as many rows as the files' footers say. Each task reads the files at
+        another time, so somebody may replace a file in between.
+
+        :raises TemporaryError: the numbers differ. All written files are deleted.
+        """
+        found = sum(sum(result["rows"].values()) for result in results)
+        if len(results) == tasks and found == batch.estimated_rows:
+            return
+        self._delete_written()
+        raise TemporaryError(
+            f"{self._plan.section.target}: change files were replaced while they were read: of "
+            f"{batch.estimated_rows:,} rows {found:,} were found. Nothing was applied; run again. Write files "
+            "elsewhere, move them into the directory, and leave them as they are."
+        )
+
+    def _collected(self, job: Callable[[], Results]) -> list[dict[str, Any]]:
+        """Results of the job's tasks. If the job fails, the files of its finished tasks are deleted."""
+        try:
+            return [json.loads(row[0]) for row in job().collect()]
+        except JOB_ERRORS as error:
+            self._delete_written()
+            failure = failure_of(error)
+            if failure is not None and failure.kind == "corrupt index":
+                raise IndexLostError(failure.message) from error
+            raise job_error(self._plan.section.target, error) from error
+        finally:
+            self._uncommitted.paths = list(self._paths.value)
+
+    def _delete_written(self) -> None:
+        self._uncommitted.discard(self._paths.value)
+        self._uncommitted.paths, self._paths.value = [], []
+
+    def _writing_files(self, batch: TableBatch, steps: tuple[Step, Step, Step], tasks: int) -> Results:
+        """Like `_writing`, but reads whole files. `_not_plain` says afterwards whether a file could not be read this
+        way.
+        """
+        assert batch.files is not None
+        assert self._decoder.plain is not None
+        decode = functools.partial(task.decode_files, self._decoder.plain, self._not_plain)
+        whole = files(batch.files, self._spark.sparkContext)
+        write_own, route, run = steps
+        if self._appends:
+            return files_written(whole, tasks, functools.partial(decode, run))
+        if is_read_by_each(batch, tasks):
+            return files_by_each(whole, tasks, functools.partial(decode, write_own))
+        return files_exchanged(whole, functools.partial(decode, route), tasks, run)
+
+    def _writing(
+        self, batch: TableBatch, frame: DataFrame, steps: tuple[Step, Step, Step], tasks: int, *, may_repeat: bool
+    ) -> Results:
+        """The Spark job that writes the files. It runs when its result is collected.
+
+        :param frame: the batch's records or changes.
+        :return: the tasks' results.
+        """
+        write_own, route, run = steps
+        shuffles = tasks > 1 and not self._appends
+        if not shuffles:
+            frame = frame.coalesce(tasks)
+        then, schema = (route, PACKED_SCHEMA) if shuffles else (write_own, task.RESULT_SCHEMA)
+        if batch.changes is None and self._decoder.ends_in_python and not may_repeat:
+            made = self._decoder.changes_into(then, schema, frame)
+        else:
+            changes = frame if batch.changes is not None else self._decoder.changes(frame)
+            made = in_arrow(self._without_kept(changes) if may_repeat else changes, then, schema)
+        return exchanged(made, tasks, run) if shuffles else made
+
+    def _steps(self, begun: Begun, tasks: int) -> tuple[Step, Step, Step]:
+        """Three steps of tasks. The first one writes a task's own changes (in mode append, all changes that it has).
+        The second one deals changes out to tasks. The third one writes the changes that were dealt to a task.
+        """
+        plan = self._task_plans.plan(begun, tasks)
+        run = functools.partial(task.run, plan, self._paths)
+        how = self._task_plans.hash(begun, tasks), tasks, plan.index is not None
+        own = functools.partial(task.own, *how)
+        write_own = run if self._appends else lambda changes: run(own(changes))
+        return write_own, functools.partial(task.route, self._combine(), *how, PART_ROWS), run
+
+    def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
+        """How many tasks write the micro-batch."""
+        if is_small(batch.estimated_rows):
+            return 1
+        return min(int(spark.conf.get("spark.sql.shuffle.partitions") or 1), RANGES)
+
+    def _combine(self) -> task.Combine | None:
+        """How changes of the same key are combined. None in mode changelog, where a key's first change matters too."""
+        if self._plan.section.mode != "upsert":
+            return None
+        columns = tuple(column.name for column in self._plan.columns)
+        return task.Combine(tuple(self._plan.section.key), columns, self._left_out, BUFFER_BYTES)
+
+    def _without_kept(self, changes: DataFrame) -> DataFrame:
+        """Leave out bad records that the dead-letter table already has.
+
+        The records' places are compared, not only positions: the topic may have been created anew, and the
+        configuration may refuse other records now.
+        """
+        assert self._dead_letters is not None
+        target = self._plan.section.target
+        # The checkpoint makes Spark compute the changes once. Without it, Catalyst would push the filter below the
+        # decoder, and repeat the decoder's expressions there.
+        changes = changes.localCheckpoint()
+        bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), changes.sparkSession)
+        return changes.where(F.col(BAD).isNull()).unionByName(bad)
+
+
+def is_read_by_each(batch: TableBatch, tasks: int) -> bool:
+    """Whether each task reads all of the batch's Parquet files, and keeps only its own rows."""
+    assert batch.files is not None
+    assert batch.estimated_rows is not None
+    size = sum(max(size, _OPENING) for size in batch.files.values())
+    again = tasks - 1
+    return not again or (size * again <= READ_AGAIN and batch.estimated_rows * again <= _ROWS_AGAIN)

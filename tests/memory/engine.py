@@ -1,0 +1,206 @@
+"""Runs the programs of tasks one after the other in this process, without Spark."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from deltawriters.keyindex import RunInfo
+from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.rewrite import RewriteGroup
+from sink.run.attempt import Begun, TaskPlans
+from sink.run.engine import Decoded, KeyReading
+from sink.run.job_errors import job_error
+from sink.run.plan import TablePlan
+from sink.run.written import Uncommitted, Written, sum_up
+from sink.sources.source import TableBatch
+from sink.spark import task
+from sink.spark.exchange import owned
+from sink.spark.failures import failure_of
+from sink.targets.base import LiveFile, Tables
+from tests.memory.storage import Clock, SteppingFiles
+from tests.memory.table import DataFile, MemoryTable
+from tests.memory.writers import parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@contextmanager
+def in_task(number: int, attempt: int) -> Iterator[None]:
+    """Who a task is, for its program."""
+    context = object.__new__(TaskContext)
+    context._partitionId, context._taskAttemptId = number, attempt
+    before, TaskContext._taskContext = TaskContext._taskContext, context
+    try:
+        yield
+    finally:
+        TaskContext._taskContext = before
+
+
+class MemoryEngine:
+    """See `sink.run.engine.Engine`.
+
+    :param catalogs: has the table.
+    :param folder: of the key index.
+    :param tasks: number of tasks that share a micro-batch.
+    :param leaves_idle_out: a task without changes doesn't run, and so doesn't merge its share of the index, as Spark
+        may do it.
+    :param clock: of the process.
+    """
+
+    def __init__(
+        self,
+        catalogs: Tables,
+        table: MemoryTable,
+        folder: Path,
+        clock: Clock,
+        *,
+        tasks: int = 1,
+        leaves_idle_out: bool = False,
+    ) -> None:
+        self.catalogs = catalogs
+        self.clock = clock
+        self.tasks = tasks
+        self.leaves_idle_out = leaves_idle_out
+        self.table = table
+        self._folder = folder
+        self._attempts = iter(range(1, 1 << 30))
+
+    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> "MemoryWriter":
+        return MemoryWriter(self, plan, tasks, files)
+
+    def index_folder(self) -> "DiskFolder":
+        return DiskFolder(self._folder, self.clock)
+
+    def next_attempt(self) -> int:
+        return next(self._attempts)
+
+    def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
+        self.clock.step("read keys")
+        numbers = np.arange(len(files), dtype=np.uint64)
+        batches = (_keys(file.handle, number, reading, self.table.store.contents) for number, file in enumerate(files))
+        entries = task.index_entries(reading.table, numbers, reading.hash, reading.index.base, batches)
+        with in_task(0, self.next_attempt()):
+            indexed = [file.file for file in files]
+            results = list(task.build_index(reading.index, indexed, reading.sequence, uuid4().hex, entries))
+        return [RunInfo.from_json(run) for text in _texts(results) for run in json.loads(text)]
+
+    def rewrite(
+        self, plan: task.RewritePlan, groups: Sequence[RewriteGroup], written: list[str]
+    ) -> Sequence[Mapping[str, Any]]:
+        results: list[Mapping[str, Any]] = []
+        for number, group in enumerate(groups):
+            self.clock.step("start a task")
+            with in_task(number, self.next_attempt()):
+                results += task.rewrite(plan, _adding(written), [[group]])
+        return results
+
+
+class MemoryWriter:
+    """See `sink.run.engine.BatchWriter`. Batches have their changes as an Arrow table, in the place of a frame."""
+
+    def __init__(self, engine: MemoryEngine, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> None:
+        self._engine = engine
+        self._uncommitted = files
+        self.follow(plan, tasks)
+
+    def follow(self, plan: TablePlan, tasks: TaskPlans) -> None:
+        self._plan = plan
+        self._task_plans = tasks
+
+    def write(self, batch: TableBatch, begun: Begun, *, may_repeat: bool) -> Written:
+        tasks = self._engine.tasks
+        plan = self._task_plans.plan(begun, tasks)
+        changes: Any = batch.changes
+        hashed = list(self._task_plans.hash(begun, tasks).added(_in_types(changes, self._plan).to_batches()))
+        results = []
+        self._uncommitted.paths = []
+        try:
+            for number in range(tasks):
+                own = [part for part in owned(hashed, number, tasks, keep_hash=True) if len(part)]
+                if own or not self._engine.leaves_idle_out:
+                    self._engine.clock.step("start a task")
+                    with in_task(number, self._engine.next_attempt()):
+                        results += _texts(list(task.run(plan, _adding(self._uncommitted.paths), own)))
+        except Exception as error:
+            self._uncommitted.delete()
+            failure = failure_of(error)
+            if failure is not None and failure.kind == "corrupt index":
+                raise IndexLostError(failure.message) from error
+            raise job_error(self._plan.section.target, error) from error
+        return replace(sum_up([json.loads(text) for text in results]), tasks=tasks)
+
+    def decoded(self, records: "DataFrame", keep: "Callable[[DataFrame], DataFrame]") -> Decoded:
+        raise NotImplementedError("only a replay decodes without writing, by Spark")
+
+
+class DiskFolder:
+    """See `sink.run.engine.IndexFolder`."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.location = str(folder)
+        self.io = SteppingFiles(clock)
+        self.io_properties: tuple[tuple[str, str], ...] = ()
+        self._clock = clock
+        for part in ("runs", "versions", "vectors"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        self._clock.step("list the index")
+        place = Path(self.location, folder)
+        return [path.name for path in place.iterdir()] if place.exists() else []
+
+    def delete(self, path: str) -> None:
+        self._clock.step("delete a file of the index")
+        Path(self.location, path).unlink(missing_ok=True)
+
+
+class _Lists(AccumulatorParam[list[str]]):
+    """Adds to the same list, so that others see it."""
+
+    def zero(self, value: list[str]) -> list[str]:
+        return []
+
+    def addInPlace(self, value1: list[str], value2: list[str]) -> list[str]:  # noqa: N802 - Spark's name
+        value1 += value2
+        return value1
+
+
+def _adding(paths: list[str]) -> "Accumulator[list[str]]":
+    return Accumulator(-1, paths, _Lists())
+
+
+def _texts(results: Iterable[pa.RecordBatch]) -> list[str]:
+    return [text for batch in results for text in batch.column(0).to_pylist()]
+
+
+def _in_types(changes: pa.Table, plan: TablePlan) -> pa.Table:
+    """The changes with all of the table's columns, as a decoder makes them."""
+    for column in plan.columns:
+        if column.name not in changes.column_names:
+            changes = changes.append_column(column.name, pa.nulls(len(changes), pa.string()))
+    return changes
+
+
+def _keys(file: DataFile, number: int, reading: KeyReading, contents: Mapping[str, bytes]) -> pa.RecordBatch:
+    """Keys of a file's live rows, as `task.index_entries` takes them."""
+    rows = parquet(contents[file.path], list(reading.hash.key))
+    places = np.setdiff1d(np.arange(len(rows)), np.array(file.deleted, np.int64))
+    keys = rows.take(pa.array(places)).combine_chunks()
+    columns = {name: _only_chunk(keys.column(name)) for name in reading.hash.key}
+    columns[task.INDEX_FILE] = pa.array(np.full(len(places), number, np.int64))
+    columns[task.INDEX_POS] = pa.array(places)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _only_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.array([], column.type)

@@ -1,0 +1,671 @@
+"""Stories about one table: what its source says, what processes of the sink do with it, what happens to these, and what
+others do meanwhile.
+
+    Player(Story.random(seed), folder).play()
+
+A story runs the real `TableSink` with its key index, delta writers and minor compactions on a table in memory
+(`tests.memory.table`). Whatever happens, each snapshot that the table has ever had must be right: the rows of its
+parent, with what the changes between their two positions say, or with what another writer did. So a change that is
+lost, applied twice or applied half is found, also if a later commit covers it up.
+
+What happens, happens at a step of a process (`tests.memory.storage.Clock`): at any read, write, look or commit.
+"""
+
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from changelog.rows import BAD, KIND, RowKind, order_column
+from deltawriters import DeltaOptions
+from deltawriters.keyindex import runs as index_runs
+from sink.config import Config
+from sink.errors import FencedError, RolledBackError, TemporaryError
+from sink.run import attempt, minor_compaction
+from sink.run.keys import TableKey
+from sink.run.microbatch import TableSink
+from sink.run.patterns import resolve_tables
+from sink.run.plan import plan_table
+from sink.sources.source import TableBatch
+from sink.targets import merge_levels
+from sink.targets.base import CommitUnknownError
+from tests.memory.engine import MemoryEngine
+from tests.memory.storage import Clock, CrashError
+from tests.memory.table import DataFile, MemoryTable, Snapshot, Store, add_files
+from tests.memory.writers import parquet
+
+Row = tuple[Any, ...]
+Key = tuple[Any, ...]
+Content = Counter[Row]
+
+PREFIX = "rowdelta.story"
+TARGET = "lake.n.t"
+REGIONS = [None, "eu", "us"]
+KEYS = 6
+_BAD_TYPE = pa.struct([("error_class", pa.string())])
+
+Fault = Literal["crash", "error"]
+"""`crash`: the process is killed. `error`: the step fails, or (of a commit) its answer is lost."""
+Others = Literal[
+    "append", "append again", "delete", "delete in place", "update", "compaction", "empty commit", "alter",
+    "property", "rollback", "expiry", "index lost", "index damaged", "index restored", "second driver",
+]  # fmt: skip
+Happening = Fault | Others
+SPOILS_INDEX = {
+    "rollback", "expiry", "index lost", "index damaged", "index restored", "second driver", "alter", "read the index",
+}  # fmt: skip
+"""After these the key index may be built again. After anything else it must not: it would only hide a mistake."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What the source did to a key, and what its row became. `repeat` says the last message of the key again."""
+
+    verb: Literal["set", "delete", "change key", "repeat"]
+    key: int
+    value: int = 0
+    other: int = 0
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the sink.
+
+    :param batches: sizes of its micro-batches, in messages. Then it ends, unless something ended it earlier.
+    :param happenings: (step, what happens at it).
+    :param then: what happens after it.
+    """
+
+    batches: tuple[int, ...]
+    happenings: tuple[tuple[int, Happening], ...] = ()
+    then: tuple[Others, ...] = ()
+
+
+@dataclass(frozen=True)
+class Story:
+    """:param key: the key's columns.
+    :param is_strict: see `Store`.
+    :param leaves_idle_out: see `MemoryEngine`.
+    """
+
+    operations: tuple[Operation, ...]
+    processes: tuple[Process, ...]
+    key: tuple[str, ...] = ("a",)
+    partitioned_by: str | None = None
+    mode: Literal["upsert", "changelog"] = "upsert"
+    is_strict: bool = False
+    tasks: int = 1
+    leaves_idle_out: bool = False
+    file_size: int = 1 << 20
+    flush_bytes: int = 1 << 20
+    merges: Literal["never", "on the driver", "in tasks"] = "never"
+    seed: int = 0
+
+    @classmethod
+    def random(cls, seed: int) -> "Story":
+        random = Random(seed)
+        mode = random.choice(("upsert", "changelog"))
+        verbs = ["set", "set", "set", "delete", "change key"] + ["repeat"] * (mode == "upsert")
+        operations = tuple(
+            Operation(random.choice(verbs), random.randrange(KEYS), random.randrange(9), random.randrange(KEYS))  # type: ignore[arg-type]
+            for _ in range(random.randint(1, 24))
+        )
+        happenings = [*get_args(Fault), *get_args(Others)]
+        processes = tuple(
+            Process(
+                tuple(random.randint(1, 6) for _ in range(random.randint(1, 4))),
+                tuple(
+                    (random.randint(1, random.choice((12, 40, 120))), random.choice(happenings))
+                    for _ in range(random.choice((0, 1, 1, 2, 3)))
+                ),
+                tuple(random.choice(get_args(Others)) for _ in range(random.choice((0, 0, 1)))),
+            )
+            for _ in range(random.randint(1, 3))
+        )
+        return cls(
+            operations,
+            processes,
+            key=random.choice((("a",), ("b",), ("a", "b"))),
+            partitioned_by=random.choice((None, "region", "b")),
+            mode=random.choice(("upsert", "changelog")) if mode == "changelog" else "upsert",
+            is_strict=random.random() < 0.5,
+            tasks=random.choice((1, 1, 2, 3)),
+            leaves_idle_out=random.random() < 0.3,
+            file_size=random.choice((1, 1 << 20, 1 << 20)),
+            flush_bytes=random.choice((1, 1 << 20)),
+            merges=random.choice(("never", "on the driver", "in tasks")),
+            seed=seed,
+        )
+
+    def simpler(self) -> "list[Story]":
+        """Stories that have a little less of something."""
+        found = [replace(self, processes=_without(self.processes, n)) for n in range(len(self.processes))]
+        for n, process in enumerate(self.processes):
+            lesser = [
+                replace(process, happenings=_without(process.happenings, i)) for i in range(len(process.happenings))
+            ]
+            lesser += [replace(process, then=_without(process.then, i)) for i in range(len(process.then))]
+            lesser += [replace(process, batches=_without(process.batches, i)) for i in range(len(process.batches))]
+            found += [replace(self, processes=(*self.processes[:n], p, *self.processes[n + 1 :])) for p in lesser]
+        found += [replace(self, operations=_without(self.operations, n)) for n in range(len(self.operations))]
+        for part in fields(self):
+            if part.name not in ("operations", "processes", "seed") and getattr(self, part.name) != part.default:
+                plain: dict[str, Any] = {part.name: part.default}
+                found.append(replace(self, **plain))
+        return found
+
+
+def _without(items: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+    return items[:number] + items[number + 1 :]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the source says of one operation: changes, and the row that each key has after them; None if it has none."""
+
+    changes: tuple[tuple[RowKind, Row], ...]
+    rows: Mapping[Key, Row | None]
+
+
+def messages(story: Story) -> list[Message]:
+    """The source's changelog. Rows are (a, b, region, value)."""
+    live: dict[int, Row] = {}
+    last: dict[int, Message] = {}
+    found: list[Message] = []
+    key_of = _key_of(story)
+
+    def row(operation: Operation, key: int) -> Row:
+        # partition values move with the row, unless they are of the key
+        return (key, f"b{key}", REGIONS[operation.value % 3], operation.value)
+
+    for operation in story.operations:
+        key, other = operation.key, operation.other
+        old, said = live.get(key), Message((), {})
+        if operation.verb == "repeat":
+            said = last.get(key, said)
+        elif operation.verb == "set":
+            new = live[key] = row(operation, key)
+            changes = (
+                [(RowKind.INSERT, new)] if old is None else [(RowKind.UPDATE_BEFORE, old), (RowKind.UPDATE_AFTER, new)]
+            )
+            said = Message(tuple(changes), {key_of(new): new})
+        elif operation.verb == "delete":
+            gone = live.pop(key, None)
+            if gone is not None or story.mode == "upsert":  # which doesn't trust the stream, so must bear with this
+                removed = gone or row(operation, key)
+                said = Message(((RowKind.DELETE, removed),), {key_of(removed): None})
+        elif old is not None and key != other:
+            replaced = live.pop(other, None)
+            del live[key]
+            new = live[other] = row(operation, other)
+            changes = [(RowKind.DELETE, replaced)] if replaced is not None else []
+            said = Message((*changes, *_set(old, new)), {key_of(old): None, key_of(new): new})
+        if said.changes:
+            found.append(said)
+            last = {k: m for k, m in last.items() if k not in (key, other)}
+            if operation.verb in ("set", "repeat"):
+                last[key] = said
+    return found
+
+
+def _set(old: Row | None, new: Row) -> tuple[tuple[RowKind, Row], ...]:
+    if old is None:
+        return ((RowKind.INSERT, new),)
+    return (RowKind.UPDATE_BEFORE, old), (RowKind.UPDATE_AFTER, new)
+
+
+def _key_of(story: Story) -> Callable[[Row], Key]:
+    places = ["ab".index(name) for name in story.key]
+    return lambda row: tuple(row[place] for place in places)
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("a", pa.int64(), nullable=False),
+        pa.field("b", pa.string(), nullable=False),
+        pa.field("region", pa.string()),
+        pa.field("value", pa.int64()),
+    ]
+)
+
+
+class _Source:
+    """Nothing but what `TableSink` asks without dead letters."""
+
+
+class _Catalogs:
+    """The catalog of the one table."""
+
+    spark = None
+
+
+class Warnings(logging.Handler):
+    """Collects the sink's warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+class Player:
+    """Plays a story, and checks every snapshot of the table after it.
+
+    :param folder: an empty folder for the key index.
+    """
+
+    def __init__(self, story: Story, folder: Path) -> None:
+        self.story = story
+        self.random = Random(story.seed)
+        self.messages = messages(story)
+        self.key_of = _key_of(story)
+        self.folder = folder
+        self.index = folder / "index"
+        self.store = Store(SCHEMA, story.partitioned_by, is_strict=story.is_strict, file_size=story.file_size)
+        self.happened: set[str] = set()
+        self.effects: dict[int, Callable[[Content], Content]] = {}
+        self._foreign = iter(range(1 << 30))
+        self._files = iter(range(1 << 30))
+        self._content: dict[str, list[Row]] = {}
+        self.config = _config(story)
+
+    def play(self) -> None:
+        warnings = Warnings()
+        log = logging.getLogger("rowdelta")
+        level, propagate = log.level, log.propagate
+        log.addHandler(warnings)
+        log.setLevel(logging.WARNING)
+        log.propagate = False
+        try:
+            for process in self.story.processes:
+                self._run(process)
+                for other in process.then:
+                    self._others(other)
+            self._drain()
+        finally:
+            log.removeHandler(warnings)
+            log.setLevel(level)
+            log.propagate = propagate
+        self.check()
+        if not self.happened & SPOILS_INDEX:
+            rebuilt = [text for text in warnings.texts if "key index" in text]
+            assert not rebuilt, rebuilt
+        if not self.happened & {"crash", "error", "second driver"}:
+            self._check_no_orphans()
+
+    # -- the sink's processes
+
+    def opened(self, clock: Clock) -> TableSink:
+        """What a process does first."""
+        index_runs._opened.clear()  # of another process
+        config, resolved = self.config
+        table = MemoryTable(self.store, TARGET, clock)
+        catalogs: Any = _Catalogs()
+        plan = plan_table(catalogs, config, resolved, table)
+        engine = MemoryEngine(
+            catalogs, table, self.index, clock, tasks=self.story.tasks, leaves_idle_out=self.story.leaves_idle_out
+        )
+        source: Any = _Source()
+        key = TableKey(self.story.key, configured=True)
+        sink = TableSink(config, resolved, table, plan, key, source, None, engine)
+        sink.remember_start(None)
+        return sink
+
+    def _run(self, process: Process) -> None:
+        """Run one process to its end."""
+        clock = Clock({step: self._happening(what) for step, what in process.happenings})
+        try:
+            sink = self.opened(clock)
+            for size in process.batches:
+                if not self._apply(sink, size):
+                    break
+        except CrashError:
+            pass
+        except FencedError:
+            # after two rollbacks without a commit in between, the sink can't tell them from another driver
+            assert {"second driver", "rollback"} & self.happened
+        except RolledBackError:
+            assert "rollback" in self.happened
+        except CommitUnknownError:
+            assert "error" in self.happened
+        except TemporaryError:
+            assert "error" in self.happened
+        except OSError:
+            assert "error" in self.happened
+
+    def _apply(self, sink: TableSink, size: int) -> bool:
+        """Apply the next micro-batch. Returns whether there was one."""
+        start = int((sink.position or {"offset": 0})["offset"])
+        end = min(start + size, len(self.messages))
+        if start == end:
+            return False
+        sink.apply_batch(0, self._batch(start, end))
+        sink.compact()
+        return True
+
+    def _batch(self, start: int, end: int) -> TableBatch:
+        changes = [
+            (kind, row, place << 8 | number)
+            for place in range(start, end)
+            for number, (kind, row) in enumerate(self.messages[place].changes)
+        ]
+        self.random.shuffle(changes)
+        columns = {name: [row[n] for _, row, _ in changes] for n, name in enumerate(SCHEMA.names)}
+        arrays = {
+            KIND: pa.array([int(kind) for kind, _, _ in changes], pa.int8()),
+            order_column(0): pa.array([order for _, _, order in changes], pa.int64()),
+            BAD: pa.nulls(len(changes), _BAD_TYPE),
+        }
+        arrays |= {name: pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names}
+        frame: Any = pa.table(arrays)
+        return TableBatch(lambda: frame, {"offset": end}, None, changes=frame)
+
+    def _drain(self) -> None:
+        """A last process that nothing disturbs reads the source to its end."""
+        sink = self.opened(Clock())
+        while self._apply(sink, 7):
+            pass
+        assert (sink.position or {"offset": 0})["offset"] == len(self.messages)
+
+    # -- what happens
+
+    def _happening(self, what: Happening) -> Callable[[Clock, str], None]:
+        def happens(clock: Clock, step: str) -> None:
+            if what == "crash":
+                self.happened.add(what)
+                clock.die(step)
+            elif what == "error":
+                self.happened |= {what, step}
+                raise _error(step)
+            else:
+                self._others(what)
+
+        return happens
+
+    def _others(self, what: Others) -> None:
+        if self.story.mode == "changelog" and f"{PREFIX}.position" not in self.store.properties:
+            return  # such a sink begins with an empty table, or not at all
+        self.happened.add(what)
+        {
+            "append": self._append,
+            "append again": self._append_again,
+            "delete": self._delete,
+            "delete in place": self._delete_in_place,
+            "update": self._update,
+            "compaction": self._compact,
+            "empty commit": lambda: self._commit(dict(self.store.live), "replace"),
+            "alter": self._alter,
+            "property": lambda: self.store.properties.update(comment=str(next(self._foreign))),
+            "rollback": self._roll_back,
+            "expiry": self._expire,
+            "index lost": self._lose_index,
+            "index damaged": self._damage_index,
+            "index restored": self._restore_index,
+            "second driver": self._second_driver,
+        }[what]()
+
+    def _commit(
+        self,
+        files: Mapping[str, DataFile],
+        kind: Literal["append", "overwrite", "replace"],
+        effect: Callable[[Content], Content] = lambda content: content,
+    ) -> None:
+        self.effects[self.store.add(files, kind).id] = effect
+
+    def _append(self) -> None:
+        number = 100 + next(self._foreign)
+        self._append_row((number, f"b{number}", self.random.choice(REGIONS), 0))
+
+    def _append_again(self) -> None:
+        """A row of a key that the source may have too, as others do not know better."""
+        key = self.random.randrange(KEYS)
+        self._append_row((key, f"b{key}", self.random.choice(REGIONS), 77))
+
+    def _append_row(self, row: Row) -> None:
+        files = dict(self.store.live)
+        self._write(files, [row])
+        self._commit(files, "append", lambda content: content + Counter([row]))
+
+    def _delete(self) -> None:
+        """Rows of a value are deleted merge on read."""
+        value = self.random.randrange(9)
+        files = dict(self.store.live)
+        for path, file in self.store.live.items():
+            rows = self.rows_in(path)
+            gone = {n for n, row in enumerate(rows) if row[3] == value} | set(file.deleted)
+            if len(gone) == len(rows):
+                del files[path]
+            elif len(gone) > len(file.deleted):
+                files[path] = replace(file, vector={"positions": sorted(gone), "record-count": len(gone)})
+        if files != self.store.live:
+            self._commit(files, "overwrite", lambda content: _kept(content, lambda row: row[3] != value))
+
+    def _delete_in_place(self) -> None:
+        """Rows of a value are deleted copy on write."""
+        value = self.random.randrange(9)
+        self._rewrite("overwrite", lambda row: row[3] == value, lambda row: None)
+
+    def _update(self) -> None:
+        """Rows are written again as they are, in other files, as a MERGE does it."""
+        value = self.random.randrange(9)
+        self._rewrite("overwrite", lambda row: row[3] == value, lambda row: row)
+
+    def _rewrite(
+        self, kind: Literal["overwrite", "replace"], is_meant: Callable[[Row], bool], new: Callable[[Row], Row | None]
+    ) -> None:
+        """Write the files anew that have rows which are meant."""
+        files = dict(self.store.live)
+        moved: list[Row] = []
+        for path, file in self.store.live.items():
+            rows = self._live_rows(file)
+            if any(map(is_meant, rows)):
+                del files[path]
+                moved += [made for row in rows if (made := new(row) if is_meant(row) else row) is not None]
+        if files == self.store.live:
+            return
+        self.random.shuffle(moved)
+        self._write(files, moved)
+        self._commit(files, kind, lambda content: _kept(content, lambda row: not is_meant(row) or new(row) is not None))
+
+    def _compact(self) -> None:
+        self._rewrite("replace", lambda row: True, lambda row: row)
+
+    def _alter(self) -> None:
+        name = f"note{next(self._foreign)}"
+        self.store.schema = self.store.schema.append(pa.field(name, pa.string()))
+
+    def _roll_back(self) -> None:
+        earlier = [snapshot.id for snapshot in self.store.ancestors() if "position" in snapshot.sink]
+        if earlier:
+            self.store.current = self.random.choice(earlier)
+
+    def _expire(self) -> None:
+        """All but the newest snapshot."""
+        self.store.forgotten |= {snapshot.id for snapshot in self.store.ancestors()} - {self.store.current or 0}
+
+    def _lose_index(self) -> None:
+        files = sorted(path for path in self.index.rglob("*") if path.is_file())
+        for path in files if self.random.random() < 0.3 else self.random.sample(files, min(1, len(files))):
+            path.unlink()
+
+    def _damage_index(self) -> None:
+        files = sorted(path for path in self.index.rglob("*") if path.is_file())
+        if files:
+            path = self.random.choice(files)
+            content = bytearray(path.read_bytes())
+            at = self.random.randrange(len(content))
+            if self.random.random() < 0.5:
+                content[at] ^= 1 << self.random.randrange(8)
+            else:
+                del content[at:]
+            path.unlink()  # who has it mapped still sees the old content
+            path.write_bytes(content)
+
+    def _restore_index(self) -> None:
+        """From a copy, which is made at the first call."""
+        copy = self.folder / "copy"
+        if copy.exists():
+            shutil.rmtree(self.index, ignore_errors=True)
+            shutil.copytree(copy, self.index)
+        elif self.index.exists():
+            shutil.copytree(self.index, copy)
+
+    def _second_driver(self) -> None:
+        mapped = dict(index_runs._opened)
+        sink = self.opened(Clock())
+        self._apply(sink, self.random.randint(1, 3))
+        index_runs._opened.update(mapped)
+
+    def _write(self, files: dict[str, DataFile], rows: list[Row]) -> None:
+        """Write rows as another writer does: a file for each partition, ordered by nothing."""
+        place = None if self.story.partitioned_by is None else SCHEMA.names.index(self.story.partitioned_by)
+        by_partition: dict[str, list[Row]] = {}
+        for row in rows:
+            text = "{}" if place is None else json.dumps({self.story.partitioned_by: row[place]})
+            by_partition.setdefault(text, []).append(row)
+        for partition, part in by_partition.items():
+            columns = {name: [row[n] for row in part] for n, name in enumerate(SCHEMA.names)}
+            table = pa.table(columns, schema=SCHEMA)
+            for added in self.store.schema.names[len(SCHEMA.names) :]:
+                table = table.append_column(added, pa.nulls(len(part), pa.string()))
+            stream = pa.BufferOutputStream()
+            pq.write_table(table, stream)
+            path = f"memory/foreign-{next(self._files)}.parquet"
+            self.store.contents[path] = stream.getvalue().to_pybytes()
+            description = {
+                "path": path,
+                "partition": partition,
+                "rows": len(part),
+                "size": len(self.store.contents[path]),
+            }
+            add_files(files, [json.dumps({**description, "columns": self.store.schema.names})], None)
+
+    # -- what the table has
+
+    def rows_in(self, path: str) -> list[Row]:
+        """All rows of a data file, by position."""
+        if path not in self._content:
+            table = parquet(self.store.contents[path], SCHEMA.names)
+            self._content[path] = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        return self._content[path]
+
+    def _live_rows(self, file: DataFile) -> list[Row]:
+        deleted = set(file.deleted)
+        return [row for position, row in enumerate(self.rows_in(file.path)) if position not in deleted]
+
+    def content(self, snapshot: Snapshot) -> Content:
+        return Counter(row for file in snapshot.files.values() for row in self._live_rows(file))
+
+    def check(self) -> None:
+        """Check every snapshot: it has the rows that its parent and its own commit give."""
+        expected: dict[int | None, Content] = {None: Counter()}
+        offsets: dict[int | None, int] = {None: 0}
+        for snapshot in self.store.snapshots.values():
+            before, offset = expected[snapshot.parent], offsets[snapshot.parent]
+            if snapshot.id in self.effects:
+                before = self.effects[snapshot.id](before)
+            elif "position" in snapshot.sink:
+                end = int(snapshot.sink["position"]["offset"])
+                assert offset < end, "a micro-batch was applied twice"
+                before, offset = self._applied(before, offset, end), end
+            expected[snapshot.id], offsets[snapshot.id] = before, offset
+            found = self.content(snapshot)
+            missing, extra = before - found, found - before
+            assert not missing, f"missing after {snapshot.sink or snapshot.kind}: {missing}, and too much: {extra}"
+            assert not extra, f"too much after {snapshot.sink or snapshot.kind}: {extra}"
+            for file in snapshot.files.values():
+                self._check_partition(file)
+
+    def _applied(self, content: Content, start: int, end: int) -> Content:
+        """The rows after a micro-batch. It takes all earlier rows of its keys away, also those of others."""
+        last: dict[Key, Row | None] = {}
+        for message in self.messages[start:end]:
+            last |= message.rows
+        kept = _kept(content, lambda row: self.key_of(row) not in last)
+        return kept + Counter(row for row in last.values() if row is not None)
+
+    def _check_partition(self, file: DataFile) -> None:
+        for name, value in json.loads(file.partition).items():
+            place = SCHEMA.names.index(name)
+            assert all(row[place] == value for row in self.rows_in(file.path)), file
+
+    def _check_no_orphans(self) -> None:
+        """Whatever was written for an attempt that was given up is deleted."""
+        referenced = {path for snapshot in self.store.snapshots.values() for path in snapshot.files}
+        assert set(self.store.contents) <= referenced
+
+
+def _kept(content: Content, is_kept: Callable[[Row], bool]) -> Content:
+    return Counter({row: count for row, count in content.items() if is_kept(row)})
+
+
+def _error(step: str) -> Exception:
+    """What a failed step raises."""
+    if "commit" in step or "rewrite" in step:
+        return CommitUnknownError(f"no answer: {step}")
+    if step.startswith(("look", "set")):
+        return TemporaryError(f"no answer: {step}")
+    return OSError(5, f"{step}: input/output error")
+
+
+def _config(story: Story) -> tuple[Config, Any]:
+    config = Config.model_validate(
+        {
+            "sink": {"id": "story", "checkpoint": "/nowhere"},
+            "source": {"type": "files", "format": "row-kind"},
+            "catalogs": {"lake": {"type": "delta", "warehouse": "/nowhere"}},
+            "tables": [
+                {
+                    "source": "/nowhere/t",
+                    "target": TARGET,
+                    "key": list(story.key),
+                    "order_by": ["value"],
+                    "mode": story.mode,
+                    "deletes": "position",
+                    "merge_small_files": story.merges != "never",
+                }
+            ],
+        }
+    )
+    return config, resolve_tables(config, ())[0]
+
+
+@contextmanager
+def tiny_thresholds(story: Story) -> Iterator[None]:
+    """Writers flush every few rows, and minor compactions begin after few commits."""
+    options = partial(DeltaOptions, flush_bytes=story.flush_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempt, "DeltaOptions", options)
+        patch.setattr(merge_levels, "EVERY", 2)
+        patch.setattr(minor_compaction, "_ENOUGH", 1)
+        patch.setattr(minor_compaction, "_FEWEST", 2)
+        patch.setattr(minor_compaction, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)
+        yield
+
+
+def played(story: Story, folder: Path) -> None:
+    """Play a story in a new folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with tiny_thresholds(story):
+        Player(story, folder).play()
+
+
+def shrunk(story: Story, fails: Callable[[Story], bool]) -> Story:
+    """The simplest story that still fails, as far as removing one thing at a time leads."""
+    while (simpler := next(filter(fails, story.simpler()), None)) is not None:
+        story = simpler
+    return story

@@ -1,0 +1,473 @@
+"""A table in memory: a third target, without Spark and without a JVM.
+
+`Store` is what a catalog is elsewhere: the table's snapshots and properties, as everybody sees them. `MemoryTable` is
+what one process knows of it. Snapshot ids are in no order. The sink's state is in properties, and its position in the
+snapshots too, so that it comes back with them.
+
+A store is strict, and refuses a commit if anybody has changed rows since its base, as Delta Lake does; or it is lenient
+about commits that only move rows which the commit doesn't touch, as Iceberg is.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import types as T
+
+from changelog.spec import ColumnSpec
+from deltawriters.keyindex import IndexedFile
+from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.rewrite import SmallFile
+from deltawriters.vectors import positions_of
+from sink.targets import merge_levels
+from sink.targets.base import (
+    MINOR,
+    SINK_ID,
+    ChangeSet,
+    Committer,
+    LastCommit,
+    LiveFile,
+    Mergeable,
+    MergeCandidates,
+    Rewrite,
+    StoredPosition,
+    TableChangedError,
+    TableChanges,
+    Target,
+    WrittenDeletes,
+)
+from sink.targets.retries import Retries
+from tests.memory.storage import Clock, MemoryFiles
+from tests.memory.writers import MemoryTableSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from sink.config import TableSection
+    from sink.targets.history import History
+
+Vector = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file of a snapshot.
+
+    :param partition: JSON text.
+    :param columns: names of its columns.
+    :param vector: its deleted positions, and how many there are (`record-count`).
+    :param writer: the sink whose commit wrote it, and that commit's operation.
+    :param minor: number of the minor compaction that wrote it; 0 if none did.
+    """
+
+    path: str
+    partition: str
+    rows: int
+    size: int
+    columns: tuple[str, ...]
+    vector: Vector | None = None
+    writer: tuple[str, str] | None = None
+    minor: int = 0
+
+    @property
+    def deleted(self) -> Sequence[int]:
+        return self.vector["positions"] if self.vector is not None else ()
+
+    @property
+    def indexed(self) -> IndexedFile:
+        return IndexedFile(self.path, 0, json.loads(self.partition))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """:param kind: `append` adds files, `overwrite` also deletes rows, `replace` only moves rows.
+    :param sink: what a sink stored with it.
+    """
+
+    id: int
+    parent: int | None
+    files: Mapping[str, DataFile]
+    kind: Literal["append", "overwrite", "replace"]
+    sink: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Store:
+    """The table as its catalog has it.
+
+    :param schema: its columns.
+    :param partitioned_by: a column, or nothing.
+    :param file_size: bytes at which a data file is finished.
+    """
+
+    def __init__(self, schema: pa.Schema, partitioned_by: str | None, *, is_strict: bool, file_size: int) -> None:
+        self.contents: dict[str, bytes] = {}
+        self.schema = schema
+        self.partitioned_by = partitioned_by
+        self.is_strict = is_strict
+        self.file_size = file_size
+        self.snapshots: dict[int, Snapshot] = {}
+        self.current: int | None = None
+        self.properties: dict[str, str] = {}
+        self.forgotten: set[int] = set()
+        """Expired snapshots. Their files may still be those of others."""
+        self._numbers = itertools.count(1)
+
+    @property
+    def live(self) -> Mapping[str, DataFile]:
+        return self.snapshots[self.current].files if self.current is not None else {}
+
+    def add(
+        self,
+        files: Mapping[str, DataFile],
+        kind: Literal["append", "overwrite", "replace"],
+        sink: Mapping[str, Any] | None = None,
+    ) -> Snapshot:
+        """Make a snapshot of `files` the current one."""
+        number = next(self._numbers) * 2654435761 % (1 << 32)
+        made = Snapshot(number, self.current, files, kind, sink or {})
+        self.snapshots[number] = made
+        self.current = number
+        return made
+
+    def ancestors(self) -> Iterator[Snapshot]:
+        """The current snapshot and those before it, as far as they are known."""
+        number = self.current
+        while number is not None and number not in self.forgotten:
+            yield self.snapshots[number]
+            number = self.snapshots[number].parent
+
+    def since(self, base: int | None) -> list[Snapshot] | None:
+        """Snapshots after `base`, the newest first. None if the history doesn't reach it."""
+        found: list[Snapshot] = []
+        if self.current == base:
+            return found
+        for snapshot in self.ancestors():
+            found.append(snapshot)
+            if snapshot.parent == base:
+                return found
+        return None
+
+    def touched(self, snapshot: Snapshot) -> set[str]:
+        """Paths of the files that it added, removed, or gave another vector."""
+        before = self.snapshots[snapshot.parent].files if snapshot.parent is not None else {}
+        both = before.keys() & snapshot.files.keys()
+        return set(before.keys() ^ snapshot.files.keys()) | {p for p in both if before[p] != snapshot.files[p]}
+
+
+class MemoryTable(Target):
+    """What one process knows of the table."""
+
+    snapshot_word = "snapshot"
+
+    def __init__(self, store: Store, name: str, clock: Clock) -> None:
+        self.name = name
+        self.store = store
+        self.clock = clock
+        self._files = MemoryFiles(store.contents, clock)
+        self._see()
+
+    def _see(self) -> None:
+        self.seen = self.store.current
+        self.schema = self.store.schema
+        self._properties = dict(self.store.properties)
+
+    def refresh(self) -> None:
+        self.clock.step("look at the table")
+        self._see()
+
+    @property
+    def files(self) -> Mapping[str, DataFile]:
+        return self.store.snapshots[self.seen].files if self.seen is not None else {}
+
+    @property
+    def spec(self) -> MemoryTableSpec:
+        size = self.store.file_size
+        return MemoryTableSpec("memory", self.schema, self.store.partitioned_by, self._files, size)
+
+    @property
+    def layout(self) -> tuple[str, ...]:
+        return tuple(self.schema.names)
+
+    def property(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+    def set_property(self, name: str, value: str | None) -> None:
+        self.clock.step("set a property")
+        if value is None:
+            self.store.properties.pop(name, None)
+        else:
+            self.store.properties[name] = value
+        self._see()
+
+    def snapshot_id(self) -> int | None:
+        return self.seen
+
+    def parent_snapshot_id(self) -> int | None:
+        return self.store.snapshots[self.seen].parent if self.seen is not None else None
+
+    def is_empty(self) -> bool:
+        return not self.files
+
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        types = {"int64": T.LongType(), "string": T.StringType()}
+        return tuple(ColumnSpec(part.name, types[str(part.type)], required=not part.nullable) for part in self.schema)
+
+    def identifiers(self) -> tuple[str, ...]:
+        return ()
+
+    def check_writable(self, *, appends: bool = False) -> None: ...
+
+    def check_fits(self, section: "TableSection") -> None: ...
+
+    def not_followed(self) -> Iterator[str]:
+        return iter(())
+
+    def last_commit(self) -> LastCommit | None:
+        return None if self.seen is None else LastCommit(self.seen, 0, f"{len(self.files)} data files")
+
+    def index_forbidden_at(self, location: str) -> str | None:
+        return None
+
+    def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
+        return json.dumps([list(key), [str(self.schema.field(name).type) for name in key], buckets])
+
+    def committer(self, *, newest_if_in_doubt: bool = False) -> "MemoryCommitter":
+        return MemoryCommitter(self, newest_if_in_doubt=newest_if_in_doubt)
+
+    def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
+        """That of the newest snapshot of the sink which is left, and the newest index of the same commit."""
+        newer: tuple[Mapping[str, Any], int] | None = None
+        for snapshot in self._known_ancestors():
+            sink = snapshot.sink
+            if sink.get("prefix") != prefix:
+                continue
+            if "position" not in sink:
+                newer = newer or (sink, snapshot.id)
+                continue
+            index, last = sink.get("index"), snapshot.id
+            if newer is not None and newer[0]["operation"] == sink["operation"]:
+                index, last = newer[0]["index"], newer[1]
+            return StoredPosition(sink["position"], sink["operation"], snapshot.id, index, last)
+        return None
+
+    def _known_ancestors(self) -> Iterator[Snapshot]:
+        """Those of the snapshot that this process has seen. The sink's own newest one never expires here."""
+        number = self.seen
+        while number is not None:
+            yield self.store.snapshots[number]
+            number = self.store.snapshots[number].parent
+
+    # -- what others changed
+
+    def _since(self, base: int | None) -> list[Snapshot] | None:
+        found: list[Snapshot] = []
+        if self.seen == base:
+            return found
+        for snapshot in self._known_ancestors():
+            if snapshot.id in self.store.forgotten:
+                return None
+            found.append(snapshot)
+            if snapshot.parent == base:
+                return found
+        return None
+
+    def changes_since(self, base: int | None, included: set[int]) -> TableChanges | None:
+        snapshots = self._since(base)
+        if snapshots is None or not included <= {snapshot.id for snapshot in snapshots}:
+            return None
+        touched = set[str]()
+        for snapshot in snapshots:
+            if snapshot.id not in included:
+                touched |= self.store.touched(snapshot)
+        files = [_live(self.files[path]) for path in sorted(touched & self.files.keys())]
+        return TableChanges(files, frozenset(touched - self.files.keys()))
+
+    def live_files(self) -> Iterator[LiveFile]:
+        return map(_live, self.files.values())
+
+    def delete_rows(
+        self,
+        name: str,
+        tasks: int,
+        rows: Mapping[str, tuple[IndexedFile, BitMap64]],
+        known: Callable[[str], Vector | None],
+        parquet_deletes: Mapping[str, Sequence[str]],
+        created: list[str],
+    ) -> WrittenDeletes:
+        self.clock.step("delete rows")
+        files, removed, vectors = list[str](), list[str](), dict[str, Vector | None]()
+        for path, (_, deleted) in rows.items():
+            if path not in self.files:
+                raise IndexLostError(f"the index has rows in {path}, which is no file of the table")
+            before = known(path)
+            positions = set(before["positions"] if before else ()) | set(positions_of(deleted).tolist())
+            vector = {"positions": sorted(positions), "record-count": len(positions)}
+            is_gone = len(positions) == self.files[path].rows
+            vectors[path] = None if is_gone else vector
+            removed.append(json.dumps({"path": path, "vector": before, "gone": is_gone}))
+            if not is_gone:
+                files.append(json.dumps({"path": path, "vector": vector}))
+        return WrittenDeletes(files, removed, vectors)
+
+    # -- minor compactions
+
+    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+        self.clock.step("look for small files")
+        number = max((int(s.sink["minor"]) for s in self._known_ancestors() if "minor" in s.sink), default=0) + 1
+        small: list[DataFile] = []
+        fresh = set[str]()
+        for file in self.files.values():
+            if file.writer is None or file.writer[0] != prefix or file.columns != tuple(self.schema.names):
+                continue
+            if not file.minor:
+                fresh.add(file.writer[1])
+            if not file.minor or not merge_levels.is_below(file.minor, number):
+                small.append(file)
+        count = sum(not file.minor for file in small)
+        partitions: dict[str, list[Mergeable]] = {}
+        if is_enough(len(fresh), count):
+            for file in small:
+                merged = SmallFile(file.path, file.size, None, 0)
+                handle = json.dumps({"path": file.path, "vector": file.vector})
+                partitions.setdefault(file.partition, []).append(
+                    Mergeable(True, file.partition, file.rows, merged, handle)
+                )
+        return MergeCandidates(number, len(fresh), count, 0, partitions, {})
+
+    # -- what only Spark does
+
+    def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
+        raise NotImplementedError
+
+    def compaction(self, every: int) -> Any:
+        raise NotImplementedError
+
+    def frame(self, spark: "SparkSession") -> "DataFrame":
+        raise NotImplementedError
+
+    def frame_at(self, snapshot_id: int) -> "DataFrame":
+        raise NotImplementedError
+
+    def frame_of_commit(self, snapshot_id: int) -> "DataFrame | None":
+        raise NotImplementedError
+
+    def history(self, prefix: str) -> "History":
+        raise NotImplementedError
+
+    def remove_rows(self, rows: "DataFrame", columns: Sequence[str]) -> Exception | None:
+        raise NotImplementedError
+
+    def rows_of(
+        self, files: Sequence[LiveFile]
+    ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
+        raise NotImplementedError
+
+
+class RefusedError(Exception):
+    """The store refused a commit: others' commits are in conflict with it."""
+
+
+class MemoryCommitter(Committer):
+    """Commits to the store. The step before it and the step after it are those at which its answer may get lost."""
+
+    def __init__(self, table: MemoryTable, *, newest_if_in_doubt: bool = False) -> None:
+        super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
+        self._table = table
+
+    def retries(self) -> Retries:
+        return Retries(self._table.name, 20, 0, 0)
+
+    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+        store = self._table.store
+        self._table.clock.step("send a commit")
+        if request.written_for != tuple(store.schema.names):
+            raise TableChangedError("the table was altered")
+        referenced = request.index.referenced if request.index is not None else ()
+        if self._is_in_conflict(base, referenced):
+            return RefusedError("others changed the table")
+        files = dict(store.live)
+        if request.index is not None:
+            apply_vectors(files, request.index.files, request.index.removed)
+        add_files(files, request.files, (request.prefix, request.operation))
+        kind: Literal["append", "overwrite"] = "overwrite" if referenced else "append"
+        stored = {"prefix": request.prefix, "operation": request.operation, "position": request.position}
+        if request.index is not None:
+            stored["index"] = request.index.stored
+        store.add(files, kind, stored)
+        store.properties |= {**request.properties, f"{request.prefix}.position": json.dumps(stored)}
+        self._table.clock.step("hear of a commit")
+        self._table._see()
+        return None
+
+    def _is_in_conflict(self, base: int | None, referenced: Collection[str]) -> bool:
+        store = self._table.store
+        others = store.since(base)
+        if others is None or (store.is_strict and others):
+            return True
+        # the index can't be of another state than the one in which the rows were looked up
+        return any(s.kind != "replace" for s in others) or not set(referenced) <= store.live.keys()
+
+    def rewrite(self, request: Rewrite) -> None:
+        store = self._table.store
+        self._table.clock.step("send a rewrite")
+        replaced = [json.loads(handle) for handle in request.replaced]
+        others = store.since(request.index.base)
+        are_live = all(
+            found["path"] in store.live and store.live[found["path"]].vector == found["vector"] for found in replaced
+        )
+        if others is None or (store.is_strict and others) or not are_live:
+            raise TableChangedError("rows of the files were deleted meanwhile")
+        if request.written_for != tuple(store.schema.names):
+            raise TableChangedError("the table was altered")
+        files = {path: file for path, file in store.live.items() if path not in {f["path"] for f in replaced}}
+        number = int(request.summary[MINOR])
+        operation = str(request.index.stored["version"])
+        add_files(files, request.files, (f"rowdelta.{request.summary[SINK_ID]}", operation), number)
+        stored = {
+            "prefix": request.prefix,
+            "operation": request.position_operation,
+            "index": request.index.stored,
+            "minor": number,
+        }
+        store.add(files, "replace", stored)
+        self._table.clock.step("hear of a rewrite")
+        self._table._see()
+
+    def settle(self, prefix: str) -> None: ...
+
+
+def add_files(
+    files: dict[str, DataFile], descriptions: Iterable[str], writer: tuple[str, str] | None, minor: int = 0
+) -> None:
+    """Add new data files, as JSON in the terms of this format."""
+    for text in descriptions:
+        found = json.loads(text)
+        found["columns"] = tuple(found["columns"])
+        assert found["path"] not in files
+        files[found["path"]] = DataFile(**found, writer=writer, minor=minor)
+
+
+def apply_vectors(files: dict[str, DataFile], changed: Iterable[str], removed: Iterable[str]) -> None:
+    """Give data files other vectors, and remove those without a live row.
+
+    :raises IndexLostError: the one who asks doesn't know the live vector.
+    """
+    for text in removed:
+        found = json.loads(text)
+        live = files.get(found["path"])
+        if live is None or live.vector != found["vector"]:
+            raise IndexLostError(f"the index and the table differ in the vector of {found['path']}")
+        if found["gone"]:
+            del files[found["path"]]
+    for text in changed:
+        found = json.loads(text)
+        files[found["path"]] = replace(files[found["path"]], vector=found["vector"])
+
+
+def _live(file: DataFile) -> LiveFile:
+    return LiveFile(file.indexed, file.vector, handle=file)

@@ -1,0 +1,169 @@
+"""Any story about a table ends well, whatever happens in it: see `tests.memory.stories`.
+
+`ROWDELTA_MEMORY_STORIES=20000 pytest tests/memory` goes hunting, and `ROWDELTA_MEMORY_SEED` plays the same stories
+again. A story that fails is printed in its simplest form.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import pytest
+from pyspark import SparkContext
+
+from sink.run import keyindex
+from sink.run.keyindex import KeyIndex
+from sink.run.microbatch import TableSink
+from sink.run.written import Uncommitted
+from sink.targets.base import Committer, IndexCommit
+from tests.memory.stories import Story, played, shrunk
+
+ROOT = Path(__file__).parents[2]
+STORIES = int(os.environ.get("ROWDELTA_MEMORY_STORIES", "1000"))
+SEED = int(os.environ.get("ROWDELTA_MEMORY_SEED", SystemRandom().randrange(10**9)))
+
+
+@pytest.fixture(autouse=True)
+def _no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here starts a JVM."""
+
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("a JVM would be started")
+
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", refuse)
+
+
+def failure(story: Story, folder: Path) -> Exception | None:
+    try:
+        played(story, folder)
+    except Exception as error:  # noqa: BLE001 - any is a failure of the story
+        return error
+    return None
+
+
+def test_every_snapshot_is_right(tmp_path: Path) -> None:
+    folder = tmp_path / "story"
+    for seed in range(SEED, SEED + STORIES):
+        story = Story.random(seed)
+        error = failure(story, folder)
+        if error is not None:
+            simplest = shrunk(story, lambda simpler: failure(simpler, folder) is not None)
+            found = failure(simplest, folder) or error
+            pytest.fail(f"seed {seed}: {found!r}\n{simplest}")
+
+
+def test_stories_need_no_java(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from tests.memory.stories import Story, played; from pyspark import SparkContext\n"
+        "for seed in range(20): played(Story.random(seed), pathlib.Path(sys.argv[1]))\n"
+        "assert SparkContext._gateway is None and SparkContext._jvm is None; print('played')"
+    )
+    nowhere = {"PATH": "/nowhere", "JAVA_HOME": "/nowhere", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, str(tmp_path / "story")]
+    result = subprocess.run(command, cwd=ROOT, env=nowhere, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.returncode) == ("played\n", 0), result.stderr
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _look_up_nothing_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keyindex, "rows_written_meanwhile", lambda own, others: [])
+
+
+def _keep_what_was_found_in_touched_files(patch: pytest.MonkeyPatch) -> None:
+    original = keyindex._Meanwhile.followed_by
+
+    def followed_by(self: Any, *args: Any) -> Any:
+        return replace(original(self, *args), touched=frozenset())
+
+    patch.setattr(keyindex._Meanwhile, "followed_by", followed_by)
+
+
+def _send_again_without_a_look(patch: pytest.MonkeyPatch) -> None:
+    def base_after(self: Committer, refusal: Exception, request: Any) -> int | None:
+        self.table.refresh()
+        return self.table.snapshot_id()
+
+    patch.setattr(Committer, "base_after", base_after)
+
+
+def _trust_any_position(patch: pytest.MonkeyPatch) -> None:
+    def own_position(self: Committer, prefix: str, operation: str | None) -> Any:
+        return self.table.position(prefix)
+
+    patch.setattr(Committer, "own_position", own_position)
+
+
+def _see_nothing_of_others(patch: pytest.MonkeyPatch) -> None:
+    def catch_up(self: KeyIndex) -> bool:
+        self._base, self._included = self._table.snapshot_id(), set()
+        return True
+
+    patch.setattr(KeyIndex, "_catch_up", catch_up)
+
+
+def _forget_which_files_are_gone(patch: pytest.MonkeyPatch) -> None:
+    original = KeyIndex.rewritten
+
+    def rewritten(self: KeyIndex, operation: str, gone: Any, *args: Any) -> IndexCommit:
+        return original(self, operation, (), *args)
+
+    patch.setattr(KeyIndex, "rewritten", rewritten)
+
+
+def _keep_files_of_given_up_attempts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Uncommitted, "delete", lambda self: None)
+
+
+def _delete_files_of_unknown_outcomes(patch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def deleting(self: TableSink) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._uncommitted.delete()
+            raise
+
+    patch.setattr(TableSink, "_deleting_what_is_refused", deleting)
+
+
+def _commit_the_old_position(patch: pytest.MonkeyPatch) -> None:
+    original = TableSink._proposed
+
+    def proposed(self: TableSink, end: Any, attempt: Any) -> Any:
+        return original(self, self.position or {"offset": 0}, attempt)
+
+    patch.setattr(TableSink, "_proposed", proposed)
+
+
+def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TableSink, "_is_altered", lambda self: False)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        _look_up_nothing_again,
+        _keep_what_was_found_in_touched_files,
+        _send_again_without_a_look,
+        _trust_any_position,
+        _see_nothing_of_others,
+        _forget_which_files_are_gone,
+        _keep_files_of_given_up_attempts,
+        _delete_files_of_unknown_outcomes,
+        _commit_the_old_position,
+        _overlook_that_the_table_was_altered,
+    ],
+)
+def test_stories_find_a_mistake(mistake: Patch, tmp_path: Path) -> None:
+    """A test that can't fail shows nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        mistake(patch)
+        assert any(failure(Story.random(seed), tmp_path / "story") is not None for seed in range(2000))
