@@ -194,7 +194,7 @@ def test_others_commit_during_minor_compactions(spark: SparkSession, tmp_path: P
         [
             ("INSERT INTO {t} VALUES (77, 'x')", {77: "x"}, []),
             ("DELETE FROM {t} WHERE id = 10", {}, [10]),
-            ("UPDATE {t} SET region = 'x' WHERE id = 21", {21: "x"}, []),
+            ("UPDATE {t} SET region = 'x' WHERE id = 20", {20: "x"}, []),
             ("OPTIMIZE {t}", {}, []),
         ]
     ):
