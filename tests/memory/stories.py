@@ -109,6 +109,7 @@ class Story:
     leaves_idle_out: bool = False
     file_size: int = 1 << 20
     flush_bytes: int = 1 << 20
+    batch_rows: int = 1000
     merges: Literal["never", "on the driver", "in tasks"] = "never"
     seed: int = 0
 
@@ -141,6 +142,7 @@ class Story:
             leaves_idle_out=random.random() < 0.3,
             file_size=random.choice((1, 1 << 20, 1 << 20)),
             flush_bytes=random.choice((1, 1 << 20)),
+            batch_rows=random.choice((1, 3, 1000)),
             merges=random.choice(("never", "on the driver", "in tasks")),
             seed=seed,
         )
@@ -320,7 +322,13 @@ class Player:
         catalogs: Any = _Catalogs()
         plan = plan_table(catalogs, config, resolved, table)
         engine = MemoryEngine(
-            catalogs, table, self.index, clock, tasks=self.story.tasks, leaves_idle_out=self.story.leaves_idle_out
+            catalogs,
+            table,
+            self.index,
+            clock,
+            tasks=self.story.tasks,
+            leaves_idle_out=self.story.leaves_idle_out,
+            batch_rows=self.story.batch_rows,
         )
         source: Any = _Source()
         key = TableKey(self.story.key, configured=True)
