@@ -42,6 +42,8 @@ log = logging.getLogger("rowdelta")
 
 _FEWEST_BUCKETS = 8
 """With fewer buckets in the table, too many tasks would be idle if each bucket went to one task."""
+_MOST_LOOKED_UP = 20_000_000
+"""Keys of rows that others changed, among which the driver looks a micro-batch's keys up. Among more, tasks do it."""
 _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
 
@@ -144,6 +146,8 @@ class KeyIndex:
         version = self._with_files(earlier.version, changes.files, changes.removed)
         own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
         new = tuple(run for run in version.runs if run.sequence == version.sequence)
+        if sum(run.entries for run in new) > _MOST_LOOKED_UP:
+            return None
         rows = list[OldRows]()
         if new:
             rows = rows_written_meanwhile(
