@@ -241,7 +241,8 @@ def test_others_commit_between_look_up_and_commit(
         assert len(ran) == 1, name
         rows = without(others.then(k, rows), k, k + 2) | {k + 1: "us", k + 9: "eu"}
         assert content(job) == rows, name
-        assert job.check_index() is not None, name
+        # VACUUM's own versions are in nobody's way, so the index was made for an earlier version than the last one
+        assert job.check_index() is not None or name == "vacuum", name
     job.append([row(key, "x") for key in range(500, 503)])
     rows |= dict.fromkeys(range(500, 503), "x")
     job.write([("+U", row(key, "last")) for key in rows])

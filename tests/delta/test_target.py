@@ -75,10 +75,9 @@ def test_a_file_whose_rows_are_all_deleted_is_removed(spark: SparkSession, tmp_p
     assert job.check_index() is not None
 
 
-def test_a_vector_grows_inline_and_then_in_a_file(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_vector_grows(spark: SparkSession, tmp_path: Path) -> None:
     job = DeltaJob(spark, tmp_path)
     job.write(inserts(*range(3000)))
-    kinds = []
     deleted: set[int] = set()
     for step in (1000, 7, 2):
         gone = set(range(0, 3000, step)) - deleted
@@ -86,9 +85,8 @@ def test_a_vector_grows_inline_and_then_in_a_file(spark: SparkSession, tmp_path:
         job.run()
         deleted |= gone
         (vector,) = job.vectors().values()
-        kinds.append(vector["storageType"])
+        assert vector["storageType"] == "u", "Delta's VACUUM fails on inline vectors"
         assert vector["cardinality"] == len(deleted)
-    assert kinds == ["i", "u", "u"]
     assert [found["id"] for found in job.rows()] == [key for key in range(3000) if key not in deleted]
     job.check(travel=(2,))
     assert job.check_index() is not None

@@ -50,8 +50,9 @@ def test_the_whole_way(spark: SparkSession, tmp_path: Path, table: dict[str, Any
     source.change(eu=[*range(0, 4000, 2)], us=[*range(1, 4000, 2)])
     source.change(deleted=[0, 1000, 2000, 3001], us=[4, 6], eu=[5001])
     job.run()
-    assert {vector["storageType"] for vector in job.vectors().values()} == {"i"}
+    assert job.vectors()
     source.check()
+    job.sql("VACUUM {t}")  # which fails on inline vectors
     stored = job.stored()
     version = job.version()
     job.lose_checkpoint()
@@ -60,7 +61,6 @@ def test_the_whole_way(spark: SparkSession, tmp_path: Path, table: dict[str, Any
 
     source.change(deleted=[key for key in range(7, 4000, 7) if key in source.rows])
     job.run()
-    assert "u" in {vector["storageType"] for vector in job.vectors().values()}
     source.check()
 
     # others

@@ -32,8 +32,9 @@ from deltawriters.partitioning import PartitionedWriter, as_table_types
 from deltawriters.rewrite import OtherColumnsError, SmallFile
 from sink.targets.delta.partitions import double_text, encoded_path
 from sink.targets.delta.statistics import longer_maximum, with_wide_bounds
-from sink.targets.delta.vectors import NewVectorFile, decode_z85, encode_z85, inline_vector, read_vectors, vector_file
+from sink.targets.delta.vectors import NewVectorFile, decode_z85, encode_z85, read_vectors, vector_file
 from sink.targets.delta.writers import DeltaTableSpec
+from tests.delta.test_log_model import inline
 
 ORDER = order_column(0)
 WITH_VECTORS = {"delta.enableDeletionVectors": "true"}
@@ -308,7 +309,7 @@ def test_superseded_rows_are_in_the_vector_of_their_file(tmp_path: Path) -> None
     assert sorted((row["id"], row["text"]) for row in live(table, files)) == [(0, "old"), (1, "new"), (3, "old")]
 
 
-def test_a_vector_is_inline_or_in_a_file_by_its_size(tmp_path: Path) -> None:
+def test_vectors_are_in_files(tmp_path: Path) -> None:
     table = table_at(tmp_path, field("id", "long"), field("text", "string"))
     random = np.random.default_rng(1)
     for number, count in enumerate((3, 3000)):
@@ -321,7 +322,7 @@ def test_a_vector_is_inline_or_in_a_file_by_its_size(tmp_path: Path) -> None:
         )
         (add,) = adds(files)
         descriptor = add["deletionVector"]
-        assert (descriptor["storageType"], descriptor["cardinality"]) == ("i" if number == 0 else "u", count)
+        assert (descriptor["storageType"], descriptor["cardinality"]) == ("u", count)
         assert sorted(row["id"] for row in live(spec, files)) == sorted(set(range(10_000)) - set(gone))
         assert json.loads(add["stats"])["tightBounds"] is False
         assert json.loads(add["stats"])["numRecords"] == 10_000
@@ -506,7 +507,7 @@ def test_vectors_of_one_file_are_read_by_their_descriptors(tmp_path: Path) -> No
     UUID(Path(new.path).stem.removeprefix("deletion_vector_"))
     assert Path(new.path).read_bytes()[0] == 1
     assert descriptors[0]["offset"] == 1
-    chosen = [descriptors[i] for i in (3, 1)] + [inline_vector(BitMap64([5]))]
+    chosen = [descriptors[i] for i in (3, 1)] + [inline([5])]
     assert read_vectors(table.io, table.location, chosen) == [vectors[3], vectors[1], BitMap64([5])]
 
 
@@ -709,7 +710,7 @@ def test_partition_values_are_those_of_deltas_own_writer(spark: SparkSession, tm
 
 @pytest.mark.spark
 def test_delta_reads_the_vectors(spark: SparkSession, tmp_path: Path) -> None:
-    """Inline and in a file, in one commit."""
+    """Several of one file, in one commit."""
     folder = tmp_path / "table"
     table = created(spark, folder, {"id": "bigint", "text": "string"}, "text")
     random = np.random.default_rng(1)
@@ -721,7 +722,7 @@ def test_delta_reads_the_vectors(spark: SparkSession, tmp_path: Path) -> None:
         changes(*((RowKind.DELETE, 2, i, None) for i in gone), (RowKind.UPDATE_AFTER, 3, 7, "new")),
     )
     kinds = {add["partitionValues"]["text"]: add.get("deletionVector", {}).get("storageType") for add in adds(files)}
-    assert kinds == {"few": "i", "many": "u", "new": None}
+    assert kinds == {"few": "u", "many": "u", "new": None}
     commit(folder, files)
     found = {row.id: row.text for row in spark.read.format("delta").load(str(folder)).collect()}
     assert sorted(found) == sorted({*range(10), *range(10_000, 20_000)} - set(gone))

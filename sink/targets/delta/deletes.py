@@ -14,15 +14,10 @@ from deltawriters.deletes import Deletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.vectors import bitmap
 from sink.targets.delta.statistics import with_wide_bounds
-from sink.targets.delta.vectors import NewVectorFile, inline_vector
+from sink.targets.delta.vectors import NewVectorFile
 
 if TYPE_CHECKING:
     from sink.targets.delta.writers import DeltaTableSpec
-
-_INLINE_BYTES = 128
-"""A vector of up to this many bytes is in the action itself: it saves a file, and a reader a request. Larger ones would
-make the log heavy.
-"""
 
 
 class VectorDeletes(Deletes):
@@ -72,18 +67,18 @@ class VectorDeletes(Deletes):
 
 
 def stored_vectors(table: "DeltaTableSpec", vectors: Sequence[BitMap64], created: list[str]) -> list[dict[str, Any]]:
-    """Descriptors of new vectors: small ones are inline, the others in one file, which is written here.
+    """Descriptors of new vectors, all in one file, which is written here.
+
+    Small ones aren't kept in the actions (PROTOCOL.md allows it): Delta's own VACUUM fails on a table that has such
+    vectors, with a `scala.MatchError` in `getDeletionVectorRelativePathAndSize` (delta-spark 3.3.3 to 4.4.0).
 
     :param created: the file's path is added to it.
     """
-    found = [inline_vector(positions) for positions in vectors]
-    large = [number for number, descriptor in enumerate(found) if descriptor["sizeInBytes"] > _INLINE_BYTES]
-    if large:
-        file = NewVectorFile(table.location, table.random_prefix(uuid4().hex))
-        created.append(file.path)
-        for number, descriptor in zip(large, file.write(table.io, [vectors[n] for n in large]), strict=True):
-            found[number] = descriptor
-    return found
+    if not vectors:
+        return []
+    file = NewVectorFile(table.location, table.random_prefix(uuid4().hex))
+    created.append(file.path)
+    return file.write(table.io, vectors)
 
 
 def _with_vector(file: ContentFile, descriptor: dict[str, Any]) -> ContentFile:

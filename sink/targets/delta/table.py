@@ -425,6 +425,9 @@ class DeltaTable(Target):
         if not commits:
             return None
         adds = [content for kind, content in file_actions(commits[0]) if kind == "add"]
+        rewritten = [path for add in adds if (path := unquote(add["path"])) not in self.live]
+        if not all(self.spec.io.new_input(self._path(path)).exists() for path in rewritten):
+            return None  # VACUUM has deleted them
         return self.log.frame_of(snapshot_id, adds)
 
     @contextmanager

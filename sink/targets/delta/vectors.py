@@ -1,5 +1,5 @@
-"""Deletion vectors where Delta keeps them: inline in an action, or in files of their own (PROTOCOL.md, "Deletion
-Vectors", "Deletion Vector Format").
+"""Deletion vectors where Delta keeps them: in files of their own, or inline in an action, which are only read here
+(PROTOCOL.md, "Deletion Vectors", "Deletion Vector Format").
 
 A descriptor is the JSON object `deletionVector` of an `add` or `remove` action.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
-from deltawriters.vectors import decode_blob, decode_vector, encode_blob, encode_vector
+from deltawriters.vectors import decode_blob, decode_vector, encode_blob
 
 Descriptor = Mapping[str, Any]
 
@@ -25,17 +25,6 @@ _ALPHABET = np.frombuffer(
 )
 _POWERS = 85 ** np.arange(4, -1, -1, dtype=np.int64)
 _UUID_LENGTH = 20
-
-
-def inline_vector(positions: BitMap64) -> dict[str, Any]:
-    """The descriptor of a vector that is kept in the action itself."""
-    vector = encode_vector(positions)
-    return {
-        "storageType": "i",
-        "pathOrInlineDv": encode_z85(vector),
-        "sizeInBytes": len(vector),
-        "cardinality": len(positions),
-    }
 
 
 class NewVectorFile:

@@ -5,7 +5,7 @@ DeltaTableSpec     what the writers know about the table
 ├─ partitions.py   partition values of rows, and folders
 ├─ statistics.py   the `stats` of an `add` action
 ├─ deletes.py      rows of the commit that a later change superseded
-└─ vectors.py      deletion vectors, inline and in files
+└─ vectors.py      deletion vectors
 """
 
 import json
