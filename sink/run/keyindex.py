@@ -32,18 +32,17 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import binary_uuid, quoted
 from deltawriters import TableSpec
-from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
+from deltawriters.keyindex import IndexSlice, RunInfo, plan_merge, random_base, run_files, xxhash64
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion
+from deltawriters.old_rows import DeletedRows
 from deltawriters.resolve import OldRows, rows_appended_meanwhile
 from deltawriters.table import Bucket
-from deltawriters.vectors import bitmap
 from sink.errors import TableError
 from sink.run.plan import TablePlan
 from sink.spark import task
@@ -87,6 +86,7 @@ class KeyIndex:
         self._prepared_base: int | None = None
         self._appended: _Appended | None = None
         self._obsolete: list[str] = []
+        self._spent: set[str] = set()
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
@@ -213,13 +213,13 @@ class KeyIndex:
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result["new_vectors"]
-        united = _unite(results)
+        deleted = DeletedRows.told((result["old_rows"] for result in results), self._io_properties)
+        self._spent = deleted.files
         base = self._base if appended is None else appended.base
-        later_rows = () if appended is None else appended.rows
-        for rows in later_rows:
-            united[rows.file.path] = rows.file, bitmap(rows.positions)
+        if appended is not None:
+            deleted = deleted.with_rows(appended.rows)
         written = self._table.delete_rows(
-            f"{operation}-{base}", tasks, united, version.vectors.get, version.parquet_deletes, new_paths
+            f"{operation}-{base}", tasks, deleted, version.vectors.get, version.parquet_deletes, new_paths
         )
         vectors |= written.vectors
         parquet_deletes = {
@@ -250,7 +250,7 @@ class KeyIndex:
         self._prepared_name, self._prepared_base = operation, base
         self._prepared = self._written(operation, prepared, new_paths)
         stored = {"version": operation, "base": base}
-        return IndexCommit(base, stored, written.files, written.removed, sorted(united), new_paths)
+        return IndexCommit(base, stored, written.files, written.removed, sorted(deleted.found), new_paths)
 
     def deleted_rows(self, path: str) -> int:
         """How many rows of a data file its deletion vector deletes (v3). If the file is older than the table's format
@@ -314,7 +314,7 @@ class KeyIndex:
             self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
             return
         assert self._version is not None
-        for path in self._obsolete:
+        for path in (*self._obsolete, *self._spent):
             self._fs.delete(self._hadoop_path(path), False)
         kept = {run.name for run in self._prepared.runs}
         self._obsolete = [f"{self._location}/runs/{run.name}" for run in self._version.runs if run.name not in kept]
@@ -322,7 +322,7 @@ class KeyIndex:
         self._obsolete += [self._vectors_file(name) for name in gone]
         if self._current_name is not None:
             self._obsolete.append(self._manifest(self._current_name))
-        self._version, self._prepared = self._prepared, None
+        self._version, self._prepared, self._spent = self._prepared, None, set()
         self._base, self._included = self._prepared_base, {stored.index_snapshot_id}
         self._current_name = self._prepared_name
 
@@ -490,19 +490,6 @@ def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:
     the manifest's vectors depend.
     """
     return table.key_encoding(plan.section.key, None if bucket is None else bucket.count)
-
-
-def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile, BitMap64]]:
-    """Deleted positions by data file. Several tasks may delete from the same file."""
-    united: dict[str, tuple[IndexedFile, BitMap64]] = {}
-    for result in results:
-        for old in result["old_rows"]:
-            positions = task.decode_positions(old["positions"]) if old["positions"] else BitMap64()
-            file, earlier = united.get(
-                old["path"], (IndexedFile(old["path"], old["spec-id"], old["partition"]), BitMap64())
-            )
-            united[old["path"]] = file, earlier | positions
-    return united
 
 
 def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:

@@ -43,7 +43,7 @@ from sink.run.plan import (
 )
 from sink.run.written import Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
-from sink.spark import task
+from sink.spark import task, vectors
 from sink.spark.exchange import (
     PACKED_SCHEMA,
     PART_ROWS,
@@ -676,7 +676,7 @@ class TableSink:
     def _task_plan(self, begun: Begun, tasks: int) -> task.TaskPlan:
         section, index = self.plan.section, None
         if self._key_index is not None and begun.index is not None:
-            index = task.IndexPlan(begun.index, self._key_index.next_sequence, tasks)
+            index = task.IndexPlan(begun.index, self._key_index.next_sequence, tasks, vectors.ON_DRIVER // tasks)
         decoded, stored = ([column.name for column in spec.columns] for spec in (self.plan.changelog, self.plan))
         options = None
         if section.mode != "append":

@@ -12,7 +12,7 @@ from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile
 from deltawriters.deletes import Deletes
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.vectors import bitmap
+from deltawriters.vectors import bitmap, encode_vector
 from sink.targets.delta.statistics import with_wide_bounds
 from sink.targets.delta.vectors import NewVectorFile, inline_vector
 
@@ -76,8 +76,9 @@ def stored_vectors(table: "DeltaTableSpec", vectors: Sequence[BitMap64], created
 
     :param created: the file's path is added to it.
     """
-    found = [inline_vector(positions) for positions in vectors]
-    large = [number for number, descriptor in enumerate(found) if descriptor["sizeInBytes"] > _INLINE_BYTES]
+    sizes = [len(encode_vector(positions)) for positions in vectors]
+    large = [number for number, size in enumerate(sizes) if size > _INLINE_BYTES]
+    found = [inline_vector(vectors[n]) if size <= _INLINE_BYTES else {} for n, size in enumerate(sizes)]
     if large:
         file = NewVectorFile(table.location, table.random_prefix(uuid4().hex))
         created.append(file.path)
