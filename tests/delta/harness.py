@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame
 
 from sink.spark.versions import to_arrow
 from sink.targets.delta.commit import DeltaCommitter
+from sink.targets.delta.live_files import without_scheme
 from sink.targets.delta.log import DeltaLog as SinkLog
 from sink.targets.delta.log import Proposal
 from tests.delta.log_model import DeltaLog
@@ -157,7 +158,8 @@ class DeltaJob(Job):
             return None
         index = self.index_version(self.index_folder / "versions" / f"{stored['index']['version']}.json")
         self.encoding = index.encoding
-        entries = live_entries(index, self.index_folder / "runs")
+        found_entries = live_entries(index, self.index_folder / "runs")
+        entries = [((without_scheme(path), position), hashes) for (path, position), hashes in found_entries]
         key = ", ".join(f"`{name}`" for name in self.key)
         rows = to_arrow(
             self.spark.sql(f"SELECT {key}, _metadata.file_path, _metadata.row_index FROM {self.sql_name()}")

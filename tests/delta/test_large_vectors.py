@@ -82,7 +82,7 @@ def test_most_rows_of_a_large_table(spark: SparkSession, tmp_path: Path, caplog:
         assert f"{WRITTEN} {files} data files written by 2 tasks" in caplog.text
         assert [found["id"] for found in job.rows()] == list(range(0, rows, rows // least))
     job.check()
-    assert len(job.vectors()) == files
+    assert len(job.vectors()) == len(job.snapshot().files) >= files - 2, "small ones have no row any more"
     assert len({vector["pathOrInlineDv"] for vector in job.vectors().values()}) == 2, "a file for each task"
     assert left(job) == []
 
@@ -97,10 +97,10 @@ def test_tasks_make_the_same_vectors_as_the_driver(
         (tmp_path / name).mkdir()
         job = DeltaJob(spark, tmp_path / name, partition_by=partition_by, tasks=1)
         for start in range(0, 6000, 1500):
-            job.write(inserts(*range(start, start + 1500), region=f"r {start}"))
+            job.write(inserts(*range(start, start + 1500), region=f"r{start}"))
         job.run()
         for deleted in (range(0, 4600, 500), range(1500, 4500, 3), range(3000, 4500), range(1, 2000, 7)):
-            job.write([("-D", row(key, f"r {key // 1500 * 1500}")) for key in deleted])
+            job.write([("-D", row(key, f"r{key // 1500 * 1500}")) for key in deleted])
         with in_tasks(0 if name == "tasks" else vectors.ON_DRIVER):
             job.run()
         assert (WRITTEN in caplog.text) == (name == "tasks")
@@ -150,7 +150,8 @@ def test_a_task_that_fails_leaves_nothing_behind(spark: SparkSession, tmp_path: 
     victim = sorted(job.table_folder.glob("*.bin"))[0]
     content = victim.read_bytes()
     before, version = vector_files(job), job.version()
-    job.write([("-D", row(key)) for key in (*range(1, 2000, 3), 2)])
+    gone = {2, *(key for key in range(2000) if key % 1000 % 3 == 1)}
+    job.write([("-D", row(key)) for key in sorted(gone)])
     if loss == "lost":
         victim.unlink()
     else:
@@ -163,7 +164,7 @@ def test_a_task_that_fails_leaves_nothing_behind(spark: SparkSession, tmp_path: 
     victim.write_bytes(content)
     with in_tasks():
         job.run()
-    expected = [key for key in range(2000) if key % 1000 % 3 and key % 3 != 1 and key != 2]
+    expected = [key for key in range(2000) if key % 1000 % 3 and key not in gone]
     assert [found["id"] for found in job.rows()] == expected
     job.check()
     assert job.check_index() is not None
