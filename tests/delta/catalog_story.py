@@ -118,7 +118,8 @@ def follow(job: CatalogJob) -> None:
     assert any("MERGE" in line for line in heads)
     assert ["2", "us"] in [line.split() for line in command(job, "show", "orders", "--key", "2")]
     before = command(job, "show", "orders", "--version", str(first))
-    assert [line.split() for line in before[1:]] == [["1", "us"], *([str(key), "eu"] for key in range(2, 7))]
+    shown = sorted(line.split() for line in before if line.split()[0].isdigit())
+    assert shown == [["1", "us"], *([str(key), "eu"] for key in range(2, 7))]
     letters = command(job, "dead-letters list")
     assert any("no JSON" in line for line in letters)
     letters_by_name = f"spark_catalog.{job.namespace}.dead_letters"
