@@ -151,12 +151,12 @@ def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]
     :param own: the runs that the commit's tasks wrote.
     :param others: runs with all live rows of these files.
     """
-    runs = [open_run(own.io, own.location, info) for info in own.runs]
-    if not runs:
-        return []
-    high = np.concatenate([run.high for run in runs])
-    low = np.concatenate([run.low for run in runs])
-    return _by_file(others.probe(high, low, 0, 2**64))
+    found: dict[str, list[OldRows]] = {}
+    for info in own.runs:  # one by one, so that memory is bounded by the largest
+        run = open_run(own.io, own.location, info)
+        for old in _by_file(others.probe(run.high, run.low, 0, 2**64)):
+            found.setdefault(old.file.path, []).append(old)
+    return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
 
 
 def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows]) -> list[ContentFile]:

@@ -20,6 +20,10 @@ from deltawriters.collapse import Ints
 _MAGIC = b"\xd1\xd3\x39\x64"
 
 
+class LostVectorError(Exception):
+    """A deletion vector of the table is missing or damaged, so nothing tells which rows of its data file are live."""
+
+
 def bitmap(positions: Ints) -> BitMap64:
     """The set of `positions`."""
     return BitMap64(array("Q", positions.astype(np.uint64).tobytes()))

@@ -22,19 +22,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyiceberg.io import FileIO
-from pyroaring import BitMap64
 
 from deltawriters import TableSpec
-from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files
+from deltawriters.keyindex import IndexSlice, RunInfo, plan_merge, random_base, run_files
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion
+from deltawriters.old_rows import DeletedRows
 from deltawriters.resolve import OldRows, rows_written_meanwhile
 from deltawriters.table import Bucket
-from deltawriters.vectors import bitmap
 from sink.errors import TableError
 from sink.run.engine import Engine, KeyReading
 from sink.run.plan import TablePlan
-from sink.spark import task
 from sink.spark.routing import RANGES, KeyHash
 from sink.targets.base import IndexCommit, LiveFile, StoredPosition, TableChanges, Target
 
@@ -42,6 +40,8 @@ log = logging.getLogger("rowdelta")
 
 _FEWEST_BUCKETS = 8
 """With fewer buckets in the table, too many tasks would be idle if each bucket went to one task."""
+_MOST_LOOKED_UP = 20_000_000
+"""Keys of rows that others changed, among which the driver looks a micro-batch's keys up. Among more, tasks do it."""
 _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
 
@@ -72,6 +72,7 @@ class KeyIndex:
         self._prepared_base: int | None = None
         self._meanwhile: _Meanwhile | None = None
         self._obsolete: list[str] = []
+        self._spent: set[str] = set()
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
@@ -144,6 +145,8 @@ class KeyIndex:
         version = self._with_files(earlier.version, changes.files, changes.removed)
         own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
         new = tuple(run for run in version.runs if run.sequence == version.sequence)
+        if sum(run.entries for run in new) > _MOST_LOOKED_UP:
+            return None
         rows = list[OldRows]()
         if new:
             rows = rows_written_meanwhile(
@@ -202,11 +205,11 @@ class KeyIndex:
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result["new_vectors"]
-        united = {path: rows for path, rows in _unite(results).items() if path not in meanwhile.touched}
-        for rows in meanwhile.rows:
-            united[rows.file.path] = rows.file, bitmap(rows.positions)
+        deleted = DeletedRows.told((result["old_rows"] for result in results), self._folder.io_properties)
+        self._spent = {f"runs/{path.rpartition('/')[2]}" for path in deleted.files}
+        deleted = deleted.without(meanwhile.touched).with_rows(meanwhile.rows)
         written = self._table.delete_rows(
-            f"{operation}-{base}", tasks, united, version.vectors.get, version.parquet_deletes, new_paths
+            f"{operation}-{base}", tasks, deleted, version.vectors.get, version.parquet_deletes, new_paths
         )
         vectors |= written.vectors
         parquet_deletes = {
@@ -234,7 +237,7 @@ class KeyIndex:
         self._prepared_name, self._prepared_base = operation, base
         self._prepared = self._written(operation, prepared, new_paths)
         stored = {"version": operation, "base": base}
-        return IndexCommit(base, stored, written.files, written.removed, sorted(united), new_paths)
+        return IndexCommit(base, stored, written.files, written.removed, sorted(deleted.found), new_paths)
 
     def deleted_rows(self, path: str) -> int:
         """How many rows of a data file its deletion vector deletes (v3). If the file is older than the table's format
@@ -298,7 +301,7 @@ class KeyIndex:
             self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
             return
         assert self._version is not None
-        for path in self._obsolete:
+        for path in (*self._obsolete, *self._spent):
             self._folder.delete(path)
         kept = {run.name for run in self._prepared.runs}
         self._obsolete = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
@@ -306,7 +309,7 @@ class KeyIndex:
         self._obsolete += [_vectors_file(name) for name in gone]
         if self._current_name is not None:
             self._obsolete.append(_manifest(self._current_name))
-        self._version, self._prepared = self._prepared, None
+        self._version, self._prepared, self._spent = self._prepared, None, set()
         self._base, self._included = self._prepared_base, {stored.index_snapshot_id}
         self._current_name = self._prepared_name
 
@@ -466,16 +469,3 @@ def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:
     the manifest's vectors depend.
     """
     return table.key_encoding(plan.section.key, None if bucket is None else bucket.count)
-
-
-def _unite(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[IndexedFile, BitMap64]]:
-    """Deleted positions by data file. Several tasks may delete from the same file."""
-    united: dict[str, tuple[IndexedFile, BitMap64]] = {}
-    for result in results:
-        for old in result["old_rows"]:
-            positions = task.decode_positions(old["positions"]) if old["positions"] else BitMap64()
-            file, earlier = united.get(
-                old["path"], (IndexedFile(old["path"], old["spec-id"], old["partition"]), BitMap64())
-            )
-            united[old["path"]] = file, earlier | positions
-    return united

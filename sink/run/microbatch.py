@@ -320,6 +320,7 @@ class TableSink:
         self._committer.own_position(self._prefix, request.previous_operation)
         if self._is_altered():
             return None
+        self._check_new_properties()
         written = attempt.written
         with before_commit(self.table.name):
             index = self._key_index.amend(request.operation, slice_, written.tasks, written.index)
@@ -416,9 +417,12 @@ class TableSink:
             # only here.
             self._global_deletes = self.table.needs_global_deletes()
 
-    def _replan_if_altered(self) -> None:
+    def _check_new_properties(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
             self.table.check_writable(appends=self._appends)  # as is rare, and whatever their values
+
+    def _replan_if_altered(self) -> None:
+        self._check_new_properties()
         if not self._is_altered():
             self._spec = self.table.spec
             return

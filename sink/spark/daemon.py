@@ -8,11 +8,12 @@ import gc
 
 from pyspark.daemon import manager
 
-# No more than imports: a thread would be missing in the forked workers. Tasks import a target's writers when they
+# No more than imports: a thread would be missing in the forked workers. Tasks import a target's modules when they
 # unpickle a table.
 import sink.spark.task
-import sink.targets.delta.writers
-import sink.targets.iceberg.writers  # noqa: F401
+import sink.spark.vectors
+import sink.targets.delta.uniting
+import sink.targets.iceberg.uniting  # noqa: F401
 
 if __name__ == "__main__":
     gc.freeze()  # workers collect garbage after each task, and needn't look through all modules for it

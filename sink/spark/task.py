@@ -8,7 +8,6 @@ import pickle
 import resource
 import sys
 import zlib
-from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap64
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
@@ -33,10 +31,10 @@ from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
+from deltawriters.old_rows import tell
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.rewrite import RewriteGroup, Rewriter
-from deltawriters.vectors import bitmap
 from sink.spark.exchange import Step, owned, packed
 from sink.spark.routing import KeyHash, range_of
 
@@ -56,11 +54,13 @@ class IndexPlan:
     """The key index for a micro-batch. The range of the high hash is cut into `tasks` parts; task i owns part i.
 
     :param sequence: sequence number of the runs that the tasks write.
+    :param told_bytes: most bytes of positions of old rows that each task tells the driver (`deltawriters.old_rows`).
     """
 
     slice: IndexSlice
     sequence: int
     tasks: int
+    told_bytes: int
 
     def task(self, number: int, operation: str) -> IndexTask:
         """The part that task `number` owns."""
@@ -359,6 +359,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
                 writer.write(good)
         result = writer.close()
         dead_files = dead.close() if dead else []
+        index_part = _index_part(plan, index, result) if plan.index and index and result.index else None
     except BaseException:
         writer.abort()
         if dead:
@@ -376,14 +377,14 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         "streamed_partitions": sorted(streamed_partitions),
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-    if plan.index and result.index:
-        summary["index"] = _index_summary(result, plan.table)
+    if index_part is not None:
+        summary["index"] = index_part[0]
     if plan.dead_letters:
         summary["dead_letters"] = [file.description for file in dead_files]
         summary["dead_letter_paths"] = [file.path for file in dead_files]
     paths = writer.created_paths + (dead.created_paths if dead else [])
-    if plan.index and result.index:
-        paths += [f"{plan.index.slice.location}/{run.name}" for run in (*result.index.runs, *result.index.merged)]
+    if index_part is not None:
+        paths += index_part[1]
     return summary, paths
 
 
@@ -514,17 +515,6 @@ def rewritten(
     }
 
 
-def encode_positions(positions: BitMap64) -> str:
-    """Positions as text for a task's result. Takes about three bytes for each position."""
-    positions.run_optimize()
-    return b64encode(positions.serialize()).decode()
-
-
-def decode_positions(text: str) -> BitMap64:
-    """The reverse of `encode_positions`."""
-    return BitMap64.deserialize(b64decode(text))
-
-
 class DeadLetterWriter:
     """Appends bad records to the dead-letter table."""
 
@@ -573,25 +563,24 @@ def _forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-def _index_summary(result: WriteResult, table: TableSpec) -> dict[str, Any]:
-    index = result.index
-    assert index is not None
-    old_rows = [
-        {
-            "path": rows.file.path,
-            "spec-id": rows.file.spec_id,
-            "partition": dict(rows.file.partition),
-            "positions": encode_positions(bitmap(rows.positions)) if table.unites_deletes else "",
-        }
-        for rows in index.old_rows
-    ]
-    return {
-        "runs": [run.to_json() for run in index.runs],
-        "merged": [run.to_json() for run in index.merged],
-        "old_rows": old_rows,
+def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[dict[str, Any], list[str]]:
+    """What the driver has to know for the key index, and the paths of the index's files that the task wrote."""
+    found = result.index
+    assert plan.index is not None
+    assert found is not None
+    place = f"{index.slice.location}/{index.run_name}-positions"
+    rows, file = tell(
+        found.old_rows, plan.index.told_bytes, place, index.slice.io, with_positions=plan.table.unites_deletes
+    )
+    summary = {
+        "runs": [run.to_json() for run in found.runs],
+        "merged": [run.to_json() for run in found.merged],
+        "old_rows": rows,
         "new_vectors": dict(file.vector for file in result.files if file.vector is not None),
-        "keys": {name: getattr(index, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
+        "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
     }
+    paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
+    return summary, paths if file is None else [*paths, file]
 
 
 def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None]:

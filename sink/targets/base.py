@@ -19,13 +19,13 @@ from sink.errors import FencedError, RolledBackError, TableError, TemporaryError
 from sink.spark.java_errors import message_of
 
 if TYPE_CHECKING:
-    from pyroaring import BitMap64
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import types as T
 
     from changelog.spec import ColumnSpec
     from deltawriters import TableSpec
     from deltawriters.keyindex import IndexedFile
+    from deltawriters.old_rows import DeletedRows
     from deltawriters.rewrite import SmallFile
     from sink.config import Config, TableSection
     from sink.sources.source import Position
@@ -459,7 +459,7 @@ class Target(TableState):
         self,
         name: str,
         tasks: int,
-        rows: "Mapping[str, tuple[IndexedFile, BitMap64]]",
+        rows: "DeletedRows",
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],
         created: list[str],
@@ -468,7 +468,7 @@ class Target(TableState):
 
         :param name: beginning of the names of new files.
         :param tasks: number of tasks of the commit. Task numbers from here on are free.
-        :param rows: data file -> positions to delete. They may be empty if tasks have deleted them themselves.
+        :param rows: the rows, with positions if the tasks haven't deleted them themselves (`TableSpec.unites_deletes`).
         :param known: data file -> its current vector.
         :param parquet_deletes: see `LiveFile`; of data files that have no vector.
         :param created: the path of each written file is added to it, before it is written.

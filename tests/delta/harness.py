@@ -27,6 +27,7 @@ from sink.spark.versions import to_arrow
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.log import DeltaLog as SinkLog
 from sink.targets.delta.log import Proposal
+from sink.targets.locations import in_one_form
 from tests.delta.log_model import DeltaLog
 from tests.delta.readers import NAMES, READERS, Rows, plain
 from tests.delta.snapshot import Snapshot
@@ -155,7 +156,8 @@ class DeltaJob(Job):
             return None
         index = self.index_version(self.index_folder / "versions" / f"{stored['index']['version']}.json")
         self.encoding = index.encoding
-        entries = live_entries(index, self.index_folder / "runs")
+        found_entries = live_entries(index, self.index_folder / "runs")
+        entries = [((in_one_form(path), position), hashes) for (path, position), hashes in found_entries]
         key = ", ".join(f"`{name}`" for name in self.key)
         rows = to_arrow(
             self.spark.sql(f"SELECT {key}, _metadata.file_path, _metadata.row_index FROM {self.sql_name()}")

@@ -97,7 +97,7 @@ def stories(draw: st.DrawFn) -> tuple[Story, When]:
 
 @pytest.mark.timeout(1500)
 @settings(
-    max_examples=int(os.environ.get("ROWDELTA_DELTA_STORIES", "4")),
+    max_examples=int(os.environ.get("ROWDELTA_DELTA_STORIES", "2")),
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -54,6 +54,7 @@ class MemoryEngine:
     :param tasks: number of tasks that share a micro-batch.
     :param leaves_idle_out: a task without changes doesn't run, and so doesn't merge its share of the index, as Spark
         may do it.
+    :param batch_rows: most rows of a record batch.
     :param clock: of the process.
     """
 
@@ -66,11 +67,13 @@ class MemoryEngine:
         *,
         tasks: int = 1,
         leaves_idle_out: bool = False,
+        batch_rows: int = 1000,
     ) -> None:
         self.catalogs = catalogs
         self.clock = clock
         self.tasks = tasks
         self.leaves_idle_out = leaves_idle_out
+        self.batch_rows = batch_rows
         self.table = table
         self._folder = folder
         self._attempts = iter(range(1, 1 << 30))
@@ -121,7 +124,8 @@ class MemoryWriter:
         tasks = self._engine.tasks
         plan = self._task_plans.plan(begun, tasks)
         changes: Any = batch.changes
-        hashed = list(self._task_plans.hash(begun, tasks).added(_in_types(changes, self._plan).to_batches()))
+        batches = _in_types(changes, self._plan).to_batches(self._engine.batch_rows)
+        hashed = list(self._task_plans.hash(begun, tasks).added(batches))
         results = []
         self._uncommitted.paths = []
         try:

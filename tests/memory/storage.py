@@ -3,11 +3,17 @@ something may happen to it.
 """
 
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
+
+ANY = "any step"
+
+Step = tuple[str, int]
+"""A step of a process: its name, or `ANY`, and the how manieth it is of these, from 1 on."""
 
 
 class CrashError(BaseException):
@@ -17,12 +23,12 @@ class CrashError(BaseException):
 class Clock:
     """Counts the steps of one process: reads and writes of files, looks at the table, commits.
 
-    :param plan: what happens at which step, from 1 on. It gets the clock and the step's name.
+    :param plan: what happens at which step. It gets the clock and the step's name.
     """
 
-    def __init__(self, plan: Mapping[int, "Callable[[Clock, str], None]"] | None = None) -> None:
-        self.steps = 0
+    def __init__(self, plan: Mapping[Step, "Callable[[Clock, str], None]"] | None = None) -> None:
         self._plan = dict(plan or {})
+        self._done: Counter[str] = Counter()
         self._is_dead = self._is_paused = False
 
     def step(self, what: str) -> None:
@@ -30,8 +36,8 @@ class Clock:
             return
         if self._is_dead:
             raise CrashError(what)
-        self.steps += 1
-        happens = self._plan.pop(self.steps, None)
+        self._done.update((what, ANY))
+        happens = self._plan.pop((what, self._done[what]), None) or self._plan.pop((ANY, self._done[ANY]), None)
         if happens is None:
             return
         self._is_paused = True  # what others do are no steps of this process

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
@@ -35,13 +35,13 @@ from sink.errors import FencedError, RolledBackError, TemporaryError
 from sink.run import attempt, minor_compaction
 from sink.run.keys import TableKey
 from sink.run.microbatch import TableSink
-from sink.run.patterns import resolve_tables
+from sink.run.patterns import ResolvedTable, resolve_tables
 from sink.run.plan import plan_table
 from sink.sources.source import TableBatch
 from sink.targets import merge_levels
 from sink.targets.base import CommitUnknownError
 from tests.memory.engine import MemoryEngine
-from tests.memory.storage import Clock, CrashError
+from tests.memory.storage import ANY, Clock, CrashError, Step
 from tests.memory.table import DataFile, MemoryTable, Snapshot, Store, add_files
 from tests.memory.writers import parquet
 
@@ -83,12 +83,12 @@ class Process:
     """A process of the sink.
 
     :param batches: sizes of its micro-batches, in messages. Then it ends, unless something ended it earlier.
-    :param happenings: (step, what happens at it).
+    :param happenings: pairs of a step and what happens at it.
     :param then: what happens after it.
     """
 
     batches: tuple[int, ...]
-    happenings: tuple[tuple[int, Happening], ...] = ()
+    happenings: tuple[tuple[Step, Happening], ...] = ()
     then: tuple[Others, ...] = ()
 
 
@@ -109,6 +109,7 @@ class Story:
     leaves_idle_out: bool = False
     file_size: int = 1 << 20
     flush_bytes: int = 1 << 20
+    batch_rows: int = 1000
     merges: Literal["never", "on the driver", "in tasks"] = "never"
     seed: int = 0
 
@@ -125,10 +126,7 @@ class Story:
         processes = tuple(
             Process(
                 tuple(random.randint(1, 6) for _ in range(random.randint(1, 4))),
-                tuple(
-                    (random.randint(1, random.choice((12, 40, 120))), random.choice(happenings))
-                    for _ in range(random.choice((0, 1, 1, 2, 3)))
-                ),
+                tuple((_random_step(random), random.choice(happenings)) for _ in range(random.choice((0, 1, 1, 2, 3)))),
                 tuple(random.choice(get_args(Others)) for _ in range(random.choice((0, 0, 1)))),
             )
             for _ in range(random.randint(1, 3))
@@ -144,6 +142,7 @@ class Story:
             leaves_idle_out=random.random() < 0.3,
             file_size=random.choice((1, 1 << 20, 1 << 20)),
             flush_bytes=random.choice((1, 1 << 20)),
+            batch_rows=random.choice((1, 3, 1000)),
             merges=random.choice(("never", "on the driver", "in tasks")),
             seed=seed,
         )
@@ -164,6 +163,13 @@ class Story:
                 plain: dict[str, Any] = {part.name: part.default}
                 found.append(replace(self, **plain))
         return found
+
+
+def _random_step(random: Random) -> Step:
+    """Most mistakes are made about what happens just before a commit."""
+    if random.random() < 0.5:
+        return ANY, random.randint(1, random.choice((12, 40, 100)))
+    return random.choice(("send a commit", "send a commit", "hear of a commit", "send a rewrite")), random.randint(1, 4)
 
 
 def _without(items: tuple[Any, ...], number: int) -> tuple[Any, ...]:
@@ -280,7 +286,7 @@ class Player:
         self._foreign = iter(range(1 << 30))
         self._files = iter(range(1 << 30))
         self._content: dict[str, list[Row]] = {}
-        self.config = _config(story)
+        self.config = _config(story.key, story.mode, merges=story.merges != "never")
 
     def play(self) -> None:
         warnings = Warnings()
@@ -316,7 +322,13 @@ class Player:
         catalogs: Any = _Catalogs()
         plan = plan_table(catalogs, config, resolved, table)
         engine = MemoryEngine(
-            catalogs, table, self.index, clock, tasks=self.story.tasks, leaves_idle_out=self.story.leaves_idle_out
+            catalogs,
+            table,
+            self.index,
+            clock,
+            tasks=self.story.tasks,
+            leaves_idle_out=self.story.leaves_idle_out,
+            batch_rows=self.story.batch_rows,
         )
         source: Any = _Source()
         key = TableKey(self.story.key, configured=True)
@@ -376,8 +388,9 @@ class Player:
     def _drain(self) -> None:
         """A last process that nothing disturbs reads the source to its end."""
         sink = self.opened(Clock())
-        while self._apply(sink, 7):
-            pass
+        for _ in range(len(self.messages)):
+            if not self._apply(sink, 7):
+                break
         assert (sink.position or {"offset": 0})["offset"] == len(self.messages)
 
     # -- what happens
@@ -621,23 +634,23 @@ def _error(step: str) -> Exception:
     return OSError(5, f"{step}: input/output error")
 
 
-def _config(story: Story) -> tuple[Config, Any]:
+@cache
+def _config(key: tuple[str, ...], mode: str, *, merges: bool) -> tuple[Config, ResolvedTable]:
+    table = {
+        "source": "/nowhere/t",
+        "target": TARGET,
+        "key": list(key),
+        "order_by": ["value"],
+        "mode": mode,
+        "deletes": "position",
+        "merge_small_files": merges,
+    }
     config = Config.model_validate(
         {
             "sink": {"id": "story", "checkpoint": "/nowhere"},
             "source": {"type": "files", "format": "row-kind"},
             "catalogs": {"lake": {"type": "delta", "warehouse": "/nowhere"}},
-            "tables": [
-                {
-                    "source": "/nowhere/t",
-                    "target": TARGET,
-                    "key": list(story.key),
-                    "order_by": ["value"],
-                    "mode": story.mode,
-                    "deletes": "position",
-                    "merge_small_files": story.merges != "never",
-                }
-            ],
+            "tables": [table],
         }
     )
     return config, resolve_tables(config, ())[0]

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
-from pyroaring import BitMap64
 from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
 from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.old_rows import DeletedRows
 from deltawriters.rewrite import SmallFile
 from deltawriters.vectors import positions_of
 from sink.targets import merge_levels
@@ -294,14 +294,15 @@ class MemoryTable(Target):
         self,
         name: str,
         tasks: int,
-        rows: Mapping[str, tuple[IndexedFile, BitMap64]],
+        rows: DeletedRows,
         known: Callable[[str], Vector | None],
         parquet_deletes: Mapping[str, Sequence[str]],
         created: list[str],
     ) -> WrittenDeletes:
         self.clock.step("delete rows")
         files, removed, vectors = list[str](), list[str](), dict[str, Vector | None]()
-        for path, (_, deleted) in rows.items():
+        for file, deleted in rows.positions():
+            path = file.path
             if path not in self.files:
                 raise IndexLostError(f"the index has rows in {path}, which is no file of the table")
             before = known(path)

@@ -45,7 +45,7 @@ from deltawriters.keyindex.versions import IndexVersion
 from sink.config import Config, PartitionField
 from sink.run import attempt, minor_compaction, writing
 from sink.run.pipeline import Pipeline
-from sink.spark import task
+from sink.spark import task, vectors
 from sink.spark.versions import to_arrow
 from sink.targets import merge_levels
 from sink.targets.base import ChangeSet, Committer, Rewrite
@@ -691,6 +691,7 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, s
         patch.setattr(attempt, "DeltaOptions", options)
         patch.setattr(writing, "BUFFER_BYTES", flush_bytes)
         patch.setattr(writing, "PART_ROWS", 1)
+        patch.setattr(vectors, "ON_DRIVER", 0)
         patch.setattr(attempt, "SMALL_BATCH", -1)  # otherwise one task would do everything
         if shuffles:
             patch.setattr(writing, "READ_AGAIN", -1)

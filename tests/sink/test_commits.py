@@ -377,13 +377,17 @@ def test_a_busy_foreign_writer_does_not_starve_the_sink(job: Job) -> None:
     assert [r["id"] for r in job.rows()] == [1, 2, 3, 4, 5, 6, *range(100, next(numbers))]
 
 
+@pytest.mark.parametrize("version", ["2", "3"])
 def test_a_writer_of_any_kind_does_not_starve_the_sink(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, version: str
 ) -> None:
-    """With deletion vectors, the keys are looked up in whatever others changed, and nothing is written again."""
+    """The keys are looked up in whatever others changed, and nothing is written again."""
     caplog.set_level(logging.INFO, "rowdelta")
     job = Job(
-        spark, tmp_path, deletes="position", properties={"format-version": "3", "write.delete.mode": "merge-on-read"}
+        spark,
+        tmp_path,
+        deletes="position",
+        properties={"format-version": version, "write.delete.mode": "merge-on-read"},
     )
     job.write(insert(*range(1, 7)))
     job.run()

@@ -22,8 +22,10 @@ from sink.run.keyindex import KeyIndex
 from sink.run.keyreading import read_keys
 from sink.run.spark_engine import HadoopFolder
 from sink.run.written import Written
+from sink.spark import vectors
 from sink.targets.iceberg import changes as iceberg_changes
 from sink.targets.iceberg import deletes as iceberg_deletes
+from sink.targets.iceberg import uniting as iceberg_uniting
 from sink.targets.iceberg.table import IcebergTable
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, jvm_calls, tiny_thresholds
 from tests.sink.test_commit_faults import Table
@@ -169,7 +171,7 @@ def test_deletes_that_can_t_be_written_leave_nothing_behind(job: Job, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(iceberg_deletes, "delete_rows", full)
-        patch.setattr(iceberg_deletes, "write_deletion_vectors", full)
+        patch.setattr(iceberg_uniting, "write_deletion_vectors", full)
         job.write(update(1))
         with pytest.raises(
             TemporaryError, match=r"could not be written: No space left on device\. Nothing was applied; run again"
@@ -181,10 +183,36 @@ def test_deletes_that_can_t_be_written_leave_nothing_behind(job: Job, monkeypatc
     assert job.rows() == [row(1, "us"), row(2)]
 
 
+def test_tasks_that_can_t_read_a_vector_leave_nothing_behind(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two tasks finds the old vector damaged. The other one has written its file by then."""
+    monkeypatch.setattr(vectors, "ON_DRIVER", 0)
+    monkeypatch.setattr(vectors, "_LEAST", 1)
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "3"})
+    apply(job, insert(*range(10)), insert(*range(10, 20)), delete(1), delete(11))
+    files = sorted((job.table_folder / "data").glob("*.puffin"))
+    assert len(files) == 2
+    content = files[0].read_bytes()
+    files[0].write_bytes(content[:12] + bytes([content[12] ^ 1]) + content[13:])  # in the vector, not in the footer
+    job.write(delete(2, 12))
+    with pytest.raises(TableError, match=r"vector of the table can't be read.*Nothing was applied"):
+        job.run()
+    assert job.unreferenced_files() == []
+    assert list(job.index_folder.rglob("*-positions")) == []
+    files[0].write_bytes(content)
+    apply(job)
+    assert job.rows() == [row(key) for key in range(20) if key % 10 not in (1, 2)]
+    assert len([count for _, count in deletes(job)]) == 2
+    assert list(job.index_folder.rglob("*-positions")) == []
+
+
+@pytest.mark.parametrize("on_driver", [0, vectors.ON_DRIVER], ids=["tasks", "driver"])
 def test_position_deletes_of_v2_go_on_as_vectors_when_the_table_is_upgraded(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_driver: int
 ) -> None:
     """Readers ignore a data file's Parquet position deletes once it has a vector, so the vector has them too."""
+    monkeypatch.setattr(vectors, "ON_DRIVER", on_driver)
     job = Job(spark, tmp_path, tasks=1, partition_by=["region"])
     apply(job, insert(1, 2, 3, 4), insert(5, 6, region="us"), delete(1))
     assert deletes(job) == [("PARQUET", 1)]

@@ -268,3 +268,20 @@ def test_a_refused_property_that_is_set_while_the_job_runs(spark: SparkSession, 
         job.run()
     assert [row["id"] for row in job.rows()] == [0], "the micro-batch that was already written"
     assert job.unreferenced_files() == []
+
+
+def test_a_refused_property_that_is_set_while_others_change_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    """The keys would be looked up again, and the micro-batch committed."""
+    job = Job(spark, tmp_path, properties={"format-version": "3"})
+    job.write([("+I", {"id": number, "region": "eu"}) for number in range(3)])
+    job.run()
+    job.write([("+U", {"id": 1, "region": "us"})])
+
+    def encrypt() -> None:
+        spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('encryption.key-id' = 'x')")
+        spark.sql(f"DELETE FROM {job.target} WHERE id = 2")
+
+    with before_commit(encrypt), pytest.raises(TableError, match=r"has the property encryption\.key-id"):
+        job.run()
+    assert {row["region"] for row in job.rows()} == {"eu"}
+    assert job.unreferenced_files() == []

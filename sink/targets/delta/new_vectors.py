@@ -1,4 +1,4 @@
-"""Deletes of earlier rows of a Delta table: new deletion vectors that the driver writes for a commit.
+"""Deletes of earlier rows of a Delta table: the actions by which data files get new deletion vectors.
 
 A file gets its vector by a `remove` of what is live and an `add` of the same path with the new vector (PROTOCOL.md,
 "Action Reconciliation"). The `remove` must name the live vector: Delta doesn't check it, and without it both files
@@ -10,24 +10,25 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow.parquet as pq
-from pyroaring import BitMap64
+from pyspark.sql import SparkSession
 
-from deltawriters.keyindex import IndexedFile
 from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.old_rows import DeletedRows
+from deltawriters.vectors import LostVectorError
 from sink.errors import TableError
+from sink.spark.vectors import new_vectors
 from sink.targets.base import WrittenDeletes
-from sink.targets.delta.deletes import stored_vectors
 from sink.targets.delta.live_files import Add, relative
 from sink.targets.delta.statistics import with_wide_bounds
-from sink.targets.delta.vectors import read_vectors
+from sink.targets.delta.uniting import Before, united
 from sink.targets.delta.writers import DeltaTableSpec
 
 
 def written_deletes(
+    spark: SparkSession,
     name: str,
     table: DeltaTableSpec,
-    rows: Mapping[str, tuple[IndexedFile, BitMap64]],
+    rows: DeletedRows,
     live: Mapping[str, Add],
     created: list[str],
 ) -> WrittenDeletes:
@@ -38,48 +39,42 @@ def written_deletes(
     :raises IndexLostError: a file isn't live.
     :raises TableError: a vector is missing or damaged, so nothing tells which rows of its file are live.
     """
-    unknown = [path for path in rows if relative(table.location, path) not in live]
+    unknown = [path for path in rows.found if relative(table.location, path) not in live]
     if unknown:
         raise IndexLostError(f"the key index has rows in {unknown[0]}, which is no file of the table")
-    adds = {path: _counted(table, path, live[relative(table.location, path)]) for path in rows}
-    before = _live_vectors(name, table, adds)
-    united, files, removed = dict[str, BitMap64](), list[str](), list[str]()
-    vectors = dict[str, Mapping[str, Any] | None]()
-    for path, (_, deleted) in rows.items():
-        positions = BitMap64(deleted) | before.get(path, BitMap64())
-        if path in before and len(positions) == len(before[path]):
-            continue  # somebody else has deleted these rows already
-        removed.append(json.dumps(remove_of(adds[path])))
-        if len(positions) < physical_rows(adds[path]):
-            united[path] = positions
-        else:
-            vectors[path] = None
-    for path, vector in zip(united, stored_vectors(table, list(united.values()), created), strict=True):
-        vectors[path] = {**vector, "record-count": vector["cardinality"]}
-        files.append(json.dumps(with_vector(adds[path], vector)))
-    return WrittenDeletes(files, removed, vectors)
-
-
-def _counted(table: DeltaTableSpec, path: str, add: Add) -> Add:
-    """The `add` with statistics that have at least the number of rows, which a file with a vector must have. Other
-    writers may leave them out.
-    """
-    if "numRecords" in json.loads(add.get("stats") or "{}"):
-        return add
-    with table.io.new_input(path).open() as stream:
-        rows = pq.ParquetFile(stream).metadata.num_rows
-    return {**add, "stats": json.dumps({**json.loads(add.get("stats") or "{}"), "numRecords": rows})}
-
-
-def _live_vectors(name: str, table: DeltaTableSpec, adds: Mapping[str, Add]) -> dict[str, BitMap64]:
-    known = {path: add["deletionVector"] for path, add in adds.items() if add.get("deletionVector") is not None}
+    adds = {path: live[relative(table.location, path)] for path in rows.found}
+    before = {path: Before(_stated_rows(add), add.get("deletionVector")) for path, add in adds.items()}
     try:
-        return dict(zip(known, read_vectors(table.io, table.location, list(known.values())), strict=True))
-    except (OSError, ValueError) as error:
+        changed = new_vectors(spark, name, table, rows, before, _old_bytes, united, created)
+    except LostVectorError as error:
         raise TableError(
             f"{name}: a deletion vector of the table can't be read, so nothing tells which rows are live: {error}. "
             "Nothing was applied. Restore the file, or take the table back to a version that doesn't need it (RESTORE)."
         ) from error
+    files, vectors = list[str](), dict[str, Mapping[str, Any] | None]()
+    for file in changed:
+        vectors[file.path] = None
+        if file.vector is not None:
+            vectors[file.path] = {**file.vector, "record-count": file.vector["cardinality"]}
+            files.append(json.dumps(with_vector(_counted(adds[file.path], file.rows), file.vector)))
+    return WrittenDeletes(files, [json.dumps(remove_of(adds[file.path])) for file in changed], vectors)
+
+
+def _stated_rows(add: Add) -> int | None:
+    """Rows in the file, if the log says so. Other writers may leave it out."""
+    rows: int | None = json.loads(add.get("stats") or "{}").get("numRecords")
+    return rows
+
+
+def _old_bytes(before: Before) -> int:
+    return 0 if before.vector is None else int(before.vector["sizeInBytes"])
+
+
+def _counted(add: Add, rows: int) -> Add:
+    """The `add` with statistics that have at least the number of rows, which a file with a vector must have."""
+    if _stated_rows(add) is not None:
+        return add
+    return {**add, "stats": json.dumps({**json.loads(add.get("stats") or "{}"), "numRecords": rows})}
 
 
 def remove_of(add: Add, *, data_change: bool = True) -> dict[str, Any]:

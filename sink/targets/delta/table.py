@@ -17,13 +17,13 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
+from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.session import activate
 from sink.targets.base import (
@@ -460,12 +460,12 @@ class DeltaTable(Target):
         self,
         name: str,
         tasks: int,
-        rows: Mapping[str, tuple[IndexedFile, BitMap64]],
+        rows: DeletedRows,
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],
         created: list[str],
     ) -> WrittenDeletes:
-        return written_deletes(self.name, self.spec, rows, self.live, created)
+        return written_deletes(self.spark, self.name, self.spec, rows, self.live, created)
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return candidates(self, prefix, is_enough)

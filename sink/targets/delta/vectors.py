@@ -13,6 +13,7 @@ import numpy as np
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
+from deltawriters.old_rows import read_spans
 from deltawriters.vectors import decode_blob, decode_vector, encode_blob
 
 Descriptor = Mapping[str, Any]
@@ -94,13 +95,9 @@ def read_vectors(io: FileIO, location: str, descriptors: Sequence[Descriptor]) -
 
 
 def _blobs(io: FileIO, path: str, descriptors: Sequence[Descriptor]) -> list[bytes]:
-    places = [(int(each.get("offset", 0)), int(each["sizeInBytes"]) + _FRAMING) for each in descriptors]
-    start = min(offset for offset, _ in places)
-    stop = max(offset + length for offset, length in places)
-    with io.new_input(path).open() as stream:
-        stream.seek(start)
-        content = stream.read(stop - start)
-    return [content[offset - start : offset - start + length] for offset, length in places]
+    return read_spans(
+        io, path, [(int(each.get("offset", 0)), int(each["sizeInBytes"]) + _FRAMING) for each in descriptors]
+    )
 
 
 def _checked(descriptor: Descriptor, blob: bytes | None, place: str) -> BitMap64:

@@ -9,6 +9,7 @@ from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
 from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.old_rows import read_spans
 from deltawriters.vectors import decode_blob, encode_blob
 from sink.targets.iceberg.content_files import content_file
 
@@ -46,21 +47,15 @@ def write_deletion_vectors(
 
 
 def read_deletion_vectors(io: FileIO, path: str, places: Sequence[tuple[int, int]]) -> list[BitMap64]:
-    """Read several deletion vectors of one Puffin file in one read. That pays, since a commit writes all its vectors
-    side by side.
+    """Read several deletion vectors of one Puffin file. A commit writes all its vectors side by side.
 
     :param places: (`content_offset`, `content_size_in_bytes`) of each vector, from its manifest entry.
     :raises ValueError: the file has no intact vector at one of the places.
     """
-    start = min(offset for offset, _ in places)
-    stop = max(offset + length for offset, length in places)
-    with io.new_input(path).open() as stream:
-        stream.seek(start)
-        content = stream.read(stop - start)
     vectors = []
-    for offset, length in places:
+    for (offset, _), blob in zip(places, read_spans(io, path, places), strict=True):
         try:
-            vectors.append(decode_blob(content[offset - start : offset - start + length]))
+            vectors.append(decode_blob(blob))
         except ValueError as error:
             raise ValueError(f"{path} has no intact deletion vector at byte {offset}: {error}") from None
     return vectors

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 from pyiceberg.transforms import VoidTransform
-from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from changelog.row_kind_columns import quoted
 from changelog.spec import ColumnSpec
-from deltawriters.keyindex import IndexedFile
+from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.targets.base import LiveFile, MergeCandidates, TableChanges, Target, WrittenDeletes
@@ -478,12 +477,12 @@ class IcebergTable(IcebergState, Target):
         self,
         name: str,
         tasks: int,
-        rows: Mapping[str, tuple[IndexedFile, BitMap64]],
+        rows: DeletedRows,
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],
         created: list[str],
     ) -> WrittenDeletes:
-        return written_deletes(self.spec, name, tasks, rows, known, parquet_deletes, created)
+        return written_deletes(self.spark, self.name, self.spec, name, tasks, rows, known, parquet_deletes, created)
 
     def index_forbidden_at(self, location: str) -> str | None:
         if not f"{in_one_form(location)}/".startswith(f"{in_one_form(self.spec.location).rstrip('/')}/"):

@@ -1,0 +1,136 @@
+"""New deletion vectors of a commit. The driver unites a few positions with those of the old vectors itself, since a
+Spark job takes longer. Of more, tasks do it, each for some of the data files, and the driver sees none of them.
+"""
+
+import contextlib
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from py4j.protocol import Py4JJavaError
+from pyspark.accumulators import Accumulator
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from deltawriters import TableSpec
+from deltawriters.keyindex import CorruptIndexError
+from deltawriters.old_rows import DeletedRows, VectorGroup
+from deltawriters.vectors import LostVectorError
+from sink.spark import task
+from sink.spark.failures import failure_of, told
+
+log = logging.getLogger("rowdelta")
+
+Table = TypeVar("Table", bound=TableSpec)
+Fact = TypeVar("Fact")
+Result = TypeVar("Result")
+
+Unite = Callable[[Table, VectorGroup[Fact], list[str]], list[Result]]
+"""Writes the new vectors of a group, and returns what the commit has to know of them. The path of each file that it
+writes is added to the list before it is written. It runs in tasks, too.
+"""
+
+ON_DRIVER = 16 * 1024 * 1024
+"""Most bytes of positions and old vectors that the driver unites. They are about 8 million rows, and the driver holds
+some four times as much. On two cores, a job of tasks is faster from about 40 MB on.
+"""
+_LEAST = 4 * 1024 * 1024
+"""A task gets at least so many bytes, if it isn't the only one."""
+_MOST = 32 * 1024 * 1024
+"""And at most about so many. It needs a few times as much memory."""
+
+
+def new_vectors(
+    spark: SparkSession,
+    name: str,
+    table: Table,
+    rows: DeletedRows,
+    facts: Mapping[str, Fact],
+    old_bytes: Callable[[Fact], int],
+    unite: Unite[Table, Fact, Result],
+    created: list[str],
+) -> list[Result]:
+    """`unite` for all data files.
+
+    :param name: name of the table, for messages.
+    :param facts: see `VectorGroup`.
+    :param old_bytes: size of a data file's old vector.
+    :param created: the path of each written file is added to it, also after an error.
+    :raises LostVectorError: an old vector can't be read.
+    :raises CorruptIndexError: positions that tasks found can't be read.
+    """
+    sizes = {path: found.size + old_bytes(facts[path]) for path, found in rows.found.items()}
+    total = sum(sizes.values())
+    if total <= ON_DRIVER and not rows.files:
+        return unite(table, VectorGroup(rows, facts), created)
+    started = time.monotonic()
+    # what Spark shares out goes through a file, so it has no credentials
+    shared = replace(rows, io_properties=())
+    groups = [
+        VectorGroup(shared.of(paths), {path: facts[path] for path in paths})
+        for paths in _shared_out(sizes, spark.sparkContext.defaultParallelism)
+    ]
+    written = spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
+    step = functools.partial(_united, table, unite, rows.io_properties, written)
+    try:
+        dealt = spark.sparkContext.parallelize(groups, len(groups))
+        results = dealt.mapPartitions(lambda part: told(step)(part)).collect()
+    except (PySparkException, Py4JJavaError) as error:
+        failure = failure_of(error)
+        if failure is not None and failure.kind == "lost vector":
+            raise LostVectorError(failure.message) from error
+        if failure is not None and failure.kind == "corrupt index":
+            raise CorruptIndexError(failure.message) from error
+        raise
+    finally:
+        created += written.value
+    log.info(
+        "%s: deletion vectors of %d data files written by %d tasks | %.1f MB of positions and old vectors | %d ms",
+        name,
+        len(sizes),
+        len(groups),
+        total / 1e6,
+        (time.monotonic() - started) * 1000,
+    )
+    return results
+
+
+def _shared_out(sizes: Mapping[str, int], cores: int) -> list[list[str]]:
+    """Data files in groups of about the same size. Those of a group are neighbours in the order of their paths, in
+    which tasks write their positions and vectors: so a group's are side by side.
+    """
+    paths = sorted(sizes)
+    ends = np.cumsum([sizes[path] for path in paths])
+    total = int(ends[-1])
+    count = min(len(paths), max(1, -(-total // _MOST), min(cores, total // _LEAST)))
+    borders = np.searchsorted(ends, np.arange(1, count) * total / count).tolist()
+    groups = [paths[start:end] for start, end in itertools.pairwise((0, *borders, len(paths)))]
+    return [group for group in groups if group]
+
+
+def _united(
+    table: Table,
+    unite: Unite[Table, Fact, Result],
+    io_properties: tuple[tuple[str, str], ...],
+    written: Accumulator[list[str]],
+    groups: Iterable[VectorGroup[Fact]],
+) -> Iterator[Result]:
+    """In a task. It deletes its files before it raises any error."""
+    created: list[str] = []
+    try:
+        results = list[Result]()
+        for group in groups:
+            rows = replace(group.rows, io_properties=io_properties)
+            results += unite(table, replace(group, rows=rows), created)
+    except BaseException:
+        for path in created:
+            with contextlib.suppress(OSError):
+                table.io.delete(path)
+        raise
+    written.add(created)
+    yield from results
