@@ -118,7 +118,12 @@ class RollingFileWriter:
             path = self._factory.new_path(self._partition)
             self._number = self._files.add(path, self._partition)
             self._current = ParquetFileWriter(
-                self._table.io, path, self._table.file_schema, self._table.compression, lasting=self._lasting
+                self._table.io,
+                path,
+                self._table.file_schema,
+                self._table.compression,
+                lasting=self._lasting,
+                notes=self._table.footer_notes,
             )
         return self._current
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -53,16 +54,25 @@ class ParquetFileWriter:
     :param schema: the file's columns, with field ids.
     :param lasting: the file will probably live for long, so it is packed well. Other files are merged soon, so they are
         packed fast.
+    :param notes: key-value metadata for the footer.
     """
 
     def __init__(
-        self, io: FileIO, path: str, schema: pa.Schema, compression: Compression, *, lasting: bool = False
+        self,
+        io: FileIO,
+        path: str,
+        schema: pa.Schema,
+        compression: Compression,
+        *,
+        lasting: bool = False,
+        notes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = path
         self._lasting = lasting
         self.rows = 0
         self._schema = schema
         self._compression = compression
+        self._notes = notes
         columns = dict(_columns(schema))
         self._nans = dict.fromkeys((path for path, dtype in columns.items() if pa.types.is_floating(dtype)), 0)
         self._nulls = dict.fromkeys((path for path, dtype in columns.items() if pa.types.is_nested(dtype)), 0)
@@ -88,6 +98,8 @@ class ParquetFileWriter:
         """Finish the file."""
         if self._writer is None:
             self._writer = self._open(self._schema.empty_table())
+        if self._notes:
+            self._writer.add_key_value_metadata(dict(self._notes))
         self._writer.close()
         size = self.size()
         self._stream.close()

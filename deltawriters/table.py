@@ -130,6 +130,11 @@ class TableSpec(ABC):
         """How files are compressed."""
 
     @property
+    def footer_notes(self) -> Mapping[str, str]:
+        """Key-value metadata in the footer of each data file."""
+        return {}
+
+    @property
     @abstractmethod
     def unites_deletes(self) -> bool:
         """Whether the deletes of earlier commits' rows are written once a commit, instead of by each task."""

@@ -157,6 +157,8 @@ def _of_delta(config: Config, given: Mapping[str, str]) -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "4",
         # such as delta.targetFileSize, which Delta's own library doesn't know; the configuration's names are checked
         "spark.databricks.delta.allowArbitraryProperties.enabled": "true",
+        # Spark 3.5 would refuse dates before 1582 in files that don't name their writer; this is the default of 4.0
+        "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     }
     if given.get(_SESSION_CATALOG, _DELTA_CATALOG) != _DELTA_CATALOG:
         # it is another one on purpose, for example Unity Catalog's, but Delta would refuse to work

@@ -69,6 +69,57 @@ def test_files_of_one_name_in_several_partitions(spark: SparkSession, tmp_path: 
     assert job.check_index() is not None
 
 
+def test_files_whose_names_are_encoded(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    folder = str(job.table_folder)
+    spark.sql("SELECT id, 'x' AS region FROM range(0, 4, 1, 1)").write.parquet(folder)
+    (file,) = job.table_folder.glob("*.parquet")
+    file.rename(file.with_name("part 1%é.parquet"))
+    for crc in job.table_folder.glob(".*.crc"):
+        crc.unlink()
+    spark.sql(f"CONVERT TO DELTA parquet.`{folder}`")
+    job.sql(
+        "ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.feature.domainMetadata' = "
+        "'supported')"
+    )
+    job.write([("-D", row(0)), ("+U", row(1, "us"))])
+    job.run()
+    assert job.rows() == [row(1, "us"), row(2, "x"), row(3, "x")]
+    assert job.check_index() is not None
+
+
+def test_a_file_with_a_full_path_inside_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    (add,) = job.snapshot().files.values()
+    path = add["path"]
+    remove = {"path": path, "deletionTimestamp": 1, "dataChange": False}
+    again = {**add, "path": str(job.table_folder / path), "dataChange": False}
+    log_file = job.table_folder / "_delta_log" / f"{job.version() + 1:020}.json"
+    log_file.write_text("\n".join(map(json.dumps, ({"remove": remove}, {"add": again}))))
+    job.write([("+U", row(1, "us"))])
+    job.run()
+    assert job.rows() == [row(1, "us"), row(2)]
+    assert job.check_index() is not None
+
+
+def test_small_files_without_statistics_are_not_merged(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints leave them out if `delta.checkpoint.writeStatsAsJson` is false, and Delta 3.3 then doesn't know them."""
+    job = DeltaJob(spark, tmp_path)
+    for number in range(3):
+        job.write(inserts(number))
+    job.run()
+    table = opened(job)
+    found = table.merge_candidates("rowdelta.shop", lambda commits, files: True)
+    assert sum(map(len, found.partitions.values())) == 3
+    bare = {path: {key: add[key] for key in add if key != "stats"} for path, add in table.live.items()}
+    monkeypatch.setattr(DeltaTable, "live", bare)
+    assert not table.merge_candidates("rowdelta.shop", lambda commits, files: True).partitions
+
+
 def test_a_commit_that_the_table_has_not_seen_yet(spark: SparkSession, tmp_path: Path) -> None:
     """The log is read up to its newest version, which may be newer than the one that the table was refreshed to."""
     job = DeltaJob(spark, tmp_path)
@@ -285,6 +336,58 @@ def test_restore_to_before_the_sink(spark: SparkSession, tmp_path: Path) -> None
     job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {before}")
     with pytest.raises(TableError, match="before this sink's first commit"):
         job.run()
+
+
+def test_a_clone_over_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    """It keeps the table's id and its domains, so the position is not that of the rows."""
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    backup = f"delta.`{tmp_path / 'backup'}`"
+    job.sql(f"CREATE TABLE {backup} SHALLOW CLONE {{t}}")
+    job.write(inserts(3))
+    job.run()
+    job.sql("DELETE FROM {t}")
+    job.sql(f"CREATE OR REPLACE TABLE {{t}} SHALLOW CLONE {backup}")
+    job.write(inserts(4))
+    with pytest.raises(TableError, match="CLONE"):
+        job.run()
+
+
+def test_what_belongs_to_a_position_goes_back_with_it(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1))
+    job.run()
+    table, name = opened(job), "rowdelta.shop.streamed"
+    table.set_property(name, "[0]")
+    early = job.version()
+    job.write(inserts(2))
+    job.run()
+    table.refresh()
+    table.set_property(name, "[0, 1]")
+    assert table.property(name) == "[0, 1]"
+    job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {early}")
+    again = opened(job)
+    assert again.position("rowdelta.shop") is not None
+    assert again.property(name) == "[0]"
+    job.run()
+    assert json.loads(str(opened(job).property(name))) == [0]
+    assert job.rows() == [row(1), row(2)]
+
+
+def test_the_dead_letter_table_is_taken_back(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, file_format="json")
+    job.sections = {"sink": {"on_bad_record": "dead-letter", "dead_letter_table": job.dead_letters}}
+    bad = '{"row_kind": "+I", "seq": 99, "id": "no number", "region": "eu"}\n'
+    letters = f"delta.`{job.warehouse / job.namespace / 'dead_letters'}`"
+    job.write_text(bad)
+    job.run()
+    spark.sql(f"RESTORE TABLE {letters} TO VERSION AS OF 0")
+    job.write_text(bad.replace("no number", "none"))
+    job.run()
+    assert [json.loads(found["value"])["id"] for found in spark.sql(f"SELECT value FROM {letters}").collect()] == [
+        "none"
+    ]
 
 
 def test_vacuum_and_log_clean_up(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -161,6 +161,17 @@ def test_types_of_columns(tmp_path: Path) -> None:
     assert pq.read_table(file.path).to_pylist()[0]["parts"] == [{"x": 1}, None]
 
 
+@pytest.mark.parametrize("codec", ["snappy", "GZIP", "none", "lz4_raw", None])
+def test_footers_and_codecs(tmp_path: Path, codec: str | None) -> None:
+    """A file says that its dates are proleptic Gregorian: else Spark 3.5 refuses those before 1582."""
+    given = {} if codec is None else {"delta.parquet.compression.codec": codec}
+    (file,) = write(table_at(tmp_path, field("day", "date"), properties=given), {"day": [date(1, 1, 1)] * 9})
+    found = pq.read_metadata(file.path)
+    assert found.metadata == {b"org.apache.spark.version": b"4.0.0"}
+    expected = {None: "ZSTD", "none": "UNCOMPRESSED", "lz4_raw": "LZ4"}.get(codec, str(codec).upper())
+    assert found.row_group(0).column(0).compression == expected
+
+
 def test_a_type_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
     table = table_at(tmp_path, field("a", struct(field("v", "variant"))))
     with pytest.raises(ValueError, match=r"column a\.v is variant"):

@@ -24,6 +24,7 @@ _FIRST_READ, _MOST_READ = 20, 1_000
 makes a snapshot of the version before, which takes half a second.
 """
 RESTORE = "RESTORE"
+CLONE = "CLONE"
 
 
 class DeltaHistory(History):
@@ -88,6 +89,8 @@ class DeltaHistory(History):
                 position = end
                 if begin == {}:
                     begin = json.loads(state.get("start", "{}"))
+            elif commit.info.get("operation") == CLONE:
+                position = None  # the source's table may have been at any
             elif commit.info.get("operation") == RESTORE:
                 restored = self._table.restored_version(commit)
                 position = positions[restored] if restored in positions else self._position_in(restored)
@@ -139,8 +142,10 @@ class DeltaHistory(History):
         for commit in commits:
             if commit.operation_id == stored["operation"]:
                 restored = None
-            elif commit.info.get("operation") == RESTORE:
+            elif commit.info.get("operation") in (RESTORE, CLONE):
                 restored = commit
+        if restored is not None and restored.info["operation"] == CLONE:
+            return None
         if restored is not None:
             return self._position_in(self._table.restored_version(restored))
         position: Position = stored["position"]

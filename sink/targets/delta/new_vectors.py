@@ -39,11 +39,13 @@ def written_deletes(
     :raises IndexLostError: a file isn't live.
     :raises TableError: a vector is missing or damaged, so nothing tells which rows of its file are live.
     """
-    unknown = [path for path in rows.found if relative(table.location, path) not in live]
-    if unknown:
-        raise IndexLostError(f"the key index has rows in {unknown[0]}, which is no file of the table")
-    adds = {path: live[relative(table.location, path)] for path in rows.found}
-    before = {path: Before(_stated_rows(add), add.get("deletionVector")) for path, add in adds.items()}
+    adds = dict[str, Add]()
+    for path in rows.found:
+        add = live.get(relative(table.location, path)) or live.get(path)  # the log may have a full path, too
+        if add is None:
+            raise IndexLostError(f"the key index has rows in {path}, which is no file of the table")
+        adds[path] = add
+    before = {path: Before(stated_rows(add), add.get("deletionVector")) for path, add in adds.items()}
     try:
         changed = new_vectors(spark, name, table, rows, before, _old_bytes, united, created)
     except LostVectorError as error:
@@ -60,7 +62,7 @@ def written_deletes(
     return WrittenDeletes(files, [json.dumps(remove_of(adds[file.path])) for file in changed], vectors)
 
 
-def _stated_rows(add: Add) -> int | None:
+def stated_rows(add: Add) -> int | None:
     """Rows in the file, if the log says so. Other writers may leave it out."""
     rows: int | None = json.loads(add.get("stats") or "{}").get("numRecords")
     return rows
@@ -72,7 +74,7 @@ def _old_bytes(before: Before) -> int:
 
 def _counted(add: Add, rows: int) -> Add:
     """The `add` with statistics that have at least the number of rows, which a file with a vector must have."""
-    if _stated_rows(add) is not None:
+    if stated_rows(add) is not None:
         return add
     return {**add, "stats": json.dumps({**json.loads(add.get("stats") or "{}"), "numRecords": rows})}
 
@@ -89,8 +91,3 @@ def with_vector(add: Add, vector: Mapping[str, Any]) -> dict[str, Any]:
     """The `add` of a live file with another vector. Its statistics are bounds now, and no more than that."""
     stats = with_wide_bounds(add["stats"])
     return {"add": {**add, "dataChange": True, "stats": stats, "deletionVector": dict(vector)}}
-
-
-def physical_rows(add: Add) -> int:
-    """Rows in the file, live or not."""
-    return int(json.loads(add["stats"])["numRecords"])

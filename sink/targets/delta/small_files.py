@@ -13,7 +13,7 @@ from deltawriters.rewrite import SmallFile
 from sink.targets import merge_levels
 from sink.targets.base import MINOR, SINK_ID, Mergeable, MergeCandidates
 from sink.targets.delta.live_files import full
-from sink.targets.delta.new_vectors import physical_rows, remove_of
+from sink.targets.delta.new_vectors import remove_of, stated_rows
 
 if TYPE_CHECKING:
     from sink.targets.delta.table import DeltaTable
@@ -41,8 +41,8 @@ def candidates(table: "DeltaTable", prefix: str, is_enough: Callable[[int, int],
     for path, add in table.live.items():
         tags = add.get("tags") or {}
         is_own = tags.get(SINK_ID) == sink_id and tags.get(SCHEMA) == schema
-        if not is_own or int(add["size"]) * 2 > spec.target_file_size:
-            continue
+        if not is_own or int(add["size"]) * 2 > spec.target_file_size or stated_rows(add) is None:
+            continue  # checkpoints may leave statistics out (delta.checkpoint.writeStatsAsJson)
         merged = int(tags.get(MINOR, 0))
         if not merged:
             fresh.add(tags[WRITER])
@@ -55,5 +55,5 @@ def candidates(table: "DeltaTable", prefix: str, is_enough: Callable[[int, int],
             text = json.dumps(add["partitionValues"])
             file = SmallFile(full(spec.location, path), int(add["size"]), None, 0)
             handle = remove_of(add, data_change=False)
-            partitions.setdefault(text, []).append(Mergeable(True, text, physical_rows(add), file, handle))
+            partitions.setdefault(text, []).append(Mergeable(True, text, stated_rows(add), file, handle))
     return MergeCandidates(number, len(fresh), files, 0, partitions, {})

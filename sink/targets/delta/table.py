@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -36,7 +36,7 @@ from sink.targets.base import (
     WrittenDeletes,
 )
 from sink.targets.delta.commit import DeltaCommitter
-from sink.targets.delta.history import RESTORE, DeltaHistory
+from sink.targets.delta.history import CLONE, RESTORE, DeltaHistory
 from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import written_deletes
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rowdelta")
 
 _OWN = "rowdelta."
+
+_OF_POSITION = ("streamed", "undecoded")
+"""Parts of the sink's state that say something of the changes up to the position."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class DeltaTable(Target):
         self._spec: tuple[Layout, DeltaTableSpec] | None = None
         # operation -> its version, and the version up to which no RESTORE followed it
         self._made_by: dict[str, tuple[int, int]] = {}
+        # sink -> its newest operation, if a RESTORE followed it, and what belongs to the position that holds now
+        self._restored: dict[str, tuple[str, dict[str, str]]] = {}
         self._checkpoint: Thread | None = None
         self._snapshot: Snapshot = log.refresh()
 
@@ -139,6 +144,9 @@ class DeltaTable(Target):
         """The sink's state in this table: property's last part -> value."""
         text = self._snapshot.domains.get(prefix)
         found: dict[str, str] = {} if text is None else json.loads(text)
+        operation, earlier = self._restored.get(prefix, (None, {}))
+        if operation is not None and operation == json.loads(found.get("position", "{}")).get("operation"):
+            found = {key: value for key, value in found.items() if key not in _OF_POSITION} | earlier
         return found
 
     def set_property(self, name: str, value: str | None) -> None:
@@ -241,25 +249,33 @@ class DeltaTable(Target):
             return None
         return self._position_at(self._snapshot, prefix, newest_if_in_doubt=newest_if_in_doubt)
 
-    def _position_at(self, snapshot: Snapshot, prefix: str, *, newest_if_in_doubt: bool) -> StoredPosition:
+    def _position_at(self, snapshot: Snapshot, prefix: str, *, newest_if_in_doubt: bool) -> StoredPosition | None:
         state: dict[str, str] = json.loads(snapshot.domains.get(prefix, "{}"))
         if "position" not in state:
+            if newest_if_in_doubt:
+                return None
             raise TableError(
                 f"{self.name} was restored to version {snapshot.version}, before this sink's first commit. To read the "
                 "source again from the start, give the job another sink.id (see docs/operations.md, Reset)."
             )
         stored = json.loads(state["position"])
-        if stored.get("table", snapshot.metadata.table_id) != self._snapshot.metadata.table_id:
+        same_table = stored.get("table", snapshot.metadata.table_id) == self._snapshot.metadata.table_id
+        committed, restored = self._since(stored["operation"], int(stored["after"]), snapshot.version)
+        if not same_table or (restored is not None and restored.info.get("operation") == CLONE):
+            if newest_if_in_doubt:
+                return None
             raise TableError(
-                f"{self.name} was replaced by another table since this sink's last commit (CREATE OR REPLACE TABLE). "
-                "To read the source again from the start, give the job another sink.id (see docs/operations.md, Reset)."
+                f"{self.name} was replaced by another table since this sink's last commit (CREATE OR REPLACE TABLE, or "
+                "CLONE). To read the source again from the start, give the job another sink.id (see "
+                "docs/operations.md, Reset)."
             )
         trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == stored["operation"]
-        committed, restored = self._since(stored["operation"], int(stored["after"]), snapshot.version)
         if restored is not None:
-            return self._position_at(
-                self.log.snapshot_at(self.restored_version(restored)), prefix, newest_if_in_doubt=newest_if_in_doubt
-            )
+            earlier = self.log.snapshot_at(self.restored_version(restored))
+            found = self._position_at(earlier, prefix, newest_if_in_doubt=newest_if_in_doubt)
+            if snapshot is self._snapshot and found is not None:
+                self._restored[prefix] = stored["operation"], self._state_with(found, prefix)
+            return found
         if committed is None and not trusted and not self._has_files_of(stored["operation"], snapshot):
             raise TableError(
                 f"{self.name}: the log no longer has the version of this sink's last commit, so nothing tells whether "
@@ -276,9 +292,16 @@ class DeltaTable(Target):
             stored["position"], stored["operation"], committed, index if last is not None else None, last
         )
 
+    def _state_with(self, position: StoredPosition, prefix: str) -> dict[str, str]:
+        """What was stored with a position, and belongs to it."""
+        if position.snapshot_id is None:
+            return {}
+        text = self.log.snapshot_at(position.snapshot_id).domains.get(prefix, "{}")
+        return {key: value for key, value in json.loads(text).items() if key in _OF_POSITION}
+
     def _since(self, operation: str, after: int, until: int) -> tuple[int | None, Commit | None]:
-        """The version that an operation made after the version `after`, and the last RESTORE that followed it up to the
-        version `until`.
+        """The version that an operation made after the version `after`, and the last RESTORE or CLONE that followed it
+        up to the version `until`.
         """
         known, checked = self._made_by.get(operation, (None, after))
         if known is not None and checked >= until:
@@ -292,7 +315,7 @@ class DeltaTable(Target):
                 break
             if commit.operation_id == operation:
                 made, restored = commit.version, None
-            elif commit.info.get("operation") == RESTORE:
+            elif commit.info.get("operation") in (RESTORE, CLONE):
                 restored = commit
         if made is not None and restored is None:
             self._made_by[operation] = made, until
@@ -435,9 +458,9 @@ class DeltaTable(Target):
         frame = self.log.frame_of(self._snapshot.version, [file.handle for file in files])
         path, position = F.col("_metadata.file_path"), F.col("_metadata.row_index")
         names = [file.path.rpartition("/")[2] for file in files]
-        if len(set(names)) == len(names):
+        if len(set(names)) == len(names) and all(quote(name) == name for name in names):
             yield frame, F.element_at(F.split(path, "/"), -1), position, names
-        else:  # Spark names files so in the partitions of a folder that CONVERT TO DELTA made a table of
+        else:  # as in a folder that CONVERT TO DELTA made a table of: files of one name, or names that are encoded
             yield (
                 frame,
                 path,

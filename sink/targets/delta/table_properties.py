@@ -184,10 +184,11 @@ COLUMN_METADATA: Mapping[str, str] = {
     "delta.generationExpression": "is generated; drop the column, or create the table without the expression",
     "delta.identity.start": "is an identity column, whose values only Delta may make; create the table without it",
     "delta.invariants": "has an invariant, which rows are not checked against; use NOT NULL, or drop the column",
+    "__CHAR_VARCHAR_TYPE_STRING": "is of type char or varchar, whose length only Spark heeds; create it with string",
     "CURRENT_DEFAULT": "has a default, which a field that messages lack would not get; ALTER COLUMN … DROP DEFAULT",
 }
 """Key in the metadata of a column that the sink can't write -> why, and the way out (PROTOCOL.md: "Generated Columns",
-"Identity Columns", "Column Invariants", "Default Columns").
+"Identity Columns", "Column Invariants", "Default Columns"; Spark's `CharVarcharUtils`).
 """
 _UNKNOWN_TYPES = ("variant", "geometry", "geography", "void")
 _VECTORS = "delta.enableDeletionVectors"

@@ -53,6 +53,11 @@ _PARTITIONS_IN_FILES = (
 _ROW_TRACKING = "delta.enableRowTracking"
 _ROW_ID = "delta.rowTracking.materializedRowIdColumnName"
 _ROW_VERSION = "delta.rowTracking.materializedRowCommitVersionColumnName"
+_CODEC = "delta.parquet.compression.codec"
+_CODECS = {"none": "uncompressed", "lz4_raw": "lz4", "lz4raw": "lz4"}
+"""Names of codecs that are others here."""
+_PROLEPTIC = {"org.apache.spark.version": "4.0.0"}
+"""The convention of a version of Spark from 3.0 on: dates and times are of the proleptic Gregorian calendar."""
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -141,7 +146,15 @@ class DeltaTableSpec(TableSpec):
 
     @property
     def compression(self) -> Compression:
-        return Compression("zstd")
+        codec = self.properties_by_name.get(_CODEC, "zstd").lower()
+        return Compression(_CODECS.get(codec, codec))
+
+    @property
+    def footer_notes(self) -> Mapping[str, str]:
+        """Without this, Spark before 4.0 takes old dates and times for those of the Julian calendar, or refuses them
+        (`DataSourceUtils.datetimeRebaseSpec`).
+        """
+        return _PROLEPTIC
 
     @property
     def unites_deletes(self) -> bool:
