@@ -169,7 +169,8 @@ def _random_step(random: Random) -> Step:
     """Most mistakes are made about what happens just before a commit."""
     if random.random() < 0.5:
         return ANY, random.randint(1, random.choice((12, 40, 100)))
-    return random.choice(("send a commit", "send a commit", "hear of a commit", "send a rewrite")), random.randint(1, 4)
+    steps = ("send a commit", "send a commit", "hear of a commit", "send a rewrite", "look at the table")
+    return random.choice(steps), random.randint(1, 4)
 
 
 def _without(items: tuple[Any, ...], number: int) -> tuple[Any, ...]:

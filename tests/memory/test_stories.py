@@ -105,6 +105,17 @@ def _trust_any_position(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Committer, "own_position", own_position)
 
 
+def _begin_whoever_committed_last(patch: pytest.MonkeyPatch) -> None:
+    original = TableSink._take_bearings
+
+    def take_bearings(self: TableSink) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self._committer, "own_position", lambda *_: None)
+            original(self)
+
+    patch.setattr(TableSink, "_take_bearings", take_bearings)
+
+
 def _see_nothing_of_others(patch: pytest.MonkeyPatch) -> None:
     def catch_up(self: KeyIndex) -> bool:
         self._base, self._included = self._table.snapshot_id(), set()
@@ -158,6 +169,7 @@ def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
         _keep_what_was_found_in_touched_files,
         _send_again_without_a_look,
         _trust_any_position,
+        _begin_whoever_committed_last,
         _see_nothing_of_others,
         _forget_where_rows_were_moved,
         _keep_files_of_given_up_attempts,

@@ -529,11 +529,13 @@ def crashing(
             if fault == "before the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
             refusal = original(self, request, base)
+            if refusal is not None:
+                return refusal
             if fault == "after the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
             if fault == "in a task" and number >= after_commits:
                 patch.setattr(task, "run", die_in_task)
-            return refusal
+            return None
 
         def rewrite(self: Committer, request: Rewrite) -> None:
             if fault == "before a rewrite":

@@ -73,7 +73,7 @@ def after_first_commit(action: Callable[[], object]) -> Iterator[None]:
 
     def commit_once(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
         refusal = original(self, request, base)
-        if not done:
+        if refusal is None and not done:
             done.append(True)
             action()
         return refusal

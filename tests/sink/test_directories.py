@@ -107,7 +107,8 @@ def around_commits(
         number = next(counts[name])
         before(name, number)
         refusal = original(self, request, base)
-        after(name, number)
+        if refusal is None:
+            after(name, number)
         return refusal
 
     with pytest.MonkeyPatch.context() as patch:

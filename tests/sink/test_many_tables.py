@@ -807,8 +807,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
 
     def commits(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
         refusal = commit(self, request, base)
-        with lock:
-            events.append(("committed", self._table.name.split(".")[-1]))
+        if refusal is None:
+            with lock:
+                events.append(("committed", self._table.name.split(".")[-1]))
         return refusal
 
     monkeypatch.setattr(TableSink, "_finish", writes)
