@@ -107,7 +107,7 @@ def test_a_file_with_a_full_path_inside_the_table(spark: SparkSession, tmp_path:
 def test_small_files_without_statistics_are_not_merged(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checkpoints leave them out if `delta.checkpoint.writeStatsAsJson` is false, and Delta 3.3 then doesn't know them."""
+    """Checkpoints leave them out if `delta.checkpoint.writeStatsAsJson` is false. Delta 3.3 then doesn't know them."""
     job = DeltaJob(spark, tmp_path)
     for number in range(3):
         job.write(inserts(number))
