@@ -247,9 +247,19 @@ class DeltaTable(Target):
         text = self.property(f"{prefix}.position")
         if text is None:
             return None
-        return self._position_at(self._snapshot, prefix, newest_if_in_doubt=newest_if_in_doubt)
+        found = self._position_at(self._snapshot, prefix, newest_if_in_doubt=newest_if_in_doubt)
+        if found is None:
+            return None
+        position, state = found
+        newest = json.loads(text)["operation"]
+        if position.operation != newest:
+            self._restored[prefix] = newest, {key: value for key, value in state.items() if key in _OF_POSITION}
+        return position
 
-    def _position_at(self, snapshot: Snapshot, prefix: str, *, newest_if_in_doubt: bool) -> StoredPosition | None:
+    def _position_at(
+        self, snapshot: Snapshot, prefix: str, *, newest_if_in_doubt: bool
+    ) -> tuple[StoredPosition, dict[str, str]] | None:
+        """The position in a snapshot, and the sink's state that was stored with it."""
         state: dict[str, str] = json.loads(snapshot.domains.get(prefix, "{}"))
         if "position" not in state:
             if newest_if_in_doubt:
@@ -272,10 +282,7 @@ class DeltaTable(Target):
         trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == stored["operation"]
         if restored is not None:
             earlier = self.log.snapshot_at(self.restored_version(restored))
-            found = self._position_at(earlier, prefix, newest_if_in_doubt=newest_if_in_doubt)
-            if snapshot is self._snapshot and found is not None:
-                self._restored[prefix] = stored["operation"], self._state_with(found, prefix)
-            return found
+            return self._position_at(earlier, prefix, newest_if_in_doubt=newest_if_in_doubt)
         if committed is None and not trusted and not self._has_files_of(stored["operation"], snapshot):
             raise TableError(
                 f"{self.name}: the log no longer has the version of this sink's last commit, so nothing tells whether "
@@ -288,16 +295,10 @@ class DeltaTable(Target):
         if newer.get("operation") == stored["operation"]:
             index = newer["index"]
             last = self._since(newer["commit"], int(newer["after"]), snapshot.version)[0]
-        return StoredPosition(
+        position = StoredPosition(
             stored["position"], stored["operation"], committed, index if last is not None else None, last
         )
-
-    def _state_with(self, position: StoredPosition, prefix: str) -> dict[str, str]:
-        """What was stored with a position, and belongs to it."""
-        if position.snapshot_id is None:
-            return {}
-        text = self.log.snapshot_at(position.snapshot_id).domains.get(prefix, "{}")
-        return {key: value for key, value in json.loads(text).items() if key in _OF_POSITION}
+        return position, state
 
     def _since(self, operation: str, after: int, until: int) -> tuple[int | None, Commit | None]:
         """The version that an operation made after the version `after`, and the last RESTORE or CLONE that followed it
@@ -406,6 +407,8 @@ class DeltaTable(Target):
             return TableChanges()
         touched = {unquote(content["path"]) for commit in foreign for _, content in file_actions(commit)}
         live = self.live
+        if any((kind == "add") != (path in live) for path, kind in _last_actions(commits).items()):
+            return None  # Delta's replay of the log names a file otherwise than a commit does, such as with a scheme
         files = [self._live_file(path, live[path]) for path in touched if path in live]
         gone = frozenset(self._path(path) for path in touched if path not in live)
         counts = f"{len(files)} files added or changed, {len(gone)} removed"
@@ -512,6 +515,18 @@ class DeltaTable(Target):
             arguments = self.spark, self.log.path, self.name
             self._checkpoint = Thread(target=_write_checkpoint, args=arguments, name="checkpoint", daemon=True)
             self._checkpoint.start()
+
+
+def _last_actions(commits: Sequence[Commit]) -> dict[str, str]:
+    """Decoded path -> the kind of the last action that names it, of each file that the commits add or remove."""
+    last: dict[str, str] = {}
+    for commit in commits:
+        kinds: dict[str, str] = {}
+        for kind, content in file_actions(commit):
+            path = unquote(content["path"])
+            kinds[path] = "add" if "add" in (kind, kinds.get(path)) else kind
+        last |= kinds
+    return last
 
 
 _CHECKPOINT_EVERY = 10
