@@ -12,14 +12,12 @@ from typing import Literal, TypeVar
 from changelog.changes import FormatError, UnavailableError
 from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
-from deltawriters.vectors import LostVectorError
 
-Kind = Literal["contradiction", "corrupt index", "lost vector", "broken format", "unavailable"]
+Kind = Literal["contradiction", "corrupt index", "broken format", "unavailable"]
 
 _KINDS: dict[type[Exception], Kind] = {
     CardinalityError: "contradiction",
     CorruptIndexError: "corrupt index",
-    LostVectorError: "lost vector",
     FormatError: "broken format",
     UnavailableError: "unavailable",
 }
@@ -34,8 +32,8 @@ class TaskFailure:
     """Why a task failed.
 
     :param kind: `contradiction`: two changes of a key contradict each other. `corrupt index`: a part of the key index
-        is missing or damaged. `lost vector`: a deletion vector of the table is. `broken format`: a decoder fails
-        whatever the records are. `unavailable`: a service didn't answer, such as a schema registry.
+        is missing or damaged. `broken format`: a decoder fails whatever the records are. `unavailable`: a service
+        didn't answer, such as a schema registry.
     :param message: for people.
     """
 

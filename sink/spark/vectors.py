@@ -12,9 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-from py4j.protocol import Py4JJavaError
 from pyspark.accumulators import Accumulator
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from deltawriters import TableSpec
@@ -22,7 +20,6 @@ from deltawriters.keyindex import CorruptIndexError
 from deltawriters.old_rows import DeletedRows, VectorGroup
 from deltawriters.vectors import LostVectorError
 from sink.spark import task
-from sink.spark.failures import failure_of, told
 
 log = logging.getLogger("rowdelta")
 
@@ -78,17 +75,14 @@ def new_vectors(
     written = spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
     step = functools.partial(_united, table, unite, rows.io_properties, written)
     try:
-        dealt = spark.sparkContext.parallelize(groups, len(groups))
-        results = dealt.mapPartitions(lambda part: told(step)(part)).collect()
-    except (PySparkException, Py4JJavaError) as error:
-        failure = failure_of(error)
-        if failure is not None and failure.kind == "lost vector":
-            raise LostVectorError(failure.message) from error
-        if failure is not None and failure.kind == "corrupt index":
-            raise CorruptIndexError(failure.message) from error
-        raise
+        outcomes = spark.sparkContext.parallelize(groups, len(groups)).mapPartitions(step).collect()
     finally:
         created += written.value
+    results = list[Result]()
+    for outcome in outcomes:
+        if isinstance(outcome, (LostVectorError, CorruptIndexError)):
+            raise outcome
+        results.append(outcome)
     log.info(
         "%s: deletion vectors of %d data files written by %d tasks | %.1f MB of positions and old vectors | %d ms",
         name,
@@ -105,10 +99,12 @@ def _shared_out(sizes: Mapping[str, int], cores: int) -> list[list[str]]:
     which tasks write their positions and vectors: so a group's are side by side.
     """
     paths = sorted(sizes)
-    ends = np.cumsum([sizes[path] for path in paths])
+    each = np.array([sizes[path] for path in paths])
+    ends = np.cumsum(each)
     total = int(ends[-1])
     count = min(len(paths), max(1, -(-total // _MOST), min(cores, total // _LEAST)))
-    borders = np.searchsorted(ends, np.arange(1, count) * total / count).tolist()
+    middles = ends - each / 2  # a file is where its middle is, so a large one leaves its neighbours to others
+    borders = np.searchsorted(middles, np.arange(1, count) * total / count).tolist()
     groups = [paths[start:end] for start, end in itertools.pairwise((0, *borders, len(paths)))]
     return [group for group in groups if group]
 
@@ -119,18 +115,24 @@ def _united(
     io_properties: tuple[tuple[str, str], ...],
     written: Accumulator[list[str]],
     groups: Iterable[VectorGroup[Fact]],
-) -> Iterator[Result]:
-    """In a task. It deletes its files before it raises any error."""
+) -> Iterator[Result | LostVectorError | CorruptIndexError]:
+    """In a task. It deletes its files before any error.
+
+    What can't be read is a result. If the task failed instead, the job would end without the other tasks, and nobody
+    would delete their files. Nor would it help to run the task again.
+    """
     created: list[str] = []
     try:
-        results = list[Result]()
+        results = list[Result | LostVectorError | CorruptIndexError]()
         for group in groups:
             rows = replace(group.rows, io_properties=io_properties)
             results += unite(table, replace(group, rows=rows), created)
-    except BaseException:
+    except BaseException as error:
         for path in created:
             with contextlib.suppress(OSError):
                 table.io.delete(path)
-        raise
+        if not isinstance(error, (LostVectorError, CorruptIndexError)):
+            raise
+        created, results = [], [error]
     written.add(created)
     yield from results

@@ -321,6 +321,28 @@ def test_a_missing_vector_file(spark: SparkSession, tmp_path: Path) -> None:
     assert len(job.check()) == 3000 - 429 - 1
 
 
+def test_a_vector_file_that_the_storage_doesn_t_give_now(spark: SparkSession, tmp_path: Path) -> None:
+    """Unlike one that is lost, it needs nobody's help: the next run may read it."""
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(*range(10)))
+    job.run()
+    job.write([("-D", row(0))])
+    job.run()
+    (file,) = job.table_folder.rglob("deletion_vector_*.bin")
+    file.rename(tmp_path / "away")
+    file.mkdir()  # opening it is an error, but not that there is no such file
+    before = job.version()
+    job.write([("-D", row(1))])
+    with pytest.raises(TemporaryError, match="Nothing was applied; run again") as raised:
+        job.run()
+    assert raised.value.exit_code == 75
+    assert job.version() == before
+    file.rmdir()
+    (tmp_path / "away").rename(file)
+    job.run()
+    assert [found["id"] for found in job.check()] == list(range(2, 10))
+
+
 def test_two_processes_with_one_sink_id(spark: SparkSession, tmp_path: Path) -> None:
     """Both run to the end or are fenced. Whatever happens, nothing is applied twice."""
     job = DeltaJob(spark, tmp_path, mode="changelog")

@@ -20,6 +20,7 @@ from tests.delta.harness import DeltaJob, When, before_commit, before_rewrite, c
 from tests.sink.harness import Fault
 from tests.sink.test_properties import (
     KEY_VALUES,
+    ON_DRIVER,
     REMOVED_BY_OTHERS,
     Database,
     Operation,
@@ -90,6 +91,7 @@ def stories(draw: st.DrawFn) -> tuple[Story, When]:
         shuffles=draw(st.booleans()),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
         batch_rows=draw(st.integers(1, 5)),
+        on_driver=draw(st.sampled_from(ON_DRIVER)),
         seed=draw(st.integers(0, 99)),
     )
     return story, draw(st.sampled_from(get_args(When)))

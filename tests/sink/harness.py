@@ -678,10 +678,13 @@ def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, shuffles: bool = True) -> Iterator[None]:
+def tiny_thresholds(
+    flush_bytes: int, batch_rows: int, spark: SparkSession, *, shuffles: bool = True, on_driver: int = 0
+) -> Iterator[None]:
     """Let writers flush every few rows, so that a few dozen rows take the same paths as millions.
 
     :param shuffles: shuffle also the rows of few files, which every task would read otherwise.
+    :param on_driver: most bytes of deletion vectors that the driver makes.
     """
 
     def options(**arguments: Any) -> DeltaOptions:
@@ -693,7 +696,8 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, s
         patch.setattr(attempt, "DeltaOptions", options)
         patch.setattr(writing, "BUFFER_BYTES", flush_bytes)
         patch.setattr(writing, "PART_ROWS", 1)
-        patch.setattr(vectors, "ON_DRIVER", 0)
+        patch.setattr(vectors, "ON_DRIVER", on_driver)
+        patch.setattr(vectors, "_LEAST", 1)
         patch.setattr(attempt, "SMALL_BATCH", -1)  # otherwise one task would do everything
         if shuffles:
             patch.setattr(writing, "READ_AGAIN", -1)

@@ -8,7 +8,6 @@ from changelog.changes import FormatError, UnavailableError
 from changelog.schema_registry import RegistryError
 from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
-from deltawriters.vectors import LostVectorError
 from sink.spark.failures import TaskFailedError, TaskFailure, failure_of, told
 
 MESSAGE = 'two "changes"\nof {key} 7: Ü'
@@ -28,7 +27,6 @@ def failing(error: Exception) -> Iterator[int]:
     [
         (CardinalityError(MESSAGE), "contradiction"),
         (CorruptIndexError(MESSAGE), "corrupt index"),
-        (LostVectorError(MESSAGE), "lost vector"),
         (FormatError(MESSAGE), "broken format"),
         (UnavailableError(MESSAGE), "unavailable"),
         (RegistryError(MESSAGE), "unavailable"),

@@ -111,6 +111,8 @@ Meanwhile = Literal[
     "none", "compaction", "foreign append", "foreign delete", "foreign merge", "branch write", "index lost"
 ]
 Deletes = Literal["position", "equality"]
+ON_DRIVER = [0, 100, 1 << 20]
+"""Bytes of deletion vectors up to which the driver makes them: tasks always do, or for some commits, or never."""
 REMOVED_BY_OTHERS = AMOUNTS[0]
 """What a foreign delete removes: all rows with this amount, to which the source returns."""
 
@@ -157,6 +159,7 @@ class Story:
     shuffles: bool = True
     flush_bytes: int = 1
     batch_rows: int = 3
+    on_driver: int = 0
     seed: int = 0
 
 
@@ -200,6 +203,7 @@ def stories(draw: st.DrawFn) -> Story:
         shuffles=draw(st.booleans()),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
         batch_rows=draw(st.integers(1, 5)),
+        on_driver=draw(st.sampled_from(ON_DRIVER)),
         seed=draw(st.integers(0, 99)),
     )
 
@@ -370,7 +374,13 @@ class Player:
     def _small_writers(self) -> Iterator[None]:
         story = self.story
         with (
-            tiny_thresholds(story.flush_bytes, story.batch_rows, self.spark, shuffles=story.shuffles),
+            tiny_thresholds(
+                story.flush_bytes,
+                story.batch_rows,
+                self.spark,
+                shuffles=story.shuffles,
+                on_driver=story.on_driver,
+            ),
             merging_soon(on_driver=story.merges == "on the driver"),
         ):
             yield

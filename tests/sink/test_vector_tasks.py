@@ -1,0 +1,128 @@
+"""Tasks that make deletion vectors: what they are given, and what is left of them. What they write is in
+`test_key_index` and `tests/delta/test_large_vectors.py`.
+"""
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from deltawriters.keyindex import CorruptIndexError, IndexedFile
+from deltawriters.old_rows import DeletedRows, VectorGroup, tell
+from deltawriters.resolve import OldRows
+from deltawriters.vectors import LostVectorError
+from sink.spark import vectors
+from sink.spark.vectors import new_vectors
+
+pytestmark = pytest.mark.spark
+
+IO = PyArrowFileIO()
+DATA_FILES = ("a", "b")
+
+
+@pytest.fixture(autouse=True)
+def _a_task_for_each_data_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "ON_DRIVER", 0)
+    monkeypatch.setattr(vectors, "_LEAST", 1)
+
+
+@dataclass(frozen=True)
+class Table:
+    """As much of a table as tasks need to delete files."""
+
+    io: PyArrowFileIO = IO
+
+
+def found_rows(folder: Path, properties: tuple[tuple[str, str], ...] = ()) -> DeletedRows:
+    old = [OldRows(IndexedFile(name, 0, {}), np.array([1, 5], np.int64)) for name in DATA_FILES]
+    told, file = tell(old, 0, f"{folder}/positions", IO, with_positions=True)
+    assert file is not None
+    return DeletedRows.told([told], properties)
+
+
+def made(
+    spark: SparkSession,
+    rows: DeletedRows,
+    unite: Callable[[Any, VectorGroup[int], list[str]], list[Any]],
+    created: list[str],
+) -> list[Any]:
+    table: Any = Table()
+    return new_vectors(spark, "t", table, rows, dict.fromkeys(DATA_FILES, 0), lambda fact: fact, unite, created)
+
+
+def test_what_is_shared_out_has_no_credentials(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark puts it into a file."""
+    shared: list[bytes] = []
+    original = SparkContext.parallelize
+
+    def parallelize(self: SparkContext, items: Sequence[Any], slices: int | None = None) -> Any:
+        shared.append(pickle.dumps(items))
+        return original(self, items, slices)
+
+    def unite(_: Any, group: VectorGroup[int], created: list[str]) -> list[Any]:
+        return [(group.rows.io_properties, [(file.path, list(old)) for file, old in group.rows.positions()])]
+
+    monkeypatch.setattr(SparkContext, "parallelize", parallelize)
+    secret = ("s3.secret-access-key", "planted")
+    results = made(spark, found_rows(tmp_path, (secret,)), unite, [])
+    assert results == [((secret,), [(name, [1, 5])]) for name in DATA_FILES], "tasks have it nevertheless"
+    (content,) = shared
+    assert b"/positions" in content
+    assert b"planted" not in content
+    assert b"secret" not in content
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cores", "expected"),
+    [
+        ([5, 5], 2, ["ab"]),
+        ([10, 10], 2, ["a", "b"]),
+        ([10, 10, 10, 10], 2, ["ab", "cd"]),
+        ([10, 10, 10, 10], 3, ["a", "bc", "d"]),
+        ([1, 1, 1, 37], 4, ["abc", "d"]),
+        ([37, 1, 1, 1], 4, ["a", "bcd"]),
+        ([30, 30, 30], 1, ["a", "bc"]),
+        ([10] * 26, 1, ["abcdef", "ghijklm", "nopqrs", "tuvwxyz"]),
+    ],
+)
+def test_tasks_get_about_the_same(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], cores: int, expected: list[str]
+) -> None:
+    monkeypatch.setattr(vectors, "_LEAST", 10)
+    monkeypatch.setattr(vectors, "_MOST", 75)
+    by_path = dict(zip(ascii_lowercase, sizes, strict=False))
+    assert ["".join(paths) for paths in vectors._shared_out(by_path, cores)] == expected
+
+
+@pytest.mark.parametrize("error", [LostVectorError, CorruptIndexError])
+def test_a_task_that_can_t_read_something_waits_for_the_others(
+    spark: SparkSession, tmp_path: Path, error: type[Exception]
+) -> None:
+    """Otherwise these would go on, and nobody would delete what they write."""
+
+    def unite(_: Any, group: VectorGroup[int], created: list[str]) -> list[Any]:
+        (name,) = group.facts
+        path = tmp_path / name
+        created.append(str(path))
+        path.touch()
+        if name == DATA_FILES[0]:
+            raise error("its bytes are gone")
+        time.sleep(1)
+        return [name]
+
+    created: list[str] = []
+    with pytest.raises(error, match="its bytes are gone"):
+        made(spark, found_rows(tmp_path), unite, created)
+    assert created == [str(tmp_path / DATA_FILES[1])], "what the caller deletes"
+    assert not (tmp_path / DATA_FILES[0]).exists()
