@@ -516,6 +516,8 @@ class Committer(ABC):
     def __init__(self, table: Target, *, newest_if_in_doubt: bool = False) -> None:
         self.table = table
         self._newest_if_in_doubt = newest_if_in_doubt
+        # sink -> the operation that was the newest one when the position was last right, taken back or not
+        self._newest: dict[str, str | None] = {}
 
     @abstractmethod
     def retries(self) -> "Retries":
@@ -584,12 +586,14 @@ class Committer(ABC):
         :raises TableError: the position was removed, or it is unknown whether the table was taken back.
         """
         stored = self.table.position(prefix, newest_if_in_doubt=self._newest_if_in_doubt)
+        newest: str | None = json.loads(self.table.property(f"{prefix}.position") or "{}").get("operation")
         if (stored.operation if stored else None) == operation:
+            self._newest[prefix] = newest
             return stored
         if stored is None:
             raise TableError(f"{self.table.name}: the sink's position was removed while it ran. Start it again.")
-        newest = json.loads(self.table.property(f"{prefix}.position") or "{}")
-        if newest.get("operation") == operation:
+        # if nobody has committed since, it was taken back, perhaps not for the first time
+        if newest in (operation, self._newest.get(prefix)):
             raise RolledBackError(
                 f"{self.table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read "
                 "again from that snapshot's position."
