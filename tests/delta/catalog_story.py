@@ -86,10 +86,10 @@ def command(job: CatalogJob, name: str, *options: str) -> list[str]:
     return printed.getvalue().splitlines()
 
 
-def follow(job: CatalogJob, *, all_commands: bool = True) -> None:
+def follow(job: CatalogJob, *, whole: bool = True) -> None:
     """Micro-batches, restarts, what others do by the table's name, and the commands.
 
-    :param all_commands: also those that only read.
+    :param whole: also a RESTORE, and the commands that look back.
     """
     assert command(job, "status") == [f"{job.target}: does not exist yet; rowdelta run creates it"]
     assert any("will be created" in line for line in command(job, "check"))
@@ -101,10 +101,10 @@ def follow(job: CatalogJob, *, all_commands: bool = True) -> None:
     first = job.version()
 
     job.sql(
-        "MERGE INTO {t} t USING (SELECT 2L AS id, 'merged' AS region UNION ALL SELECT 50L, 'merged') s ON t.id = s.id "
-        "WHEN MATCHED THEN UPDATE SET region = s.region WHEN NOT MATCHED THEN INSERT *"
+        "MERGE INTO {t} t USING (SELECT id, 'merged' AS region FROM VALUES (2L), (3L), (50L) AS s(id)) s "
+        "ON t.id = s.id WHEN MATCHED AND t.id = 3 THEN DELETE WHEN MATCHED THEN UPDATE SET region = s.region "
+        "WHEN NOT MATCHED THEN INSERT *"
     )
-    job.sql("DELETE FROM {t} WHERE id = 3")
     job.lose_checkpoint()  # a restart on another machine
     job.change(("+U", row(2, "us")), ("-D", row(50)), ("+I", row(3, "again")), first=20)
     job.write_text("no JSON\n")
@@ -113,27 +113,34 @@ def follow(job: CatalogJob, *, all_commands: bool = True) -> None:
     assert job.by_name() == job.rows() == expected
     assert job.check_index() is not None
 
-    if all_commands:
+    if whole:
         _look_back(job, first)
     letters_by_name = f"spark_catalog.{job.namespace}.dead_letters"
     assert [found.value for found in job.spark.table(letters_by_name).collect()] == [b"no JSON"]
 
     job.sql("ALTER TABLE {t} ADD COLUMN (note STRING)")
-    job.sql("OPTIMIZE {t}")
     before = job.columns
     job.columns = {**before, "note": "string"}
     job.change(("+U", row(4, "us", note="new")), first=30)
     job.run()
-    assert job.by_name()[3] == row(4, "us", note="new")
+    expected = [{**found, "note": None} for found in expected]
+    expected[3] = row(4, "us", note="new")
+    assert job.by_name() == job.rows() == expected
+    if whole:
+        job.columns = before
+        _restore(job, first)
+    assert [found.value for found in job.spark.table(letters_by_name).collect()] == [b"no JSON"]
+    job.check()
+    assert job.check_index() is not None
+
+
+def _restore(job: CatalogJob, first: int) -> None:
+    """The new column is gone, and comes back with its first value."""
     job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {first}")
-    job.columns = before  # the new column is gone, and comes back with its first value
     job.run()  # what followed is read from the source again
     regions, notes = {1: "us", 2: "us", 3: "again", 4: "us"}, {4: "new"}
     expected = [row(key, regions.get(key, "eu"), note=notes.get(key)) for key in range(1, 7)]
     assert job.by_name() == job.rows() == expected
-    assert [found.value for found in job.spark.table(letters_by_name).collect()] == [b"no JSON"]
-    job.check()
-    assert job.check_index() is not None
 
 
 def _look_back(job: CatalogJob, first: int) -> None:
@@ -167,7 +174,7 @@ def main(folder: Path) -> None:
     with ivy_to_itself():
         job.spark = session.start(Config.model_validate(values), short=True)
     assert job.spark.conf.get("spark.sql.catalogImplementation") == "hive"
-    follow(job, all_commands=False)
+    follow(job, whole=False)
     session.stop(job.spark)
     print("done")
 
