@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from sink.config import Config
 from sink.spark import session
 from tests.delta.catalog_story import SETTINGS, command, row
+from tests.delta.conftest import INTERPRETED
 from tests.delta.harness import DeltaJob
 from tests.delta.readers import Rows, plain
 from tests.services.jars import HERE, ivy_to_itself, jars
@@ -76,7 +77,6 @@ class S3Job(DeltaJob):
 def follow(job: S3Job) -> None:
     """Micro-batches, restarts, what others do, a checkpoint that is lost, and the places of index and checkpoint."""
     expected = {key: row(key, REGIONS[key % 3]) for key in range(12)}
-    assert any("will be created" in line for line in command(job, "check"))
     job.index_location = f"s3a://{S3.BUCKET}/index"
     job.write([("+I", each) for each in expected.values()])
     job.write([("-D", expected.pop(0)), ("+U", row(1, "eu")), ("+I", row(12, "eu"))])
@@ -105,14 +105,13 @@ def follow(job: S3Job) -> None:
 
     job.index_location = str(job.folder / "index")
     job.checkpoint = f"s3a://{S3.BUCKET}/state"  # type: ignore[assignment]
-    for key in range(5, 9):
-        expected[key] = row(key, "moved")
-        job.write([("+U", expected[key])])
+    expected[5] = row(5, "moved")
+    job.write([("+U", expected[5])])
     job.run()
     _check(job, expected)
     assert job.in_bucket("state")
     assert any(path.is_file() for path in (job.folder / "index").rglob("*"))
-    assert any("by sink shop" in line for line in command(job, "history", "orders"))
+    assert any("by sink shop" in line for line in command(job, "history", "orders", "--limit", "1"))
     assert ["5", "moved"] in [line.split() for line in command(job, "show", "orders", "--key", "5")]
 
 
@@ -129,6 +128,7 @@ def main(folder: Path, endpoint: str) -> None:
     values = job.config_values()
     values["spark"] = {
         **SETTINGS,
+        **INTERPRETED,
         "spark.driver.extraClassPath": ":".join(map(str, jars(HERE / "ivy-s3.xml"))),
         # others reach nothing: only the bucket's own settings lead there
         "spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:1",

@@ -91,14 +91,18 @@ def test_settings_of_a_bucket_win(spark: SparkSession) -> None:
 
 
 def test_secrets_in_a_credential_store(spark: SparkSession, tmp_path: Path) -> None:
-    jvm = spark.sparkContext._jvm
+    jvm, gateway = spark.sparkContext._jvm, spark.sparkContext._gateway
     assert jvm is not None
+    assert gateway is not None
     store = {"hadoop.security.credential.provider.path": f"localjceks://file{tmp_path}/keys.jceks"}
     with settings(spark, store):
         conf = spark._jsparkSession.sessionState().newHadoopConf()
         (provider,) = jvm.org.apache.hadoop.security.alias.CredentialProviderFactory.getProviders(conf)
         for name, value in KEYS.items():
-            provider.createCredentialEntry(name, jvm.java.lang.String(value).toCharArray())
+            letters = gateway.new_array(jvm.char, len(value))
+            for place, letter in enumerate(value):
+                letters[place] = letter
+            provider.createCredentialEntry(name, letters)
         provider.flush()
         assert storage_properties(spark, "s3a://lake/shop") == OWN_KEYS
 
