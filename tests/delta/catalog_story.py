@@ -72,7 +72,7 @@ def row(key: int, region: str | None = "eu", **others: Any) -> Row:
     return {"id": key, "region": region, **others}
 
 
-def command(job: CatalogJob, name: str, *options: str) -> list[str]:
+def command(job: DeltaJob, name: str, *options: str) -> list[str]:
     """Lines of what a command prints."""
     file = job.folder / "sink.yaml"
     file.write_text(yaml.safe_dump(job.config().model_dump(exclude_none=True)))

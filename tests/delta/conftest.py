@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Delta's many queries are large, and the tests' tables are small: a third of all time went into generated code. What
 runs in processes of its own, and the tests of Iceberg tables, have it."""
 
@@ -13,8 +13,8 @@ runs in processes of its own, and the tests of Iceberg tables, have it."""
 @pytest.fixture(scope="package")
 def spark(spark: SparkSession) -> Iterator[SparkSession]:
     """The session of all tests, with expressions that are interpreted and not compiled."""
-    before = {name: spark.conf.get(name, None) for name in _INTERPRETED}
-    for name, value in _INTERPRETED.items():
+    before = {name: spark.conf.get(name, None) for name in INTERPRETED}
+    for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
     yield spark
     for name, text in before.items():

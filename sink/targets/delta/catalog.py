@@ -88,7 +88,7 @@ class DeltaCatalogs:
 
     def storage_properties(self, config: Config, name: str) -> dict[str, str]:
         """See `TargetCatalogs.storage_properties`."""
-        return storage_properties(self._spark)
+        return storage_properties(self._spark, config.index_location)
 
     def _created(
         self,
@@ -138,7 +138,7 @@ class DeltaCatalogs:
         frame: Callable[[SparkSession], DataFrame] = partial(_of_folder, log.path)
         if self._session_catalog(name):
             frame = partial(_of_catalog, _in_session_catalog(name))
-        return DeltaTable(self._spark, name, log, frame, storage_properties(self._spark))
+        return DeltaTable(self._spark, name, log, frame, storage_properties(self._spark, log.path))
 
     def _session_catalog(self, name: str) -> bool:
         """Whether the table is one of Spark's session catalog."""

@@ -1,0 +1,120 @@
+"""Tables in a bucket."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink.targets.delta.storage import storage_properties
+from tests.services.s3 import running_s3
+from tests.sink.test_submit import environment
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def settings(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            spark.conf.unset(name)
+
+
+KEYS = {"fs.s3a.access.key": "key", "fs.s3a.secret.key": "secret"}
+OWN_KEYS = {"s3.access-key-id": "key", "s3.secret-access-key": "secret"}
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n"])
+def test_aws_needs_keys_alone(spark: SparkSession, scheme: str) -> None:
+    """PyIceberg asks AWS for the bucket's region, as Hadoop does."""
+    with settings(spark, KEYS):
+        assert storage_properties(spark, f"{scheme}://lake/shop/orders") == OWN_KEYS
+
+
+def test_the_machines_role(spark: SparkSession) -> None:
+    assert storage_properties(spark, "s3a://lake/shop/orders") == {}
+
+
+@pytest.mark.parametrize(
+    "location", ["/lake/shop", "./lake", "file:///lake/shop", "hdfs://lake/shop", "gs://lake/shop"]
+)
+def test_other_stores_get_no_secrets(spark: SparkSession, location: str) -> None:
+    with settings(spark, KEYS):
+        assert storage_properties(spark, location) == {}
+
+
+def test_an_endpoint_beside_aws_has_a_region(spark: SparkSession) -> None:
+    """Without one, PyIceberg would ask AWS where the bucket is, and wait for it where AWS can't be reached."""
+    with settings(spark, {"fs.s3a.endpoint": "store:9000", "fs.s3a.connection.ssl.enabled": "false"}):
+        found = storage_properties(spark, "s3a://lake/shop")
+    assert found == {
+        "s3.endpoint": "http://store:9000",
+        "s3.region": "us-east-1",
+        "s3.force-virtual-addressing": "true",
+    }
+
+
+@pytest.mark.parametrize("endpoint", ["s3.eu-west-1.amazonaws.com", "https://s3.cn-north-1.amazonaws.com.cn"])
+def test_an_endpoint_of_aws_has_its_own_region(spark: SparkSession, endpoint: str) -> None:
+    with settings(spark, {"fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}):
+        found = storage_properties(spark, "s3a://lake/shop")
+    assert found == {"s3.endpoint": f"https://{endpoint.removeprefix('https://')}"}
+
+
+def test_settings_of_a_bucket_win(spark: SparkSession) -> None:
+    own = {
+        "fs.s3a.bucket.lake.endpoint": "http://store:9000",
+        "fs.s3a.bucket.lake.endpoint.region": "here",
+        "fs.s3a.bucket.lake.path.style.access": "true",
+        "fs.s3a.bucket.lake.secret.key": "another",
+        "fs.s3a.bucket.lake.session.token": "token",
+    }
+    with settings(spark, KEYS | own):
+        found = storage_properties(spark, "s3a://lake/shop")
+        assert storage_properties(spark, "s3a://other/shop") == OWN_KEYS
+    assert found == {
+        "s3.endpoint": "http://store:9000",
+        "s3.region": "here",
+        "s3.access-key-id": "key",
+        "s3.secret-access-key": "another",
+        "s3.session-token": "token",
+    }
+
+
+def test_secrets_in_a_credential_store(spark: SparkSession, tmp_path: Path) -> None:
+    jvm, gateway = spark.sparkContext._jvm, spark.sparkContext._gateway
+    assert jvm is not None
+    assert gateway is not None
+    store = {"hadoop.security.credential.provider.path": f"localjceks://file{tmp_path}/keys.jceks"}
+    with settings(spark, store):
+        conf = spark._jsparkSession.sessionState().newHadoopConf()
+        (provider,) = jvm.org.apache.hadoop.security.alias.CredentialProviderFactory.getProviders(conf)
+        for name, value in KEYS.items():
+            letters = gateway.new_array(jvm.char, len(value))
+            for place, letter in enumerate(value):
+                letters[place] = letter
+            provider.createCredentialEntry(name, letters)
+        provider.flush()
+        assert storage_properties(spark, "s3a://lake/shop") == OWN_KEYS
+
+
+def test_a_job_in_a_bucket(tmp_path: Path) -> None:
+    with running_s3() as store:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.delta.s3_story", str(tmp_path), store.endpoint],
+            cwd=tmp_path,
+            env={**environment(), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stdout.splitlines()[-1] == "done"
