@@ -115,6 +115,7 @@ class Pipeline:
                     self._quieten_spark()
                 for run in list(self._runs):
                     self._end(run)
+            self._supervisor.finish_tending()
 
     def stop(self) -> None:
         """Finish the micro-batch in progress, then stop. A signal handler may call this, also several times."""

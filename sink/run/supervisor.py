@@ -41,6 +41,8 @@ LONGEST_PAUSE = 600.0
 """Seconds until a failed table is tried again. The pause doubles with each failure, up to the longest."""
 _PROGRESS_SECONDS = 2.0
 _MOST_THREADS = 16
+_LONGEST_FINISH = 10.0
+"""Seconds. A checkpoint of a Delta table's log takes up to 5."""
 
 
 @dataclass
@@ -104,6 +106,13 @@ class Supervisor:
         """Begin no more work. Work that has begun ends when its query ends, because it runs the query's jobs."""
         self.closed = True
         self._pool.shutdown(wait=False)
+
+    def finish_tending(self) -> None:
+        """Wait some seconds for what tables do beside their micro-batches, such as checkpoints of their logs."""
+        end = time.monotonic() + _LONGEST_FINISH
+        for member in self.members.values():
+            if member.sink is not None:
+                member.sink.table.finish_tending(max(0.0, end - time.monotonic()))
 
     def working(self) -> list[Member]:
         return [member for member in self.members.values() if member.works]

@@ -484,6 +484,10 @@ class Target(TableState):
         """
         return
 
+    def finish_tending(self, seconds: float) -> None:
+        """Wait for what `tend` has begun, but no longer than this: the session is about to end."""
+        return
+
     # for compactions
 
     @abstractmethod

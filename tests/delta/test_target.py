@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import logging
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import TableError
+from sink.targets.delta import table as delta_table
 from tests.delta.harness import DeltaJob
 from tests.delta.readers import READERS
 from tests.sink.harness import Change, merging_soon
@@ -208,6 +210,25 @@ def test_lost_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     job.run()
     assert job.rows() == [row(2)]
     job.check()
+
+
+def test_a_run_ends_with_the_checkpoint_of_the_log_that_it_began(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else jobs of a few micro-batches would never write one."""
+    write = delta_table._write_checkpoint
+
+    def slowly(*args: Any) -> None:
+        time.sleep(1)
+        write(*args)
+
+    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(delta_table, "_write_checkpoint", slowly)
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1))
+    job.write(inserts(2))
+    job.run()
+    assert list((job.table_folder / "_delta_log").glob("*.checkpoint*.parquet"))
 
 
 def test_small_files_are_merged(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -511,10 +511,14 @@ class DeltaTable(Target):
         if self._checkpoint is not None and self._checkpoint.is_alive():
             return
         if self.log.is_checkpoint_due(_CHECKPOINT_EVERY):
-            # a daemon: the end of the process doesn't wait for it, and a checkpoint that isn't finished isn't seen
+            # a daemon: a second Ctrl-C doesn't wait for it, and a checkpoint that isn't finished isn't seen
             arguments = self.spark, self.log.path, self.name
             self._checkpoint = Thread(target=_write_checkpoint, args=arguments, name="checkpoint", daemon=True)
             self._checkpoint.start()
+
+    def finish_tending(self, seconds: float) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.join(seconds)
 
 
 def _last_actions(commits: Sequence[Commit]) -> dict[str, str]:
