@@ -150,10 +150,11 @@ class DeletedRows:
         for part in (part for found in self.found.values() for part in found.parts):
             if isinstance(part, Place):
                 by_file.setdefault(part.path, []).append(part)
-        io = PyArrowFileIO(dict(self.io_properties)) if by_file else None
+        if not by_file:
+            return {}
+        io = PyArrowFileIO(dict(self.io_properties))
         read: dict[Place, bytes] = {}
         for path, places in by_file.items():
-            assert io is not None
             spans = [(place.offset, place.length) for place in places]
             try:
                 read.update(zip(places, read_spans(io, path, spans), strict=True))

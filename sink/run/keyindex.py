@@ -70,7 +70,7 @@ class KeyIndex:
         self._prepared: IndexVersion | None = None
         self._prepared_name: str | None = None
         self._prepared_base: int | None = None
-        self._meanwhile: _Meanwhile | None = None
+        self._meanwhile = _Meanwhile()
         self._obsolete: list[str] = []
         self._spent: set[str] = set()
         self._current_name: str | None = None
@@ -105,7 +105,7 @@ class KeyIndex:
             self._version = None
         elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
             self._load(stored, encoding)
-        if self._version is None or not self._catch_up():
+        if self._version is None or self._catch_up() is None:
             self._build(encoding)
 
     def slice(self) -> IndexSlice:
@@ -136,17 +136,16 @@ class KeyIndex:
 
         :return: None if that isn't enough, and the micro-batch must be written again.
         """
-        earlier = self._meanwhile or _Meanwhile(self._base, self._synchronized())
-        changes = self._table.changes_since(earlier.base, set())
-        if changes is None or self._table.snapshot_id() == earlier.base:
+        before, base = self._synchronized().runs, self._base
+        changes = self._catch_up()
+        if changes is None or self._base == base:
             return None
         if not (changes.only_appended or self._table.spec.unites_deletes):
             return None  # tasks have written deletes of rows that may be elsewhere now
-        version = self._with_files(earlier.version, changes.files, changes.removed)
-        own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
-        new = tuple(run for run in version.runs if run.sequence == version.sequence)
+        new = tuple(run for run in self._synchronized().runs if run not in before)
         if sum(run.entries for run in new) > _MOST_LOOKED_UP:
             return None
+        own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
         rows = list[OldRows]()
         if new:
             rows = rows_written_meanwhile(
@@ -159,7 +158,7 @@ class KeyIndex:
             len(changes.files),
             len(changes.removed),
         )
-        self._meanwhile = earlier.followed_by(self._table.snapshot_id(), version, changes, rows)
+        self._meanwhile = self._meanwhile.followed_by(changes, rows)
         return self._prepare(operation, slice_, tasks, results)
 
     def prepare(
@@ -172,7 +171,7 @@ class KeyIndex:
         :param tasks: number of tasks that share the hash space.
         :param results: `index` of each task's result (`sink.spark.task`).
         """
-        self._meanwhile = None
+        self._meanwhile = _Meanwhile()
         return self._prepare(operation, slice_, tasks, results)
 
     def _prepare(
@@ -200,8 +199,7 @@ class KeyIndex:
         new_paths: list[str],
     ) -> IndexCommit:
         """:param new_paths: the path of each written file is added to this list."""
-        meanwhile = self._meanwhile or _Meanwhile(self._base, self._synchronized())
-        version, base = meanwhile.version, meanwhile.base
+        version, base, meanwhile = self._synchronized(), self._base, self._meanwhile
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result["new_vectors"]
@@ -258,7 +256,7 @@ class KeyIndex:
         """
         version = self._synchronized()
         removed, sequence = set(gone), self.next_sequence
-        self._meanwhile = None
+        self._meanwhile = _Meanwhile()
         all_runs = (*version.runs, *runs)
         prepared = replace(
             version,
@@ -333,19 +331,20 @@ class KeyIndex:
         self._current_name = name
         self._clean_up(version)
 
-    def _catch_up(self) -> bool:
-        """Add other writers' commits since the base to the index. Returns False if they can't be found out."""
-        version = self._synchronized()
+    def _catch_up(self) -> TableChanges | None:
+        """Add other writers' commits since the base to the index. Returns what they changed. None if that can't be
+        found out; then nothing was added.
+        """
         changes = self._table.changes_since(self._base, self._included)
         if changes is None:
             log.info(
                 "%s: its history no longer reaches the snapshot that the key index was made from", self._table.name
             )
-            return False
+            return None
         if changes.files or changes.removed:
-            self._version = self._with_files(version, changes.files, changes.removed)
+            self._version = self._with_files(self._synchronized(), changes.files, changes.removed)
         self._base, self._included = self._table.snapshot_id(), set()
-        return True
+        return changes
 
     def _build(self, encoding: str) -> None:
         files = list(self._table.live_files())
@@ -442,26 +441,20 @@ def _vectors_file(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Meanwhile:
-    """What others changed after the keys were looked up.
+    """What others changed after the tasks looked the keys up.
 
-    :param base: the last snapshot of these changes.
-    :param version: the index as of `base`.
     :param touched: paths of the data files that others wrote, changed or removed. What the tasks have found in them no
         longer holds.
     :param rows: the rows in these files that the commit deletes.
     """
 
-    base: int | None
-    version: IndexVersion
     touched: frozenset[str] = frozenset()
     rows: tuple[OldRows, ...] = ()
 
-    def followed_by(
-        self, base: int | None, version: IndexVersion, changes: TableChanges, rows: Iterable[OldRows]
-    ) -> "_Meanwhile":
+    def followed_by(self, changes: TableChanges, rows: Iterable[OldRows]) -> "_Meanwhile":
         touched = changes.removed | {file.path for file in changes.files}
         kept = (old for old in self.rows if old.file.path not in touched)
-        return _Meanwhile(base, version, self.touched | touched, (*kept, *rows))
+        return _Meanwhile(self.touched | touched, (*kept, *rows))
 
 
 def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:

@@ -1,7 +1,5 @@
 """Tables in a bucket."""
 
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.targets.delta.storage import storage_properties
+from tests.delta.own_process import follow_in_own_process
 from tests.services.s3 import running_s3
-from tests.sink.test_submit import environment
 
 pytestmark = pytest.mark.spark
-
-ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -109,12 +105,4 @@ def test_secrets_in_a_credential_store(spark: SparkSession, tmp_path: Path) -> N
 
 def test_a_job_in_a_bucket(tmp_path: Path) -> None:
     with running_s3() as store:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.delta.s3_story", str(tmp_path), store.endpoint],
-            cwd=tmp_path,
-            env={**environment(), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert done.stdout.splitlines()[-1] == "done"
+        follow_in_own_process("tests.delta.s3_story", tmp_path, store.endpoint)

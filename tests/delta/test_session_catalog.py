@@ -1,18 +1,14 @@
 """Tables of Spark's session catalog (`spark_catalog: true`): in memory, and in a Hive metastore."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.delta.catalog_story import follow, job_in
-from tests.sink.test_submit import environment
+from tests.delta.own_process import follow_in_own_process
 
 pytestmark = pytest.mark.spark
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_in_memory(spark: SparkSession, tmp_path: Path) -> None:
@@ -21,13 +17,5 @@ def test_in_memory(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_in_a_hive_metastore(tmp_path: Path) -> None:
     """A process of its own, since a session can't change its catalog. The metastore is a database in a file."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.delta.catalog_story", str(tmp_path)],
-        cwd=tmp_path,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert done.stdout.splitlines()[-1] == "done"
+    follow_in_own_process("tests.delta.catalog_story", tmp_path)
     assert (tmp_path / "metastore").is_dir()

@@ -21,7 +21,7 @@ from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.written import Uncommitted
-from sink.targets.base import Committer, IndexCommit
+from sink.targets.base import Committer, IndexCommit, TableChanges
 from tests.memory.stories import Story, played, shrunk
 
 ROOT = Path(__file__).parents[2]
@@ -117,9 +117,9 @@ def _begin_whoever_committed_last(patch: pytest.MonkeyPatch) -> None:
 
 
 def _see_nothing_of_others(patch: pytest.MonkeyPatch) -> None:
-    def catch_up(self: KeyIndex) -> bool:
+    def catch_up(self: KeyIndex) -> TableChanges:
         self._base, self._included = self._table.snapshot_id(), set()
-        return True
+        return TableChanges()
 
     patch.setattr(KeyIndex, "_catch_up", catch_up)
 

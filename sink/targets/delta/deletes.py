@@ -70,7 +70,7 @@ def stored_vectors(table: "DeltaTableSpec", vectors: Sequence[BitMap64], created
     """Descriptors of new vectors, all in one file, which is written here.
 
     Small ones aren't kept in the actions (PROTOCOL.md allows it): Delta's own VACUUM fails on a table that has such
-    vectors, with a `scala.MatchError` in `getDeletionVectorRelativePathAndSize` (delta-spark 3.3.3 to 4.4.0).
+    vectors, with a `scala.MatchError` in `getDeletionVectorRelativePathAndSize` (seen with delta-spark 4.4.0).
 
     :param created: the file's path is added to it.
     """

@@ -5,7 +5,7 @@ so the position after it is that of the version to which it went.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sink.errors import TableError
@@ -138,18 +138,28 @@ class DeltaHistory(History):
         commits = self._log.commits(int(stored["after"]) + 1, version)
         if commits is None:
             return None
-        restored = None
-        for commit in commits:
-            if commit.operation_id == stored["operation"]:
-                restored = None
-            elif commit.info.get("operation") in (RESTORE, CLONE):
-                restored = commit
+        _, restored = made_and_taken_back(commits, stored["operation"])
         if restored is not None and restored.info["operation"] == CLONE:
             return None
         if restored is not None:
             return self._position_in(self._table.restored_version(restored))
         position: Position = stored["position"]
         return position
+
+
+def made_and_taken_back(commits: Iterable[Commit], operation: str) -> tuple[int | None, Commit | None]:
+    """The version that an operation made, and the last RESTORE or CLONE that followed it. A RESTORE takes neither
+    domains nor `txn` back, and a CLONE keeps the table's.
+
+    :param commits: the oldest first.
+    """
+    made, restored = None, None
+    for commit in commits:
+        if commit.operation_id == operation:
+            made, restored = commit.version, None
+        elif commit.info.get("operation") in (RESTORE, CLONE):
+            restored = commit
+    return made, restored
 
 
 def _counted(commit: Commit) -> tuple[dict[str, int], str]:

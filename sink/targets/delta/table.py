@@ -36,7 +36,7 @@ from sink.targets.base import (
     WrittenDeletes,
 )
 from sink.targets.delta.commit import DeltaCommitter
-from sink.targets.delta.history import CLONE, RESTORE, DeltaHistory
+from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
 from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import written_deletes
@@ -310,14 +310,8 @@ class DeltaTable(Target):
         commits = self._live.commits_since(checked)
         if commits is None:  # log clean-up has deleted some, and one of them may have been a RESTORE
             return None, None
-        made, restored = known, None
-        for commit in commits:
-            if commit.version > until:
-                break
-            if commit.operation_id == operation:
-                made, restored = commit.version, None
-            elif commit.info.get("operation") in (RESTORE, CLONE):
-                restored = commit
+        made, restored = made_and_taken_back((c for c in commits if c.version <= until), operation)
+        made = known if made is None else made
         if made is not None and restored is None:
             self._made_by[operation] = made, until
         return made, restored
