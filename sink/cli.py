@@ -5,9 +5,11 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sink import logs
 from sink.errors import ConfigError, DataError, RowdeltaError
 
 # The functions that use other modules import them. These imports take a second, and until this module's imports are
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
     from sink.config import Config
     from sink.deadletters.table import Selection
+    from sink.run.observer import Observer
+
+log = logging.getLogger("rowdelta")
 
 _DEAD_LETTERS = """\
 A record that can't be applied is a dead letter: it is in the table sink.dead_letter_table with its place in the
@@ -80,29 +85,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit code."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_is_of_interest)
-    # other loggers may only print warnings
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
-    logging.getLogger("rowdelta").setLevel(logging.INFO)
+    logs.start()
     try:
         with interrupts.raised():
             return int(args.command(args))
     except RowdeltaError as error:
-        print(f"rowdelta: {error}", file=sys.stderr)
+        _report(error)
         return error.exit_code
     except interrupts.InterruptedBySignalError as interrupted:
-        print(f"rowdelta: {interrupted}", file=sys.stderr)
+        _report(interrupted)
         return interrupted.exit_code
 
 
-def _is_of_interest(record: logging.LogRecord) -> bool:
-    """Filters out what py4j logs, by its own logger and by the root logger.
-
-    py4j logs calls that fail because the JVM ends, and our own exceptions that pass through it, with tracebacks. The
-    command reports these errors itself.
-    """
-    return Path(record.pathname).parent.name != "py4j"
+def _report(error: Exception) -> None:
+    """The last words of a command."""
+    if logs.is_json():
+        log.error("%s", error)
+    else:
+        print(f"rowdelta: {error}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -282,6 +282,35 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
 
 def _run(args: argparse.Namespace) -> int:
     config = _load(args)
+    if config.sink.log_format == "json":
+        logs.use_json(config.sink.id)
+    with _watching(config) as observer:
+        return _run_watched(args, config, observer)
+
+
+@contextmanager
+def _watching(config: "Config") -> "Iterator[Observer | None]":
+    """Serve what the run tells, if the configuration wants it. It is there before Spark starts, which takes seconds.
+
+    :raises ConfigError: the address can't be used.
+    """
+    http = config.sink.http
+    if http is None:
+        yield None
+        return
+    from sink.watch.server import WatchServer
+    from sink.watch.state import State
+
+    state = State(config.sink.id, _version(), config.sink.ready_seconds)
+    server = WatchServer(state, http.host, http.port, http.hosts)
+    server.start()
+    try:
+        yield state
+    finally:
+        server.stop()
+
+
+def _run_watched(args: argparse.Namespace, config: "Config", observer: "Observer | None") -> int:
     from concurrent.futures import ThreadPoolExecutor
     from importlib import import_module
 
@@ -290,10 +319,11 @@ def _run(args: argparse.Namespace) -> int:
     with ThreadPoolExecutor(1, "rowdelta-import") as pool:
         pool.submit(import_module, "sink.run.pipeline")  # takes a second, which the JVM needs to start
         spark = session.start(config)
+    from sink.run.observer import nobody
     from sink.run.pipeline import Pipeline, stops_on_signals
 
     with session.stopping(spark):
-        pipeline = Pipeline(spark, config)
+        pipeline = Pipeline(spark, config, observer or nobody)
         with stops_on_signals(spark, pipeline):
             pipeline.run()
     session.warm_later(config, Path(args.config))

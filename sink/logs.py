@@ -1,7 +1,7 @@
 """The log: how lines look, and what each line is about.
 
 `about` says for which table and micro-batch the work inside it is, and `note_snapshot` in which state that table is. A
-line in JSON carries both, so that a log with a thousand tables can be filtered. Lines of text name the table themselves.
+line in JSON carries both, so a log with a thousand tables can be filtered. Lines of text name the table themselves.
 """
 
 import json
@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sink.redaction import masked
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
-_ABOUT: ContextVar[Mapping[str, Any]] = ContextVar("rowdelta-log", default={})
+_ABOUT: ContextVar[Mapping[str, Any]] = ContextVar("rowdelta-log", default=_NOTHING)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from sink.targets.capabilities import CAPABILITIES, Capabilities, Format
 
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour)s?")
+_READY_SECONDS = 600.0
 _UNIT_SECONDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
 _REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
 _PARTITION = re.compile(
@@ -110,9 +111,65 @@ class OrderColumn(_Section):
         return cls(name=name, type=dtype.strip() or None)
 
 
+def _seconds(interval: str) -> float:
+    match = _INTERVAL.fullmatch(interval)
+    assert match is not None
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
 def _intervals(value: str) -> str:
     number = value if value.isdecimal() else "10"
     return f'"{number} seconds" or "1 minute"'
+
+
+def _http(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"address": _text(value)}
+
+
+class HttpSection(_Section):
+    """`sink.http:` only an address, or a mapping with more.
+
+    :param address: `host:port`. The host must be written, so that nobody listens to the world unawares.
+    :param ready_within: a table may have something to apply for so long without a commit, and the sink is still ready.
+    :param hosts: names by which browsers and other clients may call it, besides addresses and names without a dot.
+    """
+
+    address: Text
+    ready_within: Text | None = None
+    hosts: list[str] = Field(default_factory=list)
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host, port = cls._parts(value)
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(
+                'write an address of this machine and a port, such as "127.0.0.1:8088" for this machine alone, '
+                '"0.0.0.0:8088" for all who can reach it, or "[::1]:8088"'
+            )
+        return value
+
+    @field_validator("ready_within")
+    @classmethod
+    def _ready_within(cls, value: str | None) -> str | None:
+        if value is not None and not _INTERVAL.fullmatch(value):
+            raise ValueError(f"write an interval such as {_intervals(value)}")
+        return value
+
+    @staticmethod
+    def _parts(address: str) -> tuple[str, str]:
+        host, _, port = address.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            return host[1:-1], port
+        return ("", port) if ":" in host or "/" in host else (host, port)
+
+    @property
+    def host(self) -> str:
+        return self._parts(self.address)[0]
+
+    @property
+    def port(self) -> int:
+        return int(self._parts(self.address)[1])
 
 
 class SinkSection(_Section):
@@ -128,6 +185,8 @@ class SinkSection(_Section):
     max_bad_records: Annotated[int, Field(ge=0)] | None = None
     on_table_error: Literal["continue", "stop"] = "continue"
     parallel_tables: Annotated[int, Field(ge=1)] | None = None
+    http: Annotated[HttpSection, BeforeValidator(_http)] | None = None
+    log_format: Literal["text", "json"] = "text"
 
     @field_validator("id")
     @classmethod
@@ -142,6 +201,13 @@ class SinkSection(_Section):
         if value != "available-now" and not _INTERVAL.fullmatch(value):
             raise ValueError(f'write "available-now", or an interval such as {_intervals(value)}')
         return value
+
+    @property
+    def ready_seconds(self) -> float:
+        """The limit of `http.ready_within`; by default ten minutes, or three times the trigger if that is longer."""
+        if self.http is not None and self.http.ready_within is not None:
+            return _seconds(self.http.ready_within)
+        return max(_READY_SECONDS, 0.0 if self.trigger == "available-now" else 3 * _seconds(self.trigger))
 
 
 class SourceSection(_Section):
@@ -194,9 +260,7 @@ class SourceSection(_Section):
     @property
     def discovery_seconds(self) -> float:
         """Seconds between two searches for new topics or directories."""
-        match = _INTERVAL.fullmatch(self.discovery_interval)
-        assert match is not None
-        return int(match[1]) * _UNIT_SECONDS[match[2]]
+        return _seconds(self.discovery_interval)
 
     @property
     def file_format(self) -> str:
@@ -962,6 +1026,8 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
     model = Config if not path else models[str(path[0])]
     if path[-2:-1] == ("columns",):
         model = ColumnSection
+    if path == ("sink", "http"):
+        model = HttpSection
     return [field.alias or name for name, field in model.model_fields.items()]
 
 

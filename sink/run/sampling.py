@@ -1,4 +1,4 @@
-"""Asks from time to time, beside the job, what no micro-batch tells: how far tables are behind, and the JVM's memory."""
+"""Asks from time to time, beside the job, what no micro-batch tells: how far tables are behind, and the memory in use."""
 
 import logging
 import threading
