@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return interrupted.exit_code
 
 
-def _report(error: Exception) -> None:
+def _report(error: BaseException) -> None:
     """The last words of a command."""
     if logs.is_json():
         log.error("%s", error)

@@ -1,4 +1,5 @@
-"""Asks from time to time, beside the job, what no micro-batch tells: how far tables are behind, and the memory in use."""
+"""Asks from time to time, beside the job, what no micro-batch tells: how far tables are behind, and the memory
+in use."""
 
 import logging
 import threading

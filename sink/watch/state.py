@@ -184,7 +184,8 @@ class State:
         match event:
             case observer.TableOpened():
                 table.status, table.reason, table.doing, table.opened = "working", "", None, True
-                table.snapshot, table.live, table.due_since = event.snapshot, event.live, None
+                # a table that failed is overdue until it commits, or has nothing to do: it may fail again
+                table.snapshot, table.live = event.snapshot, event.live
                 table.position = _shown_position(event.position)
             case observer.TableWaits():
                 table.status, table.reason, table.doing = "waiting", words(event.reason), None

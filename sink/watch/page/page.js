@@ -45,7 +45,6 @@ function seconds(value) {
 
 function chart(title, points, shown, step) {
   const box = element("figure", null, "tile");
-  box.style.margin = "0";
   const known = points.filter(isNumber);
   const most = Math.max(...known, 0);
   const last = known.length ? known[known.length - 1] : null;
@@ -106,6 +105,7 @@ function row(table) {
     if (label === "Table") {
       const button = element("button", table.name);
       button.type = "button";
+      button.dataset.table = table.number;
       button.setAttribute("aria-expanded", String(opened.has(table.number)));
       button.addEventListener("click", () => toggle(table.number));
       cell.append(button);
@@ -172,9 +172,11 @@ function showTables() {
   if (!state) return;
   const wanted = byId("search").value.trim().toLowerCase();
   const fitting = state.tables.filter((table) => `${table.name}\n${table.source}\n${table.status}`.toLowerCase().includes(wanted));
+  const focused = document.activeElement?.dataset?.table; // the rows are made anew
   byId("tables").replaceChildren(
     ...fitting.flatMap((table) => (opened.has(table.number) ? [row(table), detail(opened.get(table.number))] : [row(table)])),
   );
+  if (focused) document.querySelector(`button[data-table="${CSS.escape(focused)}"]`)?.focus();
   byId("count").textContent = wanted ? `${fitting.length} of ${state.tables_total}` : state.tables_total;
   const left = state.tables_total - state.tables.length;
   byId("more").textContent = left > 0 ? `${left} more tables aren't shown; those with a problem come first.` : "";
