@@ -87,7 +87,7 @@ class JsonLines(logging.Formatter):
             line["snapshot"] = str(known["snapshot"])
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = masked("".join(traceback.format_exception(*record.exc_info)))
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # in ASCII: other characters may end a line for some readers
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:

@@ -360,9 +360,9 @@ def _ages(
 ) -> dict[Part, float]:
     """How old the first message is that a position hasn't passed, by the message's timestamp.
 
-    No message is read. The broker is asked which message is the first one at or after a time, and the time is halved in
-    on, for all partitions at once. If messages come one by one, the answer is exact, because the broker also says the
-    found message's own time. Otherwise it is at most a quarter too high.
+    No message is read. The broker is asked which message is the first one at or after a time, and the time is halved on
+    and on, for all partitions at once. If it finds the message itself, the answer is exact, because the broker also
+    says the message's own time. Otherwise it is at most a quarter too high.
 
     :param reached: partition -> offset of that message.
     :param now: seconds since 1970.

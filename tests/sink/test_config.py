@@ -187,6 +187,15 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
         ("    key: [id]\n", "    key: [id]\n    properties: {write.format.default: orc}\n",
          r"write\.format\.default: got 'orc', but rowdelta writes Parquet only"),
         ("type: hadoop", "type: hadop", r":11: catalogs\.lake\.type: got 'hadop' \(did you mean 'hadoop'\?\)"),
+        *(("  id: shop", f"  id: shop\n  http: '{value}'",
+           rf":3: sink\.http\.address: got '{re.escape(value)}'; write an address of this machine")
+          for value in ("8088", ":8088", "127.0.0.1", "127.0.0.1:0", "[::1]", "::1:8088", "http://127.0.0.1:80")),
+        ("  id: shop", "  id: shop\n  http: 8088", r":3: sink\.http\.address: got '8088'; write an address of this"),
+        ("  id: shop", "  id: shop\n  http: {adress: '127.0.0.1:8088'}",
+         r":3: sink\.http\.adress: unknown key \(did you mean 'address'\?\)\. Known here: address, ready_within"),
+        ("  id: shop", "  id: shop\n  http: {address: '127.0.0.1:8088', ready_within: soon}",
+         r":3: sink\.http\.ready_within: got 'soon'; write an interval"),
+        ("  id: shop", "  id: shop\n  log_format: xml", r":3: sink\.log_format: got 'xml', expected 'text' or 'json'"),
         ("type: hadoop, ", "", r":11: catalogs\.lake: a catalog needs a type \(hadoop, .*\), or the class "
                                r"catalog-impl"),
         ("catalogs:", "spark:\n  spark.master: locale[2]\ncatalogs:",
@@ -199,6 +208,22 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, before: str, after: s
     assert before in KAFKA
     message = refusal(tmp_path, KAFKA.replace(before, after, 1))
     assert re.search(expected, message), message
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "ready_seconds"),
+    [
+        ("http: 127.0.0.1:8088", "127.0.0.1", 8088, 600),
+        ("http: '[::1]:80'", "::1", 80, 600),
+        ("http: {address: '0.0.0.0:65535', ready_within: 1 hour}", "0.0.0.0", 65535, 3600),
+        ("http: sink.example.org:1\n  trigger: 10 minutes", "sink.example.org", 1, 1800),
+    ],
+)
+def test_the_address_to_watch_a_run_at(tmp_path: Path, text: str, host: str, port: int, ready_seconds: float) -> None:
+    sink = load_text(tmp_path, KAFKA.replace("  id: shop", f"  id: shop\n  {text}")).sink
+    assert sink.http is not None
+    assert (sink.http.host, sink.http.port, sink.ready_seconds) == (host, port, ready_seconds)
+    assert load_text(tmp_path, KAFKA).sink.http is None
 
 
 @pytest.mark.parametrize(

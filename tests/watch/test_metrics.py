@@ -1,7 +1,10 @@
 """The metrics: their values, their number, and that documents, alerts and dashboard name them as they are."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +99,7 @@ def test_files_of_a_directory_have_metrics_of_their_own() -> None:
 
 def test_a_thousand_tables_of_many_partitions_make_a_bounded_number_of_series() -> None:
     state = new_state(Clock())
-    behind = {}
+    behind: dict[str, dict[str, tuple[int, float | None]]] = {}
     for number in range(1_000):
         name = f"lake.shop.t{number}"
         tell(state, [*opened(name, f"t{number}"), *micro_batch(name, 1)])
@@ -159,9 +162,9 @@ def rules() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    panels = [*json.loads(DASHBOARD)["panels"]]
-    targets = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-    queries = [item["query"]["query"] for item in json.loads(DASHBOARD)["templating"]["list"] if item["type"] == "query"]
+    dashboard = json.loads(DASHBOARD)
+    targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries = [variable["query"]["query"] for variable in dashboard["templating"]["list"]]
     return [*(rule["expr"] for rule in rules()), *targets, *queries]
 
 
@@ -190,6 +193,19 @@ def test_each_alert_says_what_is_wrong_and_is_on_the_page() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
     named = set(re.findall(r"`(Rowdelta\w+)`", PAGE))
     assert named == set(alerts)
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None and "CI" not in os.environ,
+    reason="no promtool found; Debian and Ubuntu: apt install prometheus",
+)
+def test_prometheus_takes_the_rules_and_alerts_when_it_should() -> None:
+    for arguments in (
+        ["check", "config", str(PROMETHEUS / "prometheus.yml")],
+        ["test", "rules", str(ROOT / "tests" / "watch" / "rules_test.yml")],
+    ):
+        done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_prometheus_reads_the_rules_and_scrapes_the_sink() -> None:

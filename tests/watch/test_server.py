@@ -84,9 +84,10 @@ def test_each_path_answers_with_its_kind_and_safe_headers(port: int) -> None:
         head, nothing = ask(port, path, "HEAD")
         assert (head.status, nothing) == (200, b"")
         assert int(head.headers["Content-Length"]) > 0
-    for path in ("/state", "/../../etc/passwd", "/page/index.html", "/table.json", "/table.json?number=-1",
-                 "/table.json?number=1e3", "/table.json?number=" + "9" * 5_000, "/table.json?number=%D9%A3"):  # fmt: skip
+    for path in ("/state", "/../../etc/passwd", "/page/index.html", "/table.json"):
         assert ask(port, path)[0].status == 404, path
+    for number in ("-1", "1", "1e3", "9" * 5_000, "%D9%A3", ""):
+        assert ask(port, f"/table.json?number={number}")[0].status == 404, number
 
 
 def test_health_is_by_status_and_in_words(port: int, state: State, clock: Clock) -> None:
