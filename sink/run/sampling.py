@@ -42,7 +42,6 @@ class Sampling:
             self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
-        activate(self._spark)
         while not self._ending.is_set():
             started = time.monotonic()
             self._sample()
@@ -50,6 +49,7 @@ class Sampling:
 
     def _sample(self) -> None:
         try:
+            activate(self._spark)
             self._observer(JvmMemory(self._heap()))
             self._observer(self._supervisor.lags())
         except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
@@ -57,8 +57,9 @@ class Sampling:
                 self._observer(LagsUnknown(summary(error)))
         except Exception:
             # a question that nobody needs for the tables must not end their job
-            log.exception("can't tell how far the tables are behind")
-            self._ending.set()
+            if not self._ending.is_set():
+                log.exception("can't tell how far the tables are behind")
+                self._ending.set()
 
     def _heap(self) -> int:
         jvm = self._spark.sparkContext._jvm
