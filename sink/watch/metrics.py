@@ -19,9 +19,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from changelog.rows import RowKind
-from sink.watch.state import MOST_NAME, SHOWN_TABLES, Reading, State, Table, words
+from sink.watch.state import MOST_NAME, OTHERS, SHOWN_TABLES, Reading, State, Table, words
 
-OTHERS = "(others)"
 _MOST_PARTS = 5_000
 
 Value = tuple[tuple[str, ...], float | None]

@@ -34,7 +34,9 @@ KNOWN_TABLES = 10_000
 LIVE_SECONDS = 600.0
 """The process is alive if the run has told anything within this time. Opening tables, or waiting for a micro-batch
 before a new table joins, may take minutes in which the loop stands still."""
+OTHERS = "(others)"
 _ERRORS = 20
+_CLASSES = 30
 _WORDS = 800
 MOST_NAME = 300
 _SERIES = ("rows", "behind", "batch_seconds", "dead_letters")
@@ -208,7 +210,11 @@ class State:
             case observer.Refused():
                 table.refusals[event.reason] += 1
             case observer.DeadLettersKept():
-                table.dead_letters.update(event.by_class)
+                for error_class, count in event.by_class.items():
+                    # a format of somebody's own may make classes up
+                    shown = error_class[:MOST_NAME]
+                    is_one_of_few = shown in table.dead_letters or len(table.dead_letters) < _CLASSES
+                    table.dead_letters[shown if is_one_of_few else OTHERS] += count
                 for series in self._series(table, "dead_letters"):
                     series.add(now, sum(event.by_class.values()))
             case observer.Committed():

@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sink.run import observer
 from sink.sources.source import Behind
 from sink.watch import metrics
-from sink.watch.metrics import OTHERS
-from sink.watch.state import State
+from sink.watch.state import OTHERS, State
 from tests.watch.story import Clock, lags, micro_batch, new_state, opened, tell
 
 ROOT = Path(__file__).parents[2]

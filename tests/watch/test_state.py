@@ -160,6 +160,7 @@ def test_memory_is_bounded_whatever_is_told(monkeypatch: pytest.MonkeyPatch) -> 
             name = f"lake.shop.t{number}"
             tell(state, [*opened(name), *micro_batch(name, 1)])
             state(observer.TableFailed(name, "DataError", f"{name} {clock.now}" * 100))
+            state(observer.DeadLettersKept("lake.shop.t0", {f"made up {clock.now} {'x' * 5_000}": 1}))
             clock.now += 4
 
     hour()
@@ -172,6 +173,10 @@ def test_memory_is_bounded_whatever_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         tracemalloc.stop()
     summary = state.summary()
+    letters = state.table(0)
+    assert letters is not None
+    assert len(letters["dead_letters_by_class"]) <= 31
+    assert letters["dead_letters"] == 2_400 + 3, "none is forgotten"
     assert (summary["tables_total"], len(summary["tables"]), len(summary["errors"])) == (700, 100, 20)
 
 
