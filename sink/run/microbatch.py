@@ -35,6 +35,7 @@ from sink.run.observer import (
     Files,
     Index,
     Observer,
+    Refusal,
     Refused,
     RewriteDone,
     RewriteStarted,
@@ -290,11 +291,9 @@ class TableSink:
                 return
             except TableNoLongerEmptyError as error:
                 refused: Exception = error
-                self._observer(Refused(self.table.name, "not empty"))
                 log.info("%s: others added rows to the empty table; writing again with deletes", self.table.name)
             except TableChangedError as error:
                 refused = error
-                self._observer(Refused(self.table.name, "changed"))
                 log.info("%s: others changed it meanwhile; writing again", self.table.name)
             except SchemaEvolvedError:
                 self._observer(Refused(self.table.name, "schema"))
@@ -325,9 +324,10 @@ class TableSink:
             try:
                 refusal = self._committer.commit_once(proposal.request, proposal.base)
             except TableChangedError as error:
-                return error
+                refusal = error
         if refusal is not None:
-            self._observer(Refused(self.table.name, "conflict"))
+            reason: Refusal = "changed" if isinstance(refusal, TableChangedError) else "conflict"
+            self._observer(Refused(self.table.name, reason))
         return refusal
 
     def _again(self, proposal: Proposal, attempt: Attempt, refusal: Exception, retries: Retries) -> Proposal:

@@ -18,10 +18,10 @@ Stage = Literal["index", "write", "prepare", "commit"]
 write. `prepare`: dead letters, deletes of old rows, the index's next version. `commit`: the catalog answers.
 """
 
-Refusal = Literal["conflict", "changed", "not empty", "index lost", "schema"]
-"""Why an attempt was not committed. `conflict`: the catalog or storage refused it, and it is sent again. `changed`:
-others changed rows or layout. `not empty`: others wrote into an empty table. `index lost`: the key index has to be
-built again. `schema`: the table got new columns first.
+Refusal = Literal["conflict", "changed", "index lost", "schema"]
+"""Why an attempt was not committed. `conflict`: others committed in between. `changed`: the files are for another
+layout of the table. Before it was sent at all: `index lost`, the key index has to be built again; `schema`, the table
+got new columns first.
 """
 
 Rewriting = Literal["minor compaction", "compaction"]
