@@ -33,6 +33,13 @@ BAD_FIELDS = {
 """Fields of `_rowdelta_bad`, as Spark SQL types."""
 
 
+TRUNCATE = "truncate"
+"""The `error_class` of a row that isn't bad: its record says that the source emptied the table. Like a bad record, the
+row has no key, so it takes the same way past everything that looks at keys. Its order columns have values. All changes
+before it are void, and so are all rows that the table had. Each writing task gets it (`sink.spark.routing.to_all`).
+"""
+
+
 class RowKind(IntEnum):
     """What a change does to its key, with Flink's meaning (`org.apache.flink.types.RowKind`).
 
