@@ -253,7 +253,8 @@ class DeltaWriter:
         known = self._map
         if self._barrier is not None:
             index = index.of_empty_table
-        if known.keys is None or known.hash is None:  # the task received no changes, but it still has runs to merge
+        if known.keys is None or known.hash is None or not len(known):
+            # no change of the task counts, but it still has runs to merge
             return IndexResult([], index.merged_runs(), [])
         result = resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
         if not self._table.unites_deletes:

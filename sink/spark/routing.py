@@ -69,16 +69,16 @@ def to_all(changes: Iterable[pa.RecordBatch], tasks: int) -> Iterator[pa.RecordB
     :param changes: rows with `_rowdelta_hash`.
     """
     for batch in changes:
-        truncates = is_truncate(batch.column(BAD))
-        if not pc.any(truncates).as_py():
+        bad = batch.column(BAD)
+        if bad.null_count == len(bad) or not pc.any(truncates := is_truncate(bad)).as_py():
             yield batch
             continue
-        yield batch.filter(pc.invert(truncates))
         barriers = batch.filter(truncates)
         place = barriers.schema.get_field_index(HASH)
         for number in range(tasks):
             first = np.full(len(barriers), range_of(number, tasks)[0], np.uint64)
             yield barriers.set_column(place, barriers.schema.field(place), pa.array(first.view(np.int64)))
+        yield batch.filter(pc.invert(truncates))  # after them, so that fewer rows are written in vain
 
 
 def is_truncate(bad: pa.StructArray) -> pa.Array:

@@ -465,6 +465,8 @@ def build_index(
         pending.clear()
 
     for batch in entries:
+        if not batch.num_rows:  # all rows of a file are deleted
+            continue
         high, low, file, pos = (batch.column(part).to_numpy() for part in (HASH, _LOW, INDEX_FILE, INDEX_POS))
         pending.append(Entries(high=high.view(np.uint64), low=low, file=file, pos=pos, files=()))
         if sum(len(part.high) for part in pending) >= RUN_ENTRIES:
