@@ -208,8 +208,7 @@ class _TaskDecoder:
             if isinstance(found, Truncates) and not self._spec.truncate_refused:
                 parts.append((found.record.to_numpy(), self._truncate_columns(raw, found, bad)))
             elif isinstance(found, Rejected):
-                reasons = found.reason if isinstance(found.reason, str) else found.reason.to_pylist()
-                bad.add(found.record, found.error_class, reasons)
+                bad.add(found.record, found.error_class, _reasons(found))
             elif isinstance(found, MessageKey):
                 keys.append(found)
             elif len(found.record):
@@ -272,7 +271,7 @@ class _TaskDecoder:
             )
             bad.add(truncates.record.filter(wire.values.is_null()), BadRecord.MISSING_ORDER, reason)
         marked = _Bad()
-        marked.add(truncates.record, TRUNCATE, "the source emptied its table")
+        marked.add(truncates.record, TRUNCATE, _reasons(truncates))
         rows = self._bad_rows(raw, marked)
         columns = {name: rows.column(name) for name in rows.column_names}
         return columns | self._order_columns(raw, truncates.record, truncates.order, 1, bad)
@@ -462,6 +461,11 @@ def merged_keys(first: StatedKeys, second: StatedKeys) -> StatedKeys:
         fields: min(place for place in (first.get(fields), second.get(fields)) if place is not None)
         for fields in {**first, **second}
     }
+
+
+def _reasons(found: Rejected) -> Sequence[str] | str:
+    reasons: list[str] | str = found.reason if isinstance(found.reason, str) else found.reason.to_pylist()
+    return reasons
 
 
 def _place(raw: pa.RecordBatch, row: int) -> tuple[int, int]:

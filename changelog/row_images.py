@@ -272,7 +272,8 @@ class Images:
 
 def truncated(spec: ChangelogSpec, record: pa.Array, order: Sequence[Wire]) -> Truncates:
     """:param record: row numbers of the records that empty the table."""
-    return Truncates(record, BadRecord.UNSUPPORTED_EVENT, spec.truncate_refused, order)
+    reason = spec.truncate_refused or "the source emptied its table"
+    return Truncates(record, BadRecord.UNSUPPORTED_EVENT, reason, order)
 
 
 def each(
