@@ -34,6 +34,7 @@ from changelog.changes import (
     Wire,
     WireType,
 )
+from changelog.message_keys import without_truncates
 from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, TRUNCATE, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
@@ -201,10 +202,10 @@ class _TaskDecoder:
         bad = _Bad()
         parts: list[tuple[npt.NDArray[np.int64], dict[str, pa.Array]]] = []
         keys: list[MessageKey] = []
-        truncates: list[pa.Array] = []
+        truncates: list[Truncates] = []
         for found in self._format.changes(raw):
             if isinstance(found, Truncates):
-                truncates.append(found.record)
+                truncates.append(found)
             if isinstance(found, Truncates) and not self._spec.truncate_refused:
                 parts.append((found.record.to_numpy(), self._truncate_columns(raw, found, bad)))
             elif isinstance(found, Rejected):
@@ -220,7 +221,8 @@ class _TaskDecoder:
                 if self._spec.schema_changes == "fail":
                     self._observe_missing(raw, found)
                 parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
-        self._state_keys(raw, keys, truncates)
+        for key in without_truncates(raw, keys, truncates):
+            self.stated_keys = merged_keys(self.stated_keys, {key.fields: _place(raw, key.record)})
         rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
         tables = []
         for records, columns in parts:
@@ -275,18 +277,6 @@ class _TaskDecoder:
         rows = self._bad_rows(raw, marked)
         columns = {name: rows.column(name) for name in rows.column_names}
         return columns | self._order_columns(raw, truncates.record, truncates.order, 1, bad)
-
-    def _state_keys(self, raw: pa.RecordBatch, keys: Iterable[MessageKey], truncates: Sequence[pa.Array]) -> None:
-        """Note the keys that the messages state. A TRUNCATE has no key, and doesn't say that its table has none."""
-        for key in keys:
-            row = key.record
-            if truncates and not key.fields:
-                keyless = pc.and_(raw.column("key").is_null(), raw.column("value").is_valid())
-                others = np.setdiff1d(np.flatnonzero(keyless), pa.concat_arrays(truncates).to_numpy())
-                if not len(others):
-                    continue
-                row = int(others[0])
-            self.stated_keys = merged_keys(self.stated_keys, {key.fields: _place(raw, row)})
 
     def _check_places(self, changes: Changes, bad: _Bad) -> None:
         """Reject records with too many changes. The order value of a place beyond `CHANGES_PER_RECORD` would belong to
