@@ -8,7 +8,7 @@ A *changelog row* is one change of one key. In Arrow (and, column by column, in 
 | `_rowdelta_order_<i>`  | any sortable type   | i-th order column; compared as a tuple, nulls first                  |
 | `_rowdelta_hash`       | int64, optional     | first half of the key's hash; present if the table has a key index   |
 | `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
-| `_rowdelta_bad`        | struct; null if good| the record (`BAD_FIELDS`), if it can't be applied or is a `TRUNCATE`   |
+| `_rowdelta_bad`        | struct; null if good| the record (`BAD_FIELDS`), if it can't be applied or is a `TRUNCATE`  |
 | the table's columns    | the table's types   | the row; for -U and -D only key and partition source columns are read |
 """
 
