@@ -128,7 +128,7 @@ class Index:
 class Committed:
     """A table has a micro-batch.
 
-    :param rows: number of changes by kind, as `RowKind.short`.
+    :param rows: number of changes by kind, as `Written.counts` names them.
     :param files: by content, as `FileContent` names it.
     :param probe_seconds: that the tasks, all together, took to look keys up in the index.
     :param task_memory: peak of a task's process, in bytes.

@@ -31,6 +31,7 @@ _KINDS = {
     RowKind.UPDATE_BEFORE.short: "update_before",
     RowKind.UPDATE_AFTER.short: "update_after",
     RowKind.DELETE.short: "delete",
+    "TRUNCATE": "truncate",
 }
 
 
