@@ -171,7 +171,7 @@ def test_a_run_is_watched_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert found["rowdelta_rows_total", "lake.shop.orders", "delete"] == 1
         assert found["rowdelta_commits_total", "lake.shop.orders"] == 2
         assert found["rowdelta_dead_letters_total", "lake.shop.lines", "null_key"] == 1
-        assert found["rowdelta_lag_files", "lake.shop.orders"] in (0, 1), "as seen some seconds ago"
+        assert found["rowdelta_lag_files", "lake.shop.orders"] <= 2, "as seen some seconds ago"
         assert found["rowdelta_written_files_total", "lake.shop.orders", "data"] == 2
         assert found["rowdelta_written_bytes_total", "lake.shop.orders", "data"] > 500
         assert found["rowdelta_memory_peak_bytes", "jvm"] > 1e6
