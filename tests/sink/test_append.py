@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import ConfigError, DataError, FencedError, TemporaryError
-from tests.services.kafka import Kafka, running_kafka
 from tests.sink.harness import Fault, Job, before_commit, crashing
 from tests.sink.test_kafka import ORDERS, KafkaJob, event, insert, order
+from tests.stack.kafka import Kafka, running_kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -12,8 +12,8 @@ from sink.errors import RowdeltaError, summary
 from sink.redaction import masked, redacted, spark_pattern
 from sink.spark import session
 from sink.targets.iceberg.catalog import IcebergCatalogs
-from tests.services.process import free_ports
 from tests.sink.test_config import KAFKA, refusal
+from tests.stack.process import free_ports
 
 URLS = {
     "https://ada:hunter2@catalog:8181/v1?warehouse=lake": "https://****@catalog:8181/v1?warehouse=lake",

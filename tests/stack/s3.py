@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from tests.services.process import Process, free_ports
+from tests.stack.process import Process, free_ports
 
 
 class S3:

@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.services.jars import HERE, jars
-from tests.services.process import Process, free_ports, java
+from tests.stack.jars import HERE, jars
+from tests.stack.process import Process, free_ports, java
 
 
 class RestCatalog:

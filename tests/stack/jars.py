@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyspark
 
-from tests.services.process import java_command
+from tests.stack.process import java_command
 
 HERE = Path(__file__).parent
 

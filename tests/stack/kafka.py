@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from testcontainers.core.container import DockerContainer
 
-from tests.services.jars import HERE, jars
-from tests.services.process import (
+from tests.stack.jars import HERE, jars
+from tests.stack.process import (
     LOG_TAIL_CHARACTERS,
     START_SECONDS,
     STOP_SECONDS,
