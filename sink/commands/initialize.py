@@ -12,12 +12,13 @@ from changelog.schema_registry import PREFIX as REGISTRY_PREFIX
 from sink import config
 from sink.commands import discovery, proposal
 from sink.commands.discovery import Found, LeftOut
+from sink.config.references import REFERENCE, resolve
 from sink.errors import ConfigError
+from sink.redaction import remember
 from sink.sources import kafka_client
 from sink.sources.kafka_client import JAAS, Broker
 
 _USER = tuple(f"{kafka_client.PREFIX}sasl.{name}" for name in ("username", "password"))
-_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 
 def from_kafka(
@@ -49,7 +50,8 @@ def from_kafka(
     given = _pairs(options)
     if registry is not None:
         given[f"{REGISTRY_PREFIX}url"] = registry
-    clear = {name: _resolved(name, value) for name, value in given.items()}
+    clear = {name: _resolved(name, value, output.resolve().parent) for name, value in given.items()}
+    remember(clear)
     written = {name: proposal.hidden(name, value, _variable(name)) for name, value in given.items()}
     secrets = {_variable(name): clear[name] for name in given if written[name] != given[name]}
     client, in_file = _for_java(clear), _for_java(written)
@@ -161,19 +163,16 @@ def _of_registry(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name.startswith(REGISTRY_PREFIX)}
 
 
-def _resolved(name: str, value: str) -> str:
-    """Replace `${NAME}` in an option's value, as in a configuration file.
+def _resolved(name: str, value: str, folder: Path) -> str:
+    """Put values in place of references in an option's value, as in a configuration file.
 
-    :raises ConfigError: there is no such variable.
+    :param folder: of the configuration file.
+    :raises ConfigError: there is no such variable or file.
     """
-
-    def replaced(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
-            raise ConfigError(f"--option {name} uses ${{{match[1]}}}, and the environment has no {match[1]}. Set it.")
-        return found
-
-    return _REFERENCE.sub(replaced, value)
+    try:
+        return REFERENCE.sub(lambda reference: resolve(reference, folder), value)
+    except ValueError as error:
+        raise ConfigError(f"--option {name} {error}") from None
 
 
 def _variable(name: str) -> str:
