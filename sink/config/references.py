@@ -20,9 +20,7 @@ def resolve(reference: re.Match[str], folder: Path) -> str:
     name = reference["name"]
     value = os.environ.get(name, reference["default"])
     if value is None:
-        raise ValueError(
-            f"uses ${{{name}}}, and the environment has no {name}. Set it, or write ${{{name}:-default}}."
-        )
+        raise ValueError(f"uses ${{{name}}}, and the environment has no {name}. Set it, or write ${{{name}:-default}}.")
     return value
 
 

@@ -165,7 +165,12 @@ def test_known_secrets_are_masked_wherever_they_stand(name: str, value: str, sec
 @pytest.mark.usefixtures("nothing_known")
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("token", "short"), ("s3.access-key-id", "rowdelta"), ("fs.s3a.access.key", "rowdelta"), ("uri", "http://rowdelta")],
+    [
+        ("token", "short"),
+        ("s3.access-key-id", "rowdelta"),
+        ("fs.s3a.access.key", "rowdelta"),
+        ("uri", "http://rowdelta"),
+    ],
 )
 def test_words_that_may_stand_anywhere_are_not_masked(name: str, value: str) -> None:
     redaction.remember({name: value})
