@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 60
+START_SECONDS = 120
 STOP_SECONDS = 5
 LOG_TAIL_CHARACTERS = 4000
 
@@ -69,6 +69,8 @@ class Process:
     :param user: the operating system's user as whom it runs; None for that of this process.
     :param environment: variables in addition to those of this process.
     :param stop_signal: what asks the server to end.
+    :param start_seconds: how long it may take until it serves.
+    :param stop_seconds: how long it may take to end before it is killed.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Process:
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
+        start_seconds: float = START_SECONDS,
+        stop_seconds: float = STOP_SECONDS,
     ) -> None:
         self._command = command
         self._log = log
@@ -87,6 +91,8 @@ class Process:
         self._user = user
         self._environment = {**os.environ, **(environment or {})}
         self._stop_signal = stop_signal
+        self._start_seconds = start_seconds
+        self._stop_seconds = stop_seconds
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -102,10 +108,10 @@ class Process:
                 **as_user(self._user),
             )
         self._child = child
-        answered = wait_until(lambda: child.poll() is not None or self._ready())
+        answered = wait_until(lambda: child.poll() is not None or self._ready(), self._start_seconds)
         if answered and child.poll() is None:
             return
-        outcome = f"ended with code {child.returncode}" if answered else f"did not serve within {START_SECONDS} s"
+        outcome = f"ended with code {child.returncode}" if answered else f"did not serve within {self._start_seconds} s"
         self.stop()
         tail = self._log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
         raise ServiceError(f"{self._log.stem} {outcome}\n{tail}")
@@ -118,7 +124,7 @@ class Process:
         child.send_signal(self._stop_signal)
         child.send_signal(signal.SIGCONT)  # a paused one would not hear it
         try:
-            child.wait(STOP_SECONDS)
+            child.wait(self._stop_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
         self._child = None
