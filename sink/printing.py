@@ -1,5 +1,5 @@
-"""What goes to a terminal or a log: texts of messages, tables and servers, among them those of an attacker, who may name
-a topic or a column. A text can't steer the terminal, can't look like a line of ours, and has no secret in it.
+"""What goes to a terminal or a log: texts of messages, tables and servers, perhaps of an attacker, who may name a topic
+or a column. A text can't steer the terminal, can't look like a line of ours, and has no secret in it.
 """
 
 import logging

@@ -47,8 +47,8 @@ def masked(text: str) -> str:
 
 
 class _Known:
-    """The secrets of the configurations that this process has read. A driver, a registry or Kafka's client may quote them
-    in any message, without a name beside them.
+    """The secrets of the configurations that this process has read. A driver, a registry or Kafka's client may quote
+    them in any message, without a name beside them.
     """
 
     def __init__(self) -> None:

@@ -18,6 +18,11 @@ from sink.redaction import remember
 from sink.sources import kafka_client
 from sink.sources.kafka_client import JAAS, Broker
 
+_PEM = {
+    f"{kafka_client.PREFIX}ssl.certificate.location": f"{kafka_client.PREFIX}ssl.keystore.certificate.chain",
+    f"{kafka_client.PREFIX}ssl.key.location": f"{kafka_client.PREFIX}ssl.keystore.key",
+}
+"""librdkafka's option with a file -> Java's with the file's content."""
 _USER = tuple(f"{kafka_client.PREFIX}sasl.{name}" for name in ("username", "password"))
 
 
@@ -54,7 +59,9 @@ def from_kafka(
     remember(clear)
     written = {name: proposal.hidden(name, value, _variable(name)) for name, value in given.items()}
     secrets = {_variable(name): clear[name] for name in given if written[name] != given[name]}
-    client, in_file = _for_java(clear), _for_java(written)
+    in_file = _for_java(written)
+    client = _for_java(clear)
+    client |= {n: _resolved(n, client[n], output.resolve().parent) for n in _PEM.values() if n in client}
     remark = ""
     if re.search(r'["\\]', "".join(clear.get(name, "") for name in _USER)):
         # escapes are needed, and `${VARIABLE}` inside of the login line gets none
@@ -190,6 +197,14 @@ def _for_java(options: Mapping[str, str]) -> dict[str, str]:
     if username is not None and password is not None:
         mechanism = found.setdefault(f"{prefix}sasl.mechanism", found.pop(f"{prefix}sasl.mechanisms", "PLAIN"))
         found[f"{prefix}{JAAS}"] = kafka_client.jaas(mechanism, username, password)
+    oauth = {n: found.pop(n) for n in list(found) if re.search(r"\.sasl\.oauthbearer\.(method|client\.|scope$)", n)}
+    if oauth:
+        found[f"{prefix}{JAAS}"] = kafka_client.oauth_jaas({n.removeprefix(prefix): v for n, v in oauth.items()})
+        found.setdefault(f"{prefix}sasl.login.callback.handler.class", kafka_client.OAUTH_HANDLER)
+    for file, content in _PEM.items():
+        if file in found:
+            found[f"{prefix}ssl.keystore.type"] = "PEM"
+            found[content] = f"${{file:{Path(found.pop(file)).expanduser().resolve()}}}"
     certificates = found.pop(f"{prefix}ssl.ca.location", None)
     if certificates is not None:
         found[f"{prefix}ssl.truststore.type"] = "PEM"

@@ -1,4 +1,4 @@
-"""References in the configuration: `${NAME}`, `${NAME:-default}` and `${file:PATH}` stand for what isn't in the file."""
+"""`${NAME}`, `${NAME:-default}` and `${file:PATH}` in the configuration stand for what isn't in the file."""
 
 import os
 import re

@@ -22,8 +22,8 @@ Values = Mapping[str, str | None]
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
-"""What Spark escapes in the names of partition folders (`ExternalCatalogUtils.escapePathName`), and NUL, which no file's
-name can have."""
+"""What Spark escapes in the names of partition folders (`ExternalCatalogUtils.escapePathName`), and NUL, which no
+file's name can have."""
 _SAFE_IN_PATHS = "/_-!.~'()*,;:$&+=@"
 """ASCII punctuation that `java.net.URI` leaves as it is in a path."""
 
