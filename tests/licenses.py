@@ -10,12 +10,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "licenses.md"
 _INTRODUCTION = """\
 # Licenses
 
-rowdelta itself is under the Apache License 2.0. `make licenses` makes this list from the metadata of the Python packages
-that `pip install` brings with it. A test checks that each license is one of those that let you use, change and pass on
-the package, in a product too.
-
-The Java packages that Spark downloads (Iceberg's runtime, Delta Lake, Spark's Kafka connector, and what belongs to them)
-are under the Apache License 2.0, or the MIT and BSD licenses.
+rowdelta itself is under the Apache License 2.0. `make licenses` makes this list from the metadata of the Python
+packages that `pip install` brings with it. A test checks that each license is one of those that let you use, change and
+pass on the package, in a product too. The Java packages that Spark downloads aren't in the list: `rowdelta packages`
+names them.
 
 | package | license |
 |---|---|

@@ -1,4 +1,4 @@
-"""Users, tokens and certificates: `init` logs in with librdkafka, and what it writes is right for Spark's Java client."""
+"""Users, tokens and certificates: `init` logs in with librdkafka, and what it writes is right for Java's client."""
 
 import re
 from collections.abc import Iterator, Mapping
