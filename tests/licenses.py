@@ -59,13 +59,13 @@ def installed(name: str = "rowdelta") -> dict[str, Distribution]:
 
 def license_of(package: Distribution) -> str:
     """An SPDX expression, or what the package says."""
-    stated = package.metadata.get("License-Expression")
+    stated = package.metadata.get_all("License-Expression")
     if stated:
-        return str(stated)
+        return str(stated[0])
     classifiers = [
         c.split(" :: ")[-1] for c in package.metadata.get_all("Classifier", []) if c.startswith("License :: OSI")
     ]
-    text = " ".join(str(package.metadata.get("License") or "").split())
+    text = " ".join(" ".join(package.metadata.get_all("License", [])).split())
     candidates = [*([text] if 0 < len(text) < 60 else []), *classifiers]
     for candidate in candidates:
         for pattern, name in _SPELLINGS.items():

@@ -2,6 +2,12 @@
 
 from pathlib import Path
 
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
 from tests.stack.jars import HERE, jars
 from tests.stack.kafka import LocalKafka
 from tests.stack.process import Process, free_ports, java
@@ -56,12 +62,6 @@ class SecuredKafka(LocalKafka):
 
     def add_user(self) -> None:
         """The user of PLAIN for SCRAM too."""
-        from confluent_kafka.admin import (
-            ScramCredentialInfo,
-            ScramMechanism,
-            UserScramCredentialUpsertion,
-        )
-
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         added = UserScramCredentialUpsertion(USER, info, PASSWORD.encode())
         admin = self._admin()  # without a name it would be gone before it answers
