@@ -214,17 +214,17 @@ def test_an_array_of_many_items() -> None:
 
 
 def test_a_small_file_of_very_many_rows() -> None:
-    """50 million equal rows in a few kilobytes are read by and by."""
+    """50 million equal rows, of 6 GB, in 1.2 MB are read by and by."""
     rows, groups = 1_000_000, 50
     ones = pa.repeat(pa.scalar(1, pa.int64()), rows)
     table = pa.table({"row_kind": pa.repeat("+I", rows), "id": ones, "v": pa.repeat("x" * 100, rows), "seq": ones})
     table = table.set_column(0, "row_kind", table.column(0).dictionary_encode())
     table = table.set_column(2, "v", table.column(2).dictionary_encode())
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, table.schema) as writer:
+    with pq.ParquetWriter(sink, table.schema, store_schema=False) as writer:
         for _ in range(groups):
             writer.write_table(table, row_group_size=rows)
-    assert len(sink.getvalue()) < 1_000_000
+    assert len(sink.getvalue()) < 2_000_000
     order = (("seq", T.LongType()),)
     decoder = PlainRows(spec({"id": "bigint", "v": "string"}, order_by=order, source_order=False), batch_rows=8192)
     before, most, seen = pa.total_allocated_bytes(), 0, 0
