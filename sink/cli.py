@@ -4,6 +4,7 @@ import argparse
 import logging
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sink import logs
 from sink.errors import ConfigError, DataError, RowdeltaError
+from sink.printing import one_line, printable
 
 # The functions that use other modules import them. These imports take a second, and until this module's imports are
 # done, nobody handles signals.
@@ -95,6 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except interrupts.InterruptedBySignalError as interrupted:
         _report(interrupted)
         return interrupted.exit_code
+    except Exception:
+        if logs.is_json():
+            log.exception("an unexpected error; please report it")
+        else:
+            print(printable(traceback.format_exc()), file=sys.stderr)
+        return RowdeltaError.exit_code
 
 
 def _report(error: BaseException) -> None:
@@ -102,7 +110,7 @@ def _report(error: BaseException) -> None:
     if logs.is_json():
         log.error("%s", error)
     else:
-        print(f"rowdelta: {error}", file=sys.stderr)
+        print(f"rowdelta: {printable(str(error))}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -359,11 +367,11 @@ def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Con
     try:
         lines.extend(look(None, config.load(args.config)))  # which keeps what came before an error
     except RowdeltaError:
-        print(*lines, sep="\n", end="\n" if lines else "")
+        print(*map(printable, lines), sep="\n", end="\n" if lines else "")
         raise
     except Exception:  # noqa: BLE001 - mostly `NeedsSparkError`; whatever else it is, the look with Spark decides
         return _inspect(args, look, short=True)
-    print(*lines, sep="\n")
+    print(*map(printable, lines), sep="\n")
     return 0
 
 
@@ -378,7 +386,7 @@ def _init(args: argparse.Namespace) -> int:
             args.bootstrap_servers, output, args.registry, args.topics, args.option, args.key
         )
     for line in proposal.told(results):
-        print(line)
+        print(printable(line))
     print(f"wrote {output}. Read its comments, then: rowdelta check {output}")
     return 0
 
@@ -399,7 +407,7 @@ def _show(args: argparse.Namespace) -> int:
 
         when = time_travel.When(args.as_of, args.version, args.at_position)
         found = time_travel.show(spark, config, time_travel.target(config, args.table), when, args.key, args.limit)
-        print(found.heading, file=sys.stderr)
+        print(printable(found.heading), file=sys.stderr)
         if args.json:
             yield from found.rows
         elif found.cells:
@@ -494,8 +502,9 @@ def _selection(args: argparse.Namespace) -> "Selection":
 
 def _as_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines with aligned columns. The last column isn't padded."""
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns) - 1)]
-    for row in [columns, *rows]:
+    shown = [[one_line(cell) for cell in row] for row in [columns, *rows]]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(columns) - 1)]
+    for row in shown:
         yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
 
 
@@ -515,7 +524,7 @@ def _inspect(
     spark = session.start(config, short=short)
     with session.stopping(spark):
         for line in look(spark, config):
-            print(line)
+            print(printable(line))
     return 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sink.printing import PrintedRecords
 from sink.redaction import masked
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -44,7 +45,7 @@ def note_snapshot(snapshot: int | None) -> None:
 def start() -> None:
     """Log to stderr, in text. Before the configuration is read, nobody knows better."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_is_of_interest)
+    handler.addFilter(PrintedRecords())
     # other loggers may only print warnings
     logging.basicConfig(level=logging.WARNING, format=_TEXT, handlers=[handler])
     logging.getLogger("rowdelta").setLevel(logging.INFO)
@@ -56,6 +57,7 @@ def use_json(sink: str) -> None:
     :param sink: its id, which is in each line.
     """
     for handler in logging.getLogger().handlers:
+        handler.filters = [_is_of_interest]  # JSON escapes by itself what a terminal must not get
         handler.setFormatter(JsonLines(sink))
 
 
@@ -91,9 +93,5 @@ class JsonLines(logging.Formatter):
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:
-    """Filters out what py4j logs, by its own logger and by the root logger.
-
-    py4j logs calls that fail because the JVM ends, and our own exceptions that pass through it, with tracebacks. The
-    command reports these errors itself.
-    """
+    """Not what py4j logs (see `PrintedRecords`)."""
     return Path(record.pathname).parent.name != "py4j"
