@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.services.process import free_ports, wait_until
+from tests.stack.process import free_ports, wait_until
 
 pytestmark = pytest.mark.spark
 
