@@ -14,6 +14,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+_JSON = {
+    "ignoreNullFields": "false",
+    # by default milliseconds
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _FLAGS = 60
 """How many of them are packed into one bigint."""
 
@@ -31,7 +37,7 @@ def comparable(column: Column, dtype: T.DataType) -> tuple[Column, T.DataType]:
     if isinstance(dtype, T.MapType):
         column, dtype = F.array_sort(F.map_entries(column)), T.ArrayType(T.StringType())
     if isinstance(dtype, T.ArrayType | T.StructType):
-        text = F.to_json(F.struct(column.alias("v")), {"ignoreNullFields": "false"})
+        text = F.to_json(F.struct(column.alias("v")), _JSON)
         return F.when(column.isNotNull(), text), T.StringType()
     return column, dtype
 

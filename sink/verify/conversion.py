@@ -100,7 +100,7 @@ def conversion(selected: Selected, dtype: T.DataType) -> Conversion | None:
     if kind is Kind.SPARK:
         if selected.dtype == dtype:
             return Conversion(dtype, lambda column: column)
-        return Conversion(dtype, _cast(dtype), may_misfit=True)
+        return Conversion(dtype, _exact_cast(selected.dtype, dtype), may_misfit=True)
     if kind is Kind.ARRAY:
         return _array(selected, dtype)
     if isinstance(dtype, T.StringType):
@@ -239,6 +239,14 @@ def _array(selected: Selected, dtype: T.DataType) -> Conversion | None:
 def _cast(dtype: T.DataType) -> Function:
     """A cast that makes null of what doesn't fit."""
     return lambda column: try_cast(column, dtype)
+
+
+def _exact_cast(own: T.DataType | None, dtype: T.DataType) -> Function:
+    """Likewise, of what would be rounded."""
+    cast = _cast(dtype)
+    if own is None or not isinstance(own, T.NumericType) or isinstance(dtype, T.StringType):
+        return cast
+    return lambda column: F.when(cast(column).cast(own) == column, cast(column))
 
 
 def _date(column: Column) -> Column:
