@@ -38,7 +38,7 @@ def comparable(column: Column, dtype: T.DataType) -> tuple[Column, T.DataType]:
         column, dtype = F.array_sort(F.map_entries(column)), T.ArrayType(T.StringType())
     if isinstance(dtype, T.ArrayType | T.StructType):
         text = F.to_json(F.struct(column.alias("v")), _JSON)
-        return F.when(column.isNotNull(), text), T.StringType()
+        return F.when(column.isNotNull(), F.regexp_replace(text, r"^\{\"v\":|\}$", "")), T.StringType()
     return column, dtype
 
 
