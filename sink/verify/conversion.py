@@ -271,7 +271,8 @@ def _numeric(column: Column) -> Column:
 
 def _signed(column: Column) -> Column:
     wide = column.cast("decimal(20,0)")
-    return F.when(wide >= F.lit(2**63), wide - F.lit(2**64)).otherwise(wide).cast("bigint")
+    limit, modulus = (F.lit(str(number)).cast("decimal(20,0)") for number in (2**63, 2**64))
+    return F.when(wide >= limit, wide - modulus).otherwise(wide).cast("bigint")
 
 
 def _microseconds_of_day(column: Column) -> Column:

@@ -141,8 +141,6 @@ class Database(ABC):
     driver: ClassVar[str]
     package: ClassVar[str]
     """Maven coordinates of the driver."""
-    begin: ClassVar[str]
-    """The statement that begins a reading."""
 
     def __init__(self, spark: SparkSession, section: VerifySection, table: str) -> None:
         self.name = f"{table} of {masked(str(section.url))}"

@@ -14,7 +14,9 @@ SELECT column_name, data_type, column_type, numeric_scale, datetime_precision
 FROM information_schema.columns WHERE table_schema = ? AND table_name = ? ORDER BY ordinal_position
 """
 _DUMPS = "SELECT state FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
-_TEXTS = frozenset(["char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set"])
+_PADDED = frozenset(["char", "enum", "set"])
+"""Spark adds blanks to texts of a fixed length, which the drivers say these have."""
+_TEXTS = frozenset(["varchar", "tinytext", "text", "mediumtext", "longtext"])
 _BYTES = frozenset(["binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"])
 _INTEGERS = frozenset(["tinyint", "smallint", "mediumint", "int", "bigint", "year"])
 
@@ -22,7 +24,6 @@ _INTEGERS = frozenset(["tinyint", "smallint", "mediumint", "int", "bigint", "yea
 class MySQL(Database):
     driver = "org.mariadb.jdbc.Driver"
     package = "org.mariadb.jdbc:mariadb-java-client:3.5.3"
-    begin = _BEGIN
 
     @contextmanager
     def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[Reading]:
@@ -95,6 +96,8 @@ def _selected(column: str, data_type: str, column_type: str, scale: str | None, 
     if data_type in ("float", "double"):
         # as a text, a float would have 6 digits
         return Selected(f"({column} + 0e0)", Kind.FLOAT if data_type == "float" else Kind.DOUBLE)
+    if data_type in _PADDED:
+        return Selected(f"CAST({column} AS CHAR)", Kind.TEXT, key_text=".*")
     if data_type in _TEXTS:
         return Selected(column, Kind.TEXT, key_text=".*")
     if data_type in _BYTES:

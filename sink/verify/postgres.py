@@ -42,7 +42,6 @@ _BY_OUTPUT = frozenset(["bpchar", "inet", "cidr"])
 class Postgres(Database):
     driver = "org.postgresql.Driver"
     package = "org.postgresql:postgresql:42.7.7"
-    begin = _REPEATABLE
     _lsn = "0/0"
 
     @contextmanager

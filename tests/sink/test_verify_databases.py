@@ -2,6 +2,7 @@
 
 import base64
 import json
+import signal
 import tempfile
 import threading
 import time
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
+import yaml
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
@@ -19,10 +22,11 @@ from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.run.pipeline import Pipeline
 from tests.changelog.messages import sample
+from tests.sink.test_submit import LOCAL, command, complaints, running
 from tests.stack.kafka import Kafka, running_kafka
 from tests.stack.mariadb import MariaDB, running_mariadb
 from tests.stack.postgres import Postgres, running_postgres
-from tests.stack.process import free_ports
+from tests.stack.process import free_ports, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -77,24 +81,17 @@ class Shop:
         kafka.create_topic(self.topic)
 
     def config(self) -> Config:
-        return Config.model_validate(
-            {
-                "sink": {"id": "shop", "checkpoint": str(self._folder / "state")},
-                "source": {
-                    "type": "kafka",
-                    "options": {"kafka.bootstrap.servers": self._servers},
-                    **self.source,
-                },
-                "catalogs": {
-                    "lake": {
-                        "type": "hadoop",
-                        "warehouse": str(self.spark.conf.get("spark.sql.catalog.lake.warehouse")),
-                    }
-                },
-                "tables": [{"source": self.topic, "target": self.target, **self.table}],
-                "verify": self.verify,
-            }
-        )
+        return Config.model_validate(self.values())
+
+    def values(self) -> dict[str, Any]:
+        warehouse = str(self.spark.conf.get("spark.sql.catalog.lake.warehouse"))
+        return {
+            "sink": {"id": "shop", "checkpoint": str(self._folder / "state")},
+            "source": {"type": "kafka", "options": {"kafka.bootstrap.servers": self._servers}, **self.source},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": warehouse}},
+            "tables": [{"source": self.topic, "target": self.target, **self.table}],
+            "verify": self.verify,
+        }
 
     def send(self, messages: Sequence[tuple[Any, Any]]) -> None:
         for key, value in messages:
@@ -235,7 +232,7 @@ MARIADB_COLUMNS = {
     "g": "point",
 }
 MARIADB_ROW: dict[str, tuple[str, str, Any, str]] = {
-    "ti": ("tinyint", "-128", -128, "-127"),
+    "ti": ("int", "-128", -128, "-127"),
     "t1": ("boolean", "1", True, "0"),
     "ui": ("bigint", "4294967295", 4294967295, "4294967294"),
     "bu": ("bigint", "18446744073709551615", -1, "18446744073709551614"),
@@ -431,3 +428,35 @@ def test_a_database_that_cannot_be_read_is_named_without_its_password(
             shop.verified()
         assert "planted" not in str(raised.value)
         assert postgres.password not in str(raised.value)
+
+
+def test_ctrl_c_ends_the_transaction_and_the_jvm(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, postgres: Postgres
+) -> None:
+    shop = Shop(spark, tmp_path, kafka, postgres)
+    orders(shop, postgres, "locked", 10)
+    shop.run()
+    config = tmp_path / "sink.yaml"
+    config.write_text(yaml.safe_dump({**shop.values(), "spark": LOCAL}))
+    of_verify = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'PostgreSQL JDBC Driver'"
+    with psycopg.connect(postgres.url) as lock, psycopg.connect(postgres.url, autocommit=True) as observer:
+
+        def sessions(condition: str) -> int:
+            found = observer.execute(f"{of_verify} AND {condition}".encode()).fetchone()
+            assert found is not None
+            return int(found[0])
+
+        assert wait_until(lambda: sessions("true") == 0, 60)
+        lock.execute("LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
+        with running(command("verify", config), tmp_path / "log") as job:
+            assert wait_until(lambda: sessions("wait_event_type = 'Lock'") == 1, 120), job.log
+            assert sessions("state = 'idle in transaction'") == 1, "the snapshot that is being read"
+            job.signal(signal.SIGINT, group=True)
+            assert job.wait() == 130, job.log
+            assert "rowdelta: interrupted by SIGINT" in job.log
+            assert not complaints(job.log), job.log
+            assert postgres.password not in job.log
+            assert wait_until(lambda: not job.descendants(), 15), job.descendants()
+        assert wait_until(lambda: sessions("state = 'idle in transaction'") == 0, 30)
+        lock.rollback()  # a session that waits for a lock sees only then that its client is gone
+        assert wait_until(lambda: sessions("true") == 0, 30)
