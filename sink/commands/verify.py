@@ -153,12 +153,19 @@ def _source(spark: SparkSession, config: Config, resolved: ResolvedTable, sectio
         return SparkTable(spark, _expanded(config, resolved, section.spark_table))
     if section.url is None:
         raise ConfigError(f"{resolved.path}: verify has neither url nor spark_table. {_WAY_OUT}")
-    name = section.table
-    if name is None or (_REFERENCE.search(name) and not resolved.from_pattern):
-        # Debezium's topics are <prefix>.<schema or database>.<table>
-        source = resolved.section.source.rpartition("/")[2]
-        name = source.partition(".")[2] if source.count(".") > 1 else source
-    return _database(section.url)(spark, section, _expanded(config, resolved, name))
+    return _database(section.url)(spark, section, database_table(config, resolved, section.table))
+
+
+def database_table(config: Config, resolved: ResolvedTable, configured: str | None) -> str:
+    """The database's table.
+
+    :param configured: `verify.table`.
+    """
+    if configured is not None and (resolved.from_pattern or not _REFERENCE.search(configured)):
+        return _expanded(config, resolved, configured)
+    # Debezium's topics are <prefix>.<schema or database>.<table>
+    source = resolved.section.source.rpartition("/")[2]
+    return source.partition(".")[2] if source.count(".") > 1 else source
 
 
 def _database(url: str) -> type[Postgres] | type[MySQL]:

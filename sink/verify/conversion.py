@@ -123,7 +123,7 @@ def conversion(selected: Selected, dtype: T.DataType) -> Conversion | None:
         return _day_or_time(selected, dtype)
     if kind is Kind.TIME and isinstance(dtype, T.IntegralType):
         unit = 1 if isinstance(dtype, T.LongType) else 1000
-        return Conversion(dtype, lambda column: F.floor(column / unit).cast(dtype))
+        return Conversion(dtype, lambda column: _div(column, unit).cast(dtype))
     if kind is Kind.INTERVAL and isinstance(dtype, T.LongType):
         return Conversion(dtype, _microseconds_of_interval)
     if kind in (Kind.JSON, Kind.PAIRS) and isinstance(dtype, T.MapType | T.StructType | T.ArrayType):
@@ -193,7 +193,7 @@ def _day_or_time(selected: Selected, dtype: T.DataType) -> Conversion | None:
         if is_date:
             return Conversion(dtype, _date)
         return Conversion(
-            dtype, lambda column: F.when(F.pmod(column, F.lit(_DAY)) == 0, _date(column / _DAY)), may_misfit=True
+            dtype, lambda column: F.when(F.pmod(column, F.lit(_DAY)) == 0, _date(_div(column, _DAY))), may_misfit=True
         )
     if isinstance(dtype, T.TimestampType | T.TimestampNTZType):
         # the session's time zone is UTC
@@ -203,7 +203,7 @@ def _day_or_time(selected: Selected, dtype: T.DataType) -> Conversion | None:
             return Conversion(dtype, lambda column: column.cast(dtype))
         # Debezium's Timestamp, or MicroTimestamp
         unit = 1000 if selected.precision is not None and selected.precision <= 3 else 1
-        return Conversion(dtype, lambda column: F.floor(column / unit).cast(dtype))
+        return Conversion(dtype, lambda column: _div(column, unit).cast(dtype))
     return None
 
 
@@ -249,6 +249,11 @@ def _exact_cast(own: T.DataType | None, dtype: T.DataType) -> Function:
     return lambda column: F.when(cast(column).cast(own) == column, cast(column))
 
 
+def _div(column: Column, unit: int) -> Column:
+    """Without the doubles of `/`."""
+    return F.call_function("div", column.cast("bigint"), F.lit(unit).cast("bigint"))
+
+
 def _date(column: Column) -> Column:
     return F.date_from_unix_date(column.cast("int"))
 
@@ -256,12 +261,17 @@ def _date(column: Column) -> Column:
 def _bits(column: Column) -> Column:
     """Debezium's Bits: bytes, the lowest first."""
     count = F.ceil(F.length(column) / 8).cast("int")
-    padded = F.lpad(column, (count * 8).cast("int"), F.lit("0"))
+    padded = _lpad(column, count * 8)
     octets = F.transform(
         F.sequence(count, F.lit(1), F.lit(-1)),
-        lambda n: F.lpad(F.conv(F.substr(padded, (n - 1) * 8 + 1, F.lit(8)), 2, 16), F.lit(2), F.lit("0")),
+        lambda n: _lpad(F.conv(F.substr(padded, (n - 1) * 8 + 1, F.lit(8)), 2, 16), F.lit(2)),
     )
     return F.when(column.isNotNull(), F.unhex(F.array_join(octets, "")))
+
+
+def _lpad(column: Column, length: Column) -> Column:
+    # `F.lpad` of Spark 3.5 has no length that differs from row to row
+    return F.call_function("lpad", column, length.cast("int"), F.lit("0"))
 
 
 def _numeric(column: Column) -> Column:

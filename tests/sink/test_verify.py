@@ -10,15 +10,19 @@ from random import Random
 from typing import Any
 
 import pytest
+import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from sink import cli
 from sink.commands.verify import as_json, lines, verify
 from sink.errors import ConfigError, TableError
+from sink.spark import session
 from sink.spark.versions import parse_ddl
 from sink.verify.canonical import comparable, value
 from sink.verify.comparison import BUCKETS, Layout, checksums, differing, hashed, in_buckets, shown_differences
+from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job
 
 pytestmark = pytest.mark.spark
@@ -203,17 +207,29 @@ def test_a_table_against_one_that_spark_reads(spark: SparkSession, tmp_path: Pat
         list(verify(spark, job.config(), ["items"], 1, 30))
 
 
-def test_rows_of_a_table_that_only_grows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_of_a_table_that_only_grows_are_counted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a Delta table, on the command line."""
     truth = f"lake.{Path(tmp_path).name.replace('-', '_')}.truth"
-    job = Job(
+    job = DeltaJob(
         spark, tmp_path, columns={"name": "string"}, key=(), mode="append", table={"verify": {"spark_table": truth}}
     )
     spark.createDataFrame([("a",), ("a",), (None,)], "name string").writeTo(truth).create()
     job.write([("+I", {"name": name}) for name in ("a", "a", None)])
     job.run()
-    assert verified(job)[0].endswith(": EQUAL")
+    config = tmp_path / "sink.yaml"
+    config.write_text(yaml.safe_dump(job.config_values()))
+    monkeypatch.setattr(session, "start", lambda *_, **__: spark)  # and leave it running
+    monkeypatch.setattr(session, "stop", lambda _: None)
+    assert cli.main(["verify", str(config)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(": EQUAL")
     spark.sql(f"INSERT INTO {truth} VALUES (NULL), ('b')")
-    assert verified(job)[2:] == ["  name=NULL: 2 in source, 1 in table", "  name=b: missing in table"]
+    assert cli.main(["verify", str(config), "--table", "orders"]) == 1
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "  name=NULL: 2 in source, 1 in table",
+        "  name=b: missing in table",
+    ]
 
 
 def test_what_cannot_be_compared_is_said_with_the_way_out(spark: SparkSession, tmp_path: Path) -> None:
