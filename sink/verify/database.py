@@ -24,8 +24,8 @@ from sink.verify.source import Delivered, Keys, Reading
 
 _FETCH_ROWS = "5000"
 """Rows of one round trip. By default drivers hold a whole result in memory."""
-INTEGER = r"-?\d{1,18}"
-"""Fits the texts of integers that are of some integer type in each database."""
+INTEGER = r"-?\d{1,20}"
+"""Fits the texts of all integers of 64 bits. A database compares longer numbers with a column of them, too."""
 _REFUSED = ("28", "3D", "08004", "42")
 """Beginnings of SQLSTATEs that mean a wrong user, password, database or table."""
 

@@ -201,10 +201,10 @@ class Rounds:
             again = found.select(*layout.key_columns, F.lit(True).alias(_SEEN))
             left = None if changed is None else changed.withColumn(_SEEN, F.lit(False))
         else:
-            is_last = number == _ROUNDS or not self._is_live
+            counts = F.col(_SEEN) | F.lit(not self._is_live)
             seen = _joined(found, scope, layout, "inner").localCheckpoint()
-            self._tell(seen if is_last else seen.where(_SEEN))
-            again = seen.where(F.lit(not is_last) & ~F.col(_SEEN)).select(*layout.key_columns, F.lit(True).alias(_SEEN))
+            self._tell(seen.where(counts))
+            again = seen.where(~counts).select(*layout.key_columns, F.lit(True).alias(_SEEN))
             left = None if changed is None else _joined(scope, changed, layout, "left_semi")
         following = (again if left is None else again.unionByName(left)).localCheckpoint()
         return None if following.isEmpty() else following
@@ -272,8 +272,9 @@ class Rounds:
         return None if keys.isEmpty() else keys
 
     def _looked_up(self, scope: DataFrame | None) -> Keys | None:
-        """The scope as texts, if it is small."""
-        if scope is None:
+        """The scope as texts, if it is small, and its texts are those that the source has."""
+        types = [self._layout.types[n] for n in self._layout.key]
+        if scope is None or not all(isinstance(dtype, T.IntegralType | T.StringType) for dtype in types):
             return None
         texts = [canonical.shown(F.col(value(n)), self._layout.types[n]) for n in self._layout.key]
         rows = to_arrow(scope.select(F.array(*texts).alias("key")).limit(_LOOKED_UP + 1)).column("key").to_pylist()

@@ -366,8 +366,10 @@ def test_what_changes_meanwhile_is_compared_in_further_rounds(
     """One row changes all the time, others at random. A row that really differs is found among them."""
     shop = Shop(spark, tmp_path, kafka, postgres)
     orders(shop, postgres, "busy", 200)
+    largest = 2**63 - 1
+    shop.send([event("c", {"id": largest, "name": "old"})])
     shop.run()
-    postgres.execute("UPDATE busy SET name = 'lost' WHERE id = 150")  # whose message never comes
+    postgres.execute(f"INSERT INTO busy VALUES ({largest}, 'lost')")  # and no message says so
     ended = threading.Event()
 
     def traffic() -> None:
@@ -395,13 +397,13 @@ def test_what_changes_meanwhile_is_compared_in_further_rounds(
     assert found[0].endswith(": DIFFERENT in 1 key"), found
     assert "rounds" in found[1]
     assert found[2].startswith("  changed all the time: ")
-    assert found[3:] == ["  id=150: differs in name", "    name: source lost, table n150"]
+    assert found[3:] == [f"  id={largest}: differs in name", "    name: source lost, table old"]
 
-    shop.send([event("u", {"id": 150, "name": "lost"})])
+    shop.send([event("u", {"id": largest, "name": "lost"})])
     shop.run()
     quiet = shop.verified()
     assert quiet[0].endswith(": EQUAL"), quiet
-    assert quiet[1].endswith("; 200 and 200 rows, 1 round")
+    assert quiet[1].endswith("; 201 and 201 rows, 1 round")
 
 
 def test_a_database_that_cannot_be_read_is_named_without_its_password(
