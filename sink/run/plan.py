@@ -1,6 +1,7 @@
 """Opens target tables before any stream starts: creates them from the configuration, or checks them against it."""
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -21,13 +22,19 @@ from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
 from sink.run.keys import TableKey, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
-from sink.sources.source import Source
+from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import NO_FLOATS, Tables, TableState, Target
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
 
 log = logging.getLogger("rowdelta")
+
+_MOST_NEW = 1000
+"""So many columns may a micro-batch add to a table."""
+_LONGEST_NAME = 255
+_NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that a column's name can't have: those that end a line or steer a terminal, and lone surrogates."""
 
 
 @dataclass(frozen=True)
@@ -201,21 +208,27 @@ def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> d
             "Correct table and configuration, or set schema_changes: evolve, or ignore."
         )
     known = {name.lower(): name for name in names}
-    for name in sorted(observed):
-        advice = (
-            f"Name it in exclude, or give it a column of another name (columns: {{…: {{type: …, from: {name!r}}}}})."
+    new = sorted(observed.keys() - names)
+    if len(new) > _MOST_NEW:
+        raise TableError(
+            f"{target}: messages have {len(new):,} fields that are no columns, such as {new[0][:80]!r} and "
+            f"{new[-1][:80]!r}. A micro-batch may add {_MOST_NEW:,}, since such names are probably data. Set "
+            "schema_changes: ignore, or name the fields in columns or exclude."
         )
-        if name in names:
-            continue
+    for name in new:
+        shown = name if len(name) <= 80 else f"{name[:80]}…"
+        advice = (
+            f"Name it in exclude, or give it a column of another name (columns: {{…: {{type: …, from: {shown!r}}}}})."
+        )
         if name.lower() in known:
             raise TableError(
-                f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't "
+                f"{target}: messages have a field {shown!r}, and there is {known[name.lower()]!r} too: Spark can't "
                 f"tell them apart. {advice}"
             )
         if not _can_be_column(name, can):
             raise TableError(
-                f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or "
-                f"be one of {can.name}'s own. {advice}"
+                f"{target}: messages have a field {shown!r}; a column's name can't have . or ' or control characters, "
+                f"be empty or longer than {_LONGEST_NAME}, begin with {PREFIX} or be one of {can.name}'s own. {advice}"
             )
         known[name.lower()] = name
     types: dict[str, T.DataType | None] = {}
@@ -293,6 +306,8 @@ def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
 
 
 def _can_be_column(name: str, can: Capabilities) -> bool:
+    if not 0 < len(name) <= _LONGEST_NAME or _NOT_IN_NAMES.search(name):
+        return False
     return not ("." in name or "'" in name or name.startswith(PREFIX) or name in can.reserved_columns)
 
 
@@ -362,12 +377,32 @@ def _changelog(
         schema_changes=section.schema_changes,
         metadata=tuple(section.metadata),
         excluded=frozenset(section.exclude),
+        truncate_refused=truncate_refused(section, None),
         empty_is_null=frozenset(
             name
             for name in (sources if config.capabilities(section.target).empty_partition_is_null else ())
             if isinstance(types.get(name), T.StringType | T.BinaryType)
         ),
     )
+
+
+def truncate_refused(section: TableSection, position: Position | None) -> str:
+    """Why a TRUNCATE of the source can't be applied to a table: the reason of a bad record. Empty if it can.
+
+    :param position: the position that a micro-batch reaches. Kafka's has all partitions of the topic.
+    """
+    by_hand = "empty the table by hand"
+    if section.mode == "append":
+        return f"TRUNCATE: a table in mode append loses no rows; {by_hand}, if it should"
+    if section.truncate == "reject":
+        return f"TRUNCATE: truncate is reject; {by_hand}, or set truncate: apply"
+    partitions = [name for name in position or {} if name.isdigit()]
+    if len(partitions) > 1:
+        return (
+            f"TRUNCATE: {section.source} has {len(partitions)} partitions, and nothing says which messages of the "
+            f"others came before it; {by_hand}. A topic with one partition has an order"
+        )
+    return ""
 
 
 def deletes_carry_row(config: Config) -> bool:
