@@ -65,10 +65,32 @@ safe:
 exit code 3: letters of the selection are left.
 """
 
+_VERIFY = """\
+Compares tables with their sources, at one position, and changes nothing. The section verify of the configuration says
+with what a table is compared: a database, or any table that Spark reads.
+
+  verify: {url: "jdbc:postgresql://db:5432/shop", user: reader, password: "${PASSWORD}"}
+
+  rowdelta verify sink.yaml                              # all tables
+  rowdelta verify sink.yaml --table orders --limit 100   # one, and more of its differences
+  rowdelta verify sink.yaml --json                       # one JSON object a table
+
+how:
+  It reads a snapshot of the source, waits until the sink has passed it, and compares the table as it is then: by counts
+  and checksums of 16,384 ranges of keys, then key by key in the ranges that differ. Keys that change meanwhile are
+  compared in further rounds. So the sink may run, and the source may change.
+
+what it needs:
+  A user who may read the tables. In Postgres, pg_monitor (to see how far Debezium is) makes it faster and surer; in
+  MySQL and MariaDB, PROCESS. The sink must run, or have applied what the topic has.
+
+exit code 1: a table differs from its source.
+"""
+
 _EPILOG = """\
 exit codes:
   0   done, or stopped as asked
-  1   an unexpected error: please report it; of demo: table and source differ
+  1   an unexpected error: please report it; of demo and verify: table and source differ
   2   the configuration or the command line is wrong
   3   the source's data was refused (bad record, contradiction, re-read in mode changelog)
   4   the target table doesn't fit, is gone, or another run uses the same sink id
@@ -80,6 +102,7 @@ a first run:
   rowdelta demo                  # an embedded example, no server needed
   rowdelta check sink.yaml       # is the configuration right, are Kafka and the catalog there?
   rowdelta run sink.yaml
+  rowdelta verify sink.yaml      # are the tables equal to the database?
 """
 
 
@@ -154,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     warming.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
     _add_init(add)
     _add_history(add)
+    _add_verify(commands)
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
@@ -218,6 +242,30 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
         help="the newest snapshot that is not past this source position, such as '{\"0\": 42}': no message of "
         "partition 0 from offset 42 on has been applied. Partitions that aren't named may be anywhere",
     )  # fmt: skip
+
+
+def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "verify",
+        help="compare tables with their sources",
+        description=_VERIFY,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(command=_verify)
+    command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+    command.add_argument(
+        "--table",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="only this table, by its target, the end of it, or its source; may be given several times",
+    )
+    command.add_argument("--limit", type=_count, default=20, help="show at most so many keys of a table (default: 20)")
+    command.add_argument(
+        "--timeout", type=_count, default=600, metavar="SECONDS",
+        help="wait at most so long for connector and sink to get as far as the source (default: 600)",
+    )  # fmt: skip
+    command.add_argument("--json", action="store_true", help="one JSON object a table, for machines")
 
 
 class _Version(argparse.Action):
@@ -416,6 +464,21 @@ def _show(args: argparse.Namespace) -> int:
             yield "no such row" if args.key else "no rows"
 
     return _inspect(args, look, short=True)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    config = _load(args)
+    from sink.commands import verify
+    from sink.spark import session
+
+    spark = session.start(verify.with_drivers(config), short=True)
+    different = False
+    with session.stopping(spark):
+        for outcome in verify.verify(spark, config, args.table, args.limit, args.timeout):
+            different |= not outcome.is_equal
+            for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):
+                print(line, flush=True)
+    return 1 if different else 0
 
 
 def _time(text: str) -> int:

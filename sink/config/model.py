@@ -299,6 +299,59 @@ Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_ti
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
+class VerifySection(_Section):
+    """`verify:` the source with which `rowdelta verify` compares a table. A table's own values replace the global ones.
+
+    :param url: JDBC URL of the database (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
+    :param table: the database's table; in an entry that is a pattern, with `$1` for a group of its source. By default
+        what the topic's name has after its first part.
+    :param spark_table: any table that Spark reads, in place of a database.
+    :param slot: Debezium's replication slot in Postgres.
+    :param settle: how long a change takes from the connector into the topic, at most.
+    """
+
+    url: Text | None = None
+    user: Text | None = None
+    password: Text | None = None
+    table: Text | None = None
+    spark_table: Text | None = None
+    slot: Text | None = None
+    settle: Text = "5 seconds"
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"jdbc:(postgresql|mysql|mariadb):", value):
+            raise ValueError(
+                "expected jdbc:postgresql://host:5432/database, jdbc:mysql://host:3306/database or "
+                "jdbc:mariadb://host:3306/database; for anything else that Spark can read, write spark_table"
+            )
+        return value
+
+    @field_validator("settle")
+    @classmethod
+    def _settle(cls, value: str) -> str:
+        if not _INTERVAL.fullmatch(value):
+            raise ValueError(f"write an interval such as {_intervals(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.spark_table is not None:
+            for name in ("url", "user", "password", "table", "slot"):
+                if getattr(self, name) is not None:
+                    raise MisplacedError(f"{name} is of a database, and spark_table is given too. Keep one", name)
+        if self.slot is not None and self.url is not None and not self.url.startswith("jdbc:postgresql:"):
+            raise MisplacedError("only Postgres has replication slots; leave it out", "slot")
+        return self
+
+    @property
+    def settle_seconds(self) -> float:
+        match = _INTERVAL.fullmatch(self.settle)
+        assert match is not None
+        return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
 class TableSection(_Section):
     """One entry of `tables:`: a changelog and the table that mirrors it.
 
@@ -327,6 +380,7 @@ class TableSection(_Section):
     compact_every: Annotated[int, Field(ge=1)] | None = None
     properties: dict[str, Text] = Field(default_factory=dict)
     group: Annotated[str, Field(min_length=1)] | None = None
+    verify: VerifySection | None = None
 
     @field_validator("target")
     @classmethod
@@ -478,6 +532,7 @@ class Config(_Section):
     catalogs: dict[str, dict[str, Text]]
     tables: Annotated[list[TableSection], Field(min_length=1)]
     index: IndexSection | None = None
+    verify: VerifySection | None = None
     spark: dict[str, Text] = Field(default_factory=dict)
 
     @field_validator("catalogs")
@@ -711,6 +766,13 @@ class Config(_Section):
                         f"has {groups}",
                         *("tables", number, "source"),
                     )
+            if table.verify is not None and table.verify.table is not None:
+                for reference in _REFERENCE.finditer(table.verify.table):
+                    if not 1 <= int(reference[1] or reference[2]) <= groups:
+                        raise MisplacedError(
+                            f"{reference[0]} names a group that source {text!r} does not have; it has {groups}",
+                            *("tables", number, "verify", "table"),
+                        )
             for name in table.keys:
                 if not re.fullmatch(text, name):
                     raise MisplacedError(
@@ -813,6 +875,17 @@ class Config(_Section):
         """The folder of a catalog whose tables are in folders with their names. None for other catalogs."""
         properties = self.catalogs[catalog]
         return properties.get("warehouse") if _has_folders(properties) else None
+
+    def verify_of(self, table: TableSection) -> VerifySection | None:
+        """With what a table is compared: the global section, with the table's own values in place of its. None if
+        there is none.
+        """
+        if self.verify is None or table.verify is None:
+            return table.verify or self.verify
+        given, own = (section.model_dump(exclude_unset=True) for section in (self.verify, table.verify))
+        if "spark_table" in own or "url" in own:  # another source, to which nothing else of the global one belongs
+            given = {name: value for name, value in given.items() if name == "settle"}
+        return VerifySection.model_validate(given | own)
 
     def table_folder(self, target: str) -> str | None:
         """The folder of a table, as path or URI without a slash at the end. None if only the catalog knows it."""
@@ -1036,8 +1109,11 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
         "source": SourceSection,
         "tables": TableSection,
         "index": IndexSection,
+        "verify": VerifySection,
     }
     model = Config if not path else models[str(path[0])]
+    if path[-1:] == ("verify",):
+        model = VerifySection
     if path[-2:-1] == ("columns",):
         model = ColumnSection
     if path == ("sink", "http"):

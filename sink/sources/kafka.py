@@ -145,6 +145,17 @@ class KafkaSource(Topics):
             return None
         return self._frame(self._spark, [Range(topic, begin, {p: int(end[p]) for p in begin})])
 
+    def ends(self, topic: str) -> Offsets:
+        """Where the topic ends at the moment.
+
+        :raises ConfigError: there is no such topic.
+        """
+        with self._admin() as admin:
+            found = admin.offsets([topic], admin.latest())
+            if topic not in found:
+                raise admin.no_topic(topic)
+            return found[topic]
+
     def offsets_since(self, topic: str, timestamp: int | None) -> dict[int, int]:
         """Partition -> offset of the first message at or after a time. A partition without such a message is left out.
 
