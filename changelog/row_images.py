@@ -12,8 +12,8 @@ A format's module reads its messages (`read`), tells their operations (`Operatio
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any
 
@@ -36,6 +36,11 @@ Fields = Mapping[str, Leaf | Object | ListOf]
 TEXT = Leaf((pa.string(), pa.int64()))
 INTEGER = Leaf((pa.int64(), pa.string()))
 NAMES = Leaf((pa.list_(pa.string()),))
+
+MISSING_COLUMNS = "missing.columns"
+"""Name of an option: what it means if an update lacks columns. `unavailable`: it left them unchanged, and the table's
+row has their values. `null`: they are null. `reject`: the message is a bad record.
+"""
 
 TRUNCATED = "TRUNCATE: no key says which rows it removed; empty the table by hand"
 PARTITION_REMOVED = "a partition was dropped or truncated: no key says which rows that removed; remove them by hand"
@@ -100,6 +105,7 @@ class Rows:
     :param time: timestamp[us, UTC]; when the source committed.
     :param snapshot: bool; the row comes from a snapshot read of the source.
     :param unknown: as in `Changes`.
+    :param unavailable: as in `Changes`.
     """
 
     record: pa.Array
@@ -114,11 +120,14 @@ class Rows:
     time: pa.Array | None = None
     snapshot: pa.Array | None = None
     unknown: Mapping[str, WireType] = dataclass_field(default_factory=dict)
+    unavailable: Mapping[str, pa.Array] = dataclass_field(default_factory=dict)
 
     def filter(self, mask: pa.Array) -> "Rows":
         """The rows where `mask` is true. `states_null` of the result is None."""
-        parts = {name: v.filter(mask) for name, v in vars(self).items() if isinstance(v, pa.Array)}
-        return Rows(**(vars(self) | parts | {"order": [v.filter(mask) for v in self.order], "states_null": None}))
+        parts: dict[str, Any] = {name: v.filter(mask) for name, v in vars(self).items() if isinstance(v, pa.Array)}
+        parts["order"] = [values.filter(mask) for values in self.order]
+        parts["unavailable"] = {name: flags.filter(mask) for name, flags in self.unavailable.items()}
+        return Rows(**(vars(self) | parts | {"states_null": None}))
 
 
 Spelled = tuple[Wire, pa.Array | None, str]
@@ -198,21 +207,50 @@ class Images:
             yield from rejected(rows.record, absent, BadRecord.MISSING_COLUMN, reasons)
         sets = pc.and_(sets, rows.after.is_valid())
         after = {column.field: at_field(rows.after, column.field) for column in self._spec.columns}
-        yield from self._changes(rows, sets, after, rows.kind, 1)
+        yield from self._changes(rows, sets, after, rows.kind, 1, rows.unavailable)
 
         replaced = pc.and_(updates, pc.and_(rows.after.is_valid(), rows.before.is_valid()))
         if pc.any(replaced).as_py():
             before = self._replaced(rows)
             if not self._spec.trust_before:
-                key = [c.field for c in self._spec.columns if c.name in self._spec.key]
-                changed = pa.repeat(False, len(replaced))
-                for name in key:
-                    changed = pc.or_(changed, differ(before[name], after[name]))
-                replaced = pc.and_(replaced, changed)
+                replaced = pc.and_(replaced, self._key_changed(before, after))
             yield from self._changes(rows, replaced, before, int(RowKind.UPDATE_BEFORE), 0)
         deletes = pc.and_(deletes, rows.removed.is_valid())
         removed = {name: at_field(rows.removed, name) for name in self._kept}
         yield from self._changes(rows, deletes, removed, int(RowKind.DELETE), 1)
+
+    def without_partial(
+        self, rows: Rows, missing: Callable[[ColumnSpec], pa.Array], hint: str = ""
+    ) -> Generator[Rejected, None, Rows]:
+        """Reject the updates that lack columns, or note in `Rows.unavailable` which columns they lack, if the table's
+        row can complete them. Returns the other rows.
+
+        :param missing: flags the rows that lack a column.
+        :param hint: is added to the reason of rejected records.
+        """
+        updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
+        may_lack = pa.repeat(False, len(rows.op))
+        if self._spec.keeps_unavailable:
+            old, new = ({f: at_field(image, f) for f in self._spec.key_fields} for image in (rows.before, rows.after))
+            may_lack = pc.invert(self._key_changed(old, new))
+        rest, unavailable = pa.repeat(True, len(rows.op)), dict[str, pa.Array]()
+        for column in self._spec.columns:
+            refused = pc.and_(pc.and_(updates, missing(column)), rest)
+            reason = f"column {column.name} is missing{hint}"
+            if column.name not in self._spec.key and self._spec.keeps_unavailable:
+                unavailable[column.field] = pc.and_(refused, may_lack)
+                refused = pc.and_not(refused, may_lack)
+                reason = f"column {column.name} is missing, and the key changed: the value is in the old key's row"
+            yield from rejected(rows.record, refused, BadRecord.MISSING_COLUMN, reason)
+            rest = pc.and_not(rest, refused)
+        kept = {name: flags for name, flags in unavailable.items() if pc.any(flags).as_py()}
+        return replace(rows, unavailable=kept).filter(rest)
+
+    def _key_changed(self, before: Mapping[str, pa.Array], after: Mapping[str, pa.Array]) -> pa.Array:
+        changed = pa.scalar(False)
+        for name in self._spec.key_fields:
+            changed = pc.or_(changed, differ(before[name], after[name]))
+        return changed
 
     def _replaced(self, rows: Rows) -> dict[str, pa.Array]:
         """The old rows of updates, with the columns that a -U needs."""
@@ -230,13 +268,22 @@ class Images:
         return found
 
     def _changes(
-        self, rows: Rows, mask: pa.Array, image: Mapping[str, pa.Array], kind: pa.Array | int, half: int
+        self,
+        rows: Rows,
+        mask: pa.Array,
+        image: Mapping[str, pa.Array],
+        kind: pa.Array | int,
+        half: int,
+        unavailable: Mapping[str, pa.Array] | None = None,
     ) -> Iterator[Changes | Rejected]:
         fields = {}
         for column in self._spec.columns:
             if column.field not in image:
                 continue
-            wire, misfits, phrase = self._spell(column, image[column.field])
+            values = image[column.field]
+            if unavailable and column.field in unavailable:
+                values = pc.if_else(unavailable[column.field], pa.scalar(None, values.type), values)
+            wire, misfits, phrase = self._spell(column, values)
             fields[column.field] = wire
             if misfits is not None and pc.any(misfits := pc.and_(mask, misfits)).as_py():
                 reason = f"column {column.name}: {phrase}"
@@ -262,6 +309,7 @@ class Images:
             snapshot=None if rows.snapshot is None else where(rows.snapshot),
             unknown=rows.unknown,
             metadata=metadata,
+            unavailable={name: where(flags) for name, flags in (unavailable or {}).items()},
         )
 
 
