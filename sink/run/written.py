@@ -99,6 +99,8 @@ class Written:
             "duplicates": "duplicate rows removed",
         }
         found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self.keys(name)))
+        if completed := sum(result["completed"] for result in self.index):
+            found += f", {completed:,} completed from the table's rows"
         return f"; keys: {found}" if found else ""
 
     def keys(self, name: str) -> int:

@@ -25,7 +25,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, StatedKeys, failed_with, merged_keys, merged_types
 from changelog.row_kind_parquet import NotPlainError, PlainRows
-from changelog.rows import BAD, HASH, SNAPSHOT, BadRecord
+from changelog.rows import BAD, HASH, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
@@ -338,17 +338,21 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()
+
+    def reject(rejected: pa.StructArray) -> None:
+        for found in pc.value_counts(rejected.field("error_class")):
+            bad[found["values"].as_py()] += found["counts"].as_py()
+        is_failure = pc.equal(rejected.field("error_class"), BadRecord.DECODER_FAILED)
+        undecoded.update(map(failed_with, rejected.field("reason").filter(is_failure).to_pylist()))
+        samples.extend(_sample(row) for row in rejected.slice(0, _SAMPLES - len(samples)).to_pylist())
+        if dead:
+            dead.write(rejected)
+
     try:
         for batch in batches:
             good, rejected = _split(batch)
             if rejected is not None:
-                for found in pc.value_counts(rejected.field("error_class")):
-                    bad[found["values"].as_py()] += found["counts"].as_py()
-                is_failure = pc.equal(rejected.field("error_class"), BadRecord.DECODER_FAILED)
-                undecoded.update(map(failed_with, rejected.field("reason").filter(is_failure).to_pylist()))
-                samples += [_sample(row) for row in rejected.slice(0, _SAMPLES - len(samples)).to_pylist()]
-                if dead:
-                    dead.write(rejected)
+                reject(rejected)
             if SNAPSHOT in good.schema.names:
                 if plan.source_partition is not None:
                     partitions, is_snapshot = good.column(plan.source_partition), good.column(SNAPSHOT)
@@ -358,6 +362,8 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
             if good.num_rows:
                 writer.write(good)
         result = writer.close()
+        for letters in result.completed.letters:
+            reject(letters)
         dead_files = dead.close() if dead else []
         index_part = _index_part(plan, index, result) if plan.index and index and result.index else None
     except BaseException:
@@ -578,18 +584,20 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
         "old_rows": rows,
         "new_vectors": dict(file.vector for file in result.files if file.vector is not None),
         "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
+        "completed": result.completed.rows,
+        "completed_from": found.completed_from,
     }
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
     return summary, paths if file is None else [*paths, file]
 
 
 def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None]:
-    """The rows to apply, and the bad records (None if there are none)."""
-    bad = batch.column(BAD)
-    good = batch.drop_columns([BAD])
-    if bad.null_count == len(bad):
+    """The rows to apply, and the bad records (None if there are none). Only partial rows keep their records."""
+    bad = is_bad(batch)
+    good = batch if UNAVAILABLE in batch.schema.names else batch.drop_columns([BAD])
+    if bad is None:
         return good, None
-    return good.filter(bad.is_null()), bad.drop_null()
+    return good.filter(pc.invert(bad)), batch.column(BAD).filter(bad)
 
 
 def _sample(row: dict[str, Any]) -> str:
