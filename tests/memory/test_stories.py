@@ -14,9 +14,12 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark import SparkContext
 
+from deltawriters import DeltaWriter
+from deltawriters.resolve import NOWHERE
 from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
@@ -162,9 +165,35 @@ def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableSink, "_is_altered", lambda self: False)
 
 
+def _trust_what_completed_partial_rows(patch: pytest.MonkeyPatch) -> None:
+    original = KeyIndex.amend
+
+    def amend(self: KeyIndex, operation: str, slice_: Any, tasks: int, results: Any) -> IndexCommit | None:
+        return original(self, operation, slice_, tasks, [result | {"completed_from": []} for result in results])
+
+    patch.setattr(KeyIndex, "amend", amend)
+
+
+def _keep_dead_letters_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TableSink, "_has_kept_letters", lambda self: False)
+
+
+def _build_on_what_was_deleted(patch: pytest.MonkeyPatch) -> None:
+    original = DeltaWriter._standing
+
+    def standing(self: DeltaWriter) -> Any:
+        found = original(self)
+        return replace(found, base=np.full(len(found.base), NOWHERE))
+
+    patch.setattr(DeltaWriter, "_standing", standing)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
+        _trust_what_completed_partial_rows,
+        _keep_dead_letters_again,
+        _build_on_what_was_deleted,
         _look_up_nothing_again,
         _keep_what_was_found_in_touched_files,
         _send_again_without_a_look,
