@@ -36,13 +36,13 @@ from changelog.row_images import (
     TEXT,
     TRUNCATED,
     Images,
+    Lacks,
     Operations,
     Rows,
     Spelled,
     at_field,
     each,
     is_binary,
-    lacks,
     rejected,
     text,
     timestamps,
@@ -113,10 +113,8 @@ class DmsJson:
             unknown=found.unknown,
         )
         if self._seeks:
-            values = records.column("value").take(rows.record)
-            rows = yield from self._images.without_partial(
-                rows, lambda column: lacks(values, "data", rows.after, column.field)
-            )
+            lacks = Lacks(records.column("value").take(rows.record), "data", rows.after)
+            rows = yield from self._images.without_partial(rows, lambda column: lacks(column.field))
         yield from self._images.changes(rows)
 
 

@@ -32,12 +32,12 @@ from changelog.row_images import (
     TRUNCATED,
     Fields,
     Images,
+    Lacks,
     Operations,
     Rows,
     at_field,
     bytes_type,
     each,
-    lacks,
     spell_plain,
     stated_keys,
     text,
@@ -104,11 +104,11 @@ class OggJson:
             unknown={name: t for name, t in found.unknown.items() if not name.endswith(_IS_MISSING)},
         )
         if self._seeks:
-            values = records.column("value").take(rows.record)
+            lacks = Lacks(records.column("value").take(rows.record), "after", rows.after)
 
             def missing(column: ColumnSpec) -> pa.Array:
                 flag = at_field(rows.after, column.field + _IS_MISSING)
-                return pc.or_(lacks(values, "after", rows.after, column.field), _is_true(flag))
+                return pc.or_(lacks(column.field), _is_true(flag))
 
             rows = yield from self._images.without_partial(rows, missing, ": is the update compressed?")
         yield from self._images.changes(rows)

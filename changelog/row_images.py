@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -420,22 +421,48 @@ def says_null(values: pa.Array, name: str) -> pa.Array:
     return pc.match_substring_regex(values, rf'(?:{quoted}|\\u[0-9A-Fa-f]{{4}}[^"]*")\s*:\s*null')
 
 
-def lacks(values: pa.Array, side: str, images: pa.StructArray, name: str) -> pa.Array:
-    """Flags the messages (binary) whose image lacks the field `name`. A field with null isn't missing.
+class Lacks:
+    """Tells which messages have no value for a field, not even null.
 
+    :param values: n messages, binary.
     :param side: the field of the message that has the image.
     :param images: the images, as read from the messages.
     """
-    absent = pc.and_(images.is_valid(), at_field(images, name).is_null()).to_numpy(zero_copy_only=False).copy()
-    rows = np.flatnonzero(absent)
-    if len(rows):
-        image, field = (re.escape(json.dumps(part, ensure_ascii=False)) for part in (side, name))
-        # between the braces are only fields of the image, and quotes within texts are escaped
-        stated = pc.match_substring_regex(values.take(pa.array(rows)), rf"{image}\s*:\s*\{{[^{{}}]*{field}\s*:\s*null")
-        absent[rows] = False
-        for row in rows[~stated.to_numpy(zero_copy_only=False)].tolist():
-            absent[row] = name not in parse(values[row].as_py())[side]
-    return pa.array(absent)
+
+    def __init__(self, values: pa.Array, side: str, images: pa.StructArray) -> None:
+        self._values = values
+        self._side = side
+        self._images = images
+        self._parsed: dict[int, Any] = {}
+
+    def __call__(self, name: str) -> pa.Array:
+        """Flags the messages whose image lacks the field. A field with null isn't missing."""
+        absent = pc.and_(self._images.is_valid(), at_field(self._images, name).is_null())
+        rows = np.flatnonzero(absent)
+        if not len(rows):
+            return absent
+        found = absent.to_numpy(zero_copy_only=False).copy()
+        texts = self._texts.take(pa.array(rows))
+        field = re.escape(json.dumps(name, ensure_ascii=False))
+        # quotes within texts are escaped, so what has plain ones before a colon is a field
+        stated = pc.match_substring_regex(texts, rf"{field}\s*:")
+        found[rows] = pc.fill_null(pc.invert(stated), False).to_numpy(zero_copy_only=False)
+        for row in rows[texts.is_null().to_numpy(zero_copy_only=False)].tolist():
+            if row not in self._parsed:
+                self._parsed[row] = parse(self._values[row].as_py())[self._side]
+            found[row] = name not in self._parsed[row]
+        return pa.array(found)
+
+    @cached_property
+    def _texts(self) -> pa.Array:
+        """The texts between the images' braces. Null where a text has other braces or escapes, or the message has
+        several such images: such a message must be parsed.
+        """
+        image = re.escape(json.dumps(self._side, ensure_ascii=False))
+        found = pc.extract_regex(self._values, rf"{image}\s*:\s*\{{(?P<text>[^{{}}\\]*)\}}")
+        found = pc.struct_field(found, ["text"])
+        alone = pc.equal(pc.count_substring_regex(self._values, rf"{image}\s*:"), 1)
+        return pc.if_else(alone, found, pa.scalar(None, found.type))
 
 
 # Spellings that several tools have in common.

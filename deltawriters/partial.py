@@ -34,7 +34,7 @@ class Partials:
 
     rows: pa.Table
     starts: Ints
-    newest: Ints
+    newest: npt.NDArray[np.int32]
     columns: tuple[str, ...]
 
     @classmethod
@@ -51,9 +51,10 @@ class Partials:
         rows, keys = rows.take(pa.array(order)), keys[order]
         starts = np.flatnonzero(np.concatenate([np.ones(min(len(keys), 1), np.bool_), keys[1:] != keys[:-1]]))
         lacking = unavailable_columns(storage(rows.column(UNAVAILABLE)), len(columns))
-        numbers = np.where(lacking, -1, np.arange(len(rows))[:, np.newaxis])
-        newest = np.maximum.reduceat(numbers, starts, axis=0) if len(starts) else np.empty((0, len(columns)), np.int64)
-        return cls(rows, starts, newest.astype(np.int64), columns)
+        newest = np.where(lacking, np.int32(-1), np.arange(len(rows), dtype=np.int32)[:, np.newaxis])
+        if len(starts) < len(rows):
+            newest = np.maximum.reduceat(newest, starts, axis=0)
+        return cls(rows, starts, newest, columns)
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -194,12 +194,32 @@ def test_updates_of_dms_with_unknown_values() -> None:
     assert null == ("+U", {"id": 1, "title": "lamp", "shelf": None})
 
 
+def test_what_a_message_lacks_is_found_in_any_spelling() -> None:
+    """Names in other places, in texts, in nested objects, with escapes, and with white space."""
+    shelf = '{"ID": 1, %s}'
+    cases = {
+        '"SHELF" : null': False,
+        '"TITLE": "SHELF"': True,
+        '"TITLE": "\\"SHELF\\":null"': True,
+        '"TITLE": "{\\"SHELF\\":null}"': True,
+        '"X": {"SHELF": 1}': True,
+        '"X": {"SHELF": 1}, "SHELF": null': False,
+        '"SH\\u0045LF": null': False,
+        '"TITLE": "}"': True,
+    }
+    for image, is_lacking in cases.items():
+        for frame in ('{"op_type":"U","after":%s}', '{"op_type":"U","x":{"after":{"SHELF":null}},"after":%s}'):
+            (found,) = told(decoded("ogg-json", messages(frame % (shelf % image)), OGG))
+            assert ("SHELF" not in found[1]) == is_lacking, (image, found)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "columns"),
     [("ogg-json", ogg({"ID": 1}), OGG), ("dms-json", dms({"id": 1}), DMS)],
 )
 def test_missing_columns_can_still_be_refused(name: str, value: Any, columns: dict[str, str]) -> None:
-    for options in ({"options": {"missing.columns": "reject"}}, {"keeps_unavailable": False}):
+    given: list[dict[str, Any]] = [{"options": {"missing.columns": "reject"}}, {"keeps_unavailable": False}]
+    for options in given:
         if name == "dms-json":
             options = {"options": {"missing.columns": "unavailable"}, **options}
         (found,) = told(decoded(name, messages(value), columns, **options))
@@ -218,7 +238,7 @@ def test_a_column_that_an_update_leaves_out_is_not_missing_from_the_source() -> 
 @given(st.lists(st.lists(st.booleans(), min_size=11, max_size=11), min_size=1, max_size=20), st.integers(1, 11))
 def test_bits_tell_which_columns_are_lacking(flags: list[list[bool]], columns: int) -> None:
     lacking = np.array(flags)[:, :columns]
-    partial = lacking.any(axis=1)
+    partial = np.any(lacking, axis=1)
     bits = unavailable_bits([lacking[:, n] if lacking[:, n].any() else None for n in range(columns)], partial)
     bits.validate(full=True)
     assert bits.is_valid().to_pylist() == partial.tolist()

@@ -49,9 +49,11 @@ Change = tuple[RowKind, int, dict[str, Any]]
 """Kind, order, row. A row without some columns is partial, unless it is removed."""
 
 
-def table_at(folder: str | Path, spec: str = UNPARTITIONED, version: int = 3, **properties: str) -> IcebergTableSpec:
+def table_at(
+    folder: str | Path, spec: str = UNPARTITIONED, version: int = 3, properties: dict[str, str] | None = None
+) -> IcebergTableSpec:
     specs = (UNPARTITIONED,) if spec == UNPARTITIONED else (UNPARTITIONED, spec)
-    return IcebergTableSpec(str(folder), version, SCHEMA, specs, len(specs) - 1, tuple(properties.items()))
+    return IcebergTableSpec(str(folder), version, SCHEMA, specs, len(specs) - 1, tuple((properties or {}).items()))
 
 
 def is_partial(change: Change) -> bool:
@@ -183,7 +185,8 @@ def test_a_key_with_two_rows_is_not_completed(tmp_path: Path) -> None:
     """Only another writer can have written the second. Nothing tells which of them is right."""
     table = Table(table_at(tmp_path))
     table.commit(batch([(RowKind.INSERT, 1, row(1))]))
-    runs, table.runs = table.runs, ()
+    runs = table.runs
+    table.runs = ()
     table.commit(batch([(RowKind.INSERT, 2, row(1, note="b"))]))
     own = table.runs[0]
     run = open_run(IndexSlice(str(tmp_path), (), (), {}).io, str(tmp_path), own)
@@ -220,7 +223,7 @@ def test_at_an_equal_order_value_a_partial_row_builds_on_the_whole_one(tmp_path:
 def test_only_the_row_groups_and_columns_that_are_needed_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Table(table_at(tmp_path, **{"write.parquet.row-group-size-bytes": "1000"}))
+    table = Table(table_at(tmp_path, properties={"write.parquet.row-group-size-bytes": "1000"}))
     table.commit(batch([(RowKind.INSERT, n, row(n)) for n in range(500)]))
     table.commit(batch([(RowKind.INSERT, n, row(n)) for n in range(500, 600)]))
     (big, *_), (small, *_) = table.lake.snapshots

@@ -216,7 +216,7 @@ def test_stories_find_a_mistake(mistake: Patch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["append again", "delete"])
 def test_what_others_change_meanwhile_completes_no_row(what: Any, tmp_path: Path) -> None:
     """The commit is refused. New deletes of old rows aren't enough then: the micro-batch is written again."""
-    operations = [Operation(verb, key, value=1) for verb in ("set", "update") for key in range(KEYS)]  # type: ignore[arg-type]
+    operations = [Operation(verb, key, value=1) for verb in ("set", "update") for key in range(KEYS)]
     process = Process((KEYS, KEYS), ((("send a commit", 2), what),))
     stories = [Story(tuple(operations), (process,), seed=seed) for seed in range(1 if what == "append again" else 20)]
     assert all(failure(story, tmp_path / "story") is None for story in stories)
