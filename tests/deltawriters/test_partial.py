@@ -187,8 +187,9 @@ def test_a_key_with_two_rows_is_not_completed(tmp_path: Path) -> None:
     table.commit(batch([(RowKind.INSERT, 1, row(1))]))
     runs = table.runs
     table.runs = ()
-    table.commit(batch([(RowKind.INSERT, 2, row(1, note="b"))]))
-    own = table.runs[0]
+    index = table.commit(batch([(RowKind.INSERT, 2, row(1, note="b"))])).index
+    assert index is not None
+    own = index.runs[0]
     run = open_run(IndexSlice(str(tmp_path), (), (), {}).io, str(tmp_path), own)
     additive = Entries(run.high, run.low, run.file & ~SUPERSEDES, run.pos, tuple(run.files))
     table.runs = (*runs, write_run(table.spec.io, str(tmp_path), "other", 9, additive))
