@@ -162,8 +162,6 @@ class DeltaWriter:
         self._kind_counts[RowKind.UPDATE_AFTER] -= sum(map(len, completed.letters))
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
         resolved = None if self._index is None else self._resolve(self._index)
-        if resolved is not None and completed.files:
-            resolved = replace(resolved, completed_from=tuple(completed.files))
         files = self._deletes.close(data_files)
         if self._index is None and not self._options.table_is_empty and len(self._map):
             files += self._key_deletes()

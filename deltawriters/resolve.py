@@ -71,7 +71,6 @@ class IndexResult:
     :param updated: number of keys that were in the table and have a new row.
     :param deleted: number of keys that were in the table and have no row now.
     :param absent: number of keys that were deleted, but were not in the table.
-    :param completed_from: data files of earlier snapshots whose rows completed partial rows.
     :param duplicates: number of old rows beyond the first row of each key. Only another writer can have written them;
         the commit deletes them too.
     """
@@ -84,7 +83,6 @@ class IndexResult:
     deleted: int = 0
     absent: int = 0
     duplicates: int = 0
-    completed_from: tuple[str, ...] = ()
 
 
 def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:

@@ -97,10 +97,9 @@ class Written:
             "deleted": "deleted",
             "absent": "deleted but absent",
             "duplicates": "duplicate rows removed",
+            "completed": "completed from the table's rows",
         }
         found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self.keys(name)))
-        if completed := sum(result["completed"] for result in self.index):
-            found += f", {completed:,} completed from the table's rows"
         return f"; keys: {found}" if found else ""
 
     def keys(self, name: str) -> int:

@@ -583,9 +583,9 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
         "merged": [run.to_json() for run in found.merged],
         "old_rows": rows,
         "new_vectors": dict(file.vector for file in result.files if file.vector is not None),
-        "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
-        "completed": result.completed.rows,
-        "completed_from": found.completed_from,
+        "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")}
+        | {"completed": result.completed.rows},
+        "completed_from": result.completed.files,
     }
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
     return summary, paths if file is None else [*paths, file]
