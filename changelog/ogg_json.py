@@ -8,7 +8,7 @@
 | I       | +I of `after` |
 | U       | +U of `after`; before it -U of `before`, if it exists and is needed (changelog mode, another key) |
 | D       | -D of `before`; only its key is used |
-| T       | a bad record: a TRUNCATE removes rows that no key names |
+| T       | empties the table (`changelog.rows.TRUNCATE`) |
 
 By default GoldenGate sends only the key and the changed fields of an updated row. The other values are then those of
 the table's row (`Changes.unavailable`), or such a message is a bad record, if the table doesn't keep them: use
@@ -29,7 +29,6 @@ from changelog.row_images import (
     MISSING_COLUMNS,
     NAMES,
     TEXT,
-    TRUNCATED,
     Fields,
     Images,
     Lacks,
@@ -49,7 +48,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 OPERATIONS = Operations(
     "op_type",
     {"I": RowKind.INSERT, "U": RowKind.UPDATE_AFTER, "D": RowKind.DELETE},
-    unsupported={"T": TRUNCATED},
+    truncates=frozenset(["T"]),
 )
 _IS_MISSING = "_isMissing"
 """What `includeIsMissingFields` appends to a column's name, for whether the trail has no value of it."""
@@ -87,6 +86,7 @@ class OggJson:
         message = found.values
         op = text(at_field(message, "op_type"))
         yield from OPERATIONS.rejected(found.record, op)
+        yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))
         kind = OPERATIONS.kind(op)
         mask = kind.is_valid()
         message, record, kind = message.filter(mask), found.record.filter(mask), kind.filter(mask)

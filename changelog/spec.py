@@ -50,6 +50,8 @@ class ChangelogSpec:
     :param excluded: fields that must not become columns.
     :param empty_is_null: text columns in which the table can't tell an empty text from null.
     :param keeps_unavailable: an update may lack the values of some columns: they are taken from the table's row.
+    :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
+        table is emptied.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -65,6 +67,7 @@ class ChangelogSpec:
     excluded: frozenset[str] = frozenset()
     empty_is_null: frozenset[str] = frozenset()
     keeps_unavailable: bool = False
+    truncate_refused: str = ""
 
     @property
     def key_fields(self) -> tuple[str, ...]:

@@ -372,3 +372,27 @@ def test_a_file_that_can_t_be_read_makes_dead_letters(tmp_path: Path) -> None:
     (reason,) = letters(result).values()
     assert reason.startswith(f"column x: not sent, and {path} has columns that can't be read")
     assert table.rows() == {1: row(1)}
+
+
+@pytest.mark.parametrize("flush_bytes", [1, 1 << 20])
+def test_nothing_of_before_a_truncate_completes_a_row(tmp_path: Path, flush_bytes: int) -> None:
+    """Whether the TRUNCATE arrives first or last. A partial row of before it is void, and no dead letter."""
+    changes = [
+        partial(2, 1, note="void"), (RowKind.INSERT, 3, row(2)), partial(6, 2, note="b"),
+        partial(7, 1, note="c"), (RowKind.INSERT, 8, row(3)), partial(9, 3, note="d"),
+    ]  # fmt: skip
+    for number, arrival in enumerate((0, 3, 6)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        table = Table(table_at(folder))
+        table.commit(batch([(RowKind.INSERT, 1, row(1))]))
+        index = IndexTask(IndexSlice(str(folder), (), table.runs, {}), 0, 2**64, 2, "run2")
+        writer = DeltaWriter(table.spec, DeltaOptions(("id",), flush_bytes=flush_bytes), TaskId(0, 2, "op"), index)
+        for place, change in enumerate([*changes, None]):
+            if place == arrival:
+                writer.truncate(batch([(RowKind.DELETE, 5, {"id": 0})]))
+            if change is not None:
+                writer.write(batch([change]))
+        result = writer.close()
+        assert letters(result) == {6: ABSENT, 7: ABSENT}
+        assert Lake(table.spec, [result.files]).rows() == [row(3, note="d")]

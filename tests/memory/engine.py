@@ -27,6 +27,7 @@ from sink.sources.source import TableBatch
 from sink.spark import task
 from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
+from sink.spark.routing import to_all
 from sink.targets.base import LiveFile, Tables
 from tests.memory.storage import Clock, SteppingFiles
 from tests.memory.table import DataFile, MemoryTable
@@ -134,7 +135,7 @@ class MemoryWriter:
             offsets = pc.struct_field(changes.column(BAD), ["offset"])
             changes = changes.filter(pc.invert(pc.is_in(offsets, pa.array(self._engine.kept(), pa.int64()))))
         batches = _in_types(changes, self._plan).to_batches(self._engine.batch_rows)
-        hashed = list(self._task_plans.hash(begun, tasks).added(batches))
+        hashed = list(to_all(self._task_plans.hash(begun, tasks).added(batches), tasks))
         results = []
         self._uncommitted.paths = []
         try:

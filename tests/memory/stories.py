@@ -30,7 +30,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from changelog.decoding import decoded_schema
-from changelog.rows import BAD, KIND, UNAVAILABLE, RowKind, order_column, unavailable_bits
+from changelog.rows import BAD, KIND, TRUNCATE, UNAVAILABLE, RowKind, order_column, unavailable_bits
 from changelog.spec import ChangelogSpec
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import runs as index_runs
@@ -80,10 +80,10 @@ SPOILS_INDEX = {
 @dataclass(frozen=True)
 class Operation:
     """What the source did to a key, and what its row became. `repeat` says the last message of the key again. `update`
-    says only a part of the row, or of a row that the source never said as a whole.
+    says only a part of the row, or of a row that the source never said as a whole. After a `truncate` no key has a row.
     """
 
-    verb: Literal["set", "delete", "change key", "repeat", "update"]
+    verb: Literal["set", "delete", "change key", "repeat", "update", "truncate"]
     key: int
     value: int = 0
     other: int = 0
@@ -129,6 +129,7 @@ class Story:
         random = Random(seed)
         mode = random.choice(("upsert", "changelog"))
         verbs = ["set", "set", "set", "delete", "change key"] + ["repeat", "update", "update"] * (mode == "upsert")
+        verbs = verbs * 2 + ["truncate"] * random.choice((0, 1))
         operations = tuple(
             Operation(random.choice(verbs), random.randrange(KEYS), random.randrange(9), random.randrange(KEYS))  # type: ignore[arg-type]
             for _ in range(random.randint(1, 24))
@@ -190,10 +191,13 @@ def _without(items: tuple[Any, ...], number: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Message:
-    """What the source says of one operation: changes, and the row that each key has after them; None if it has none."""
+    """What the source says of one operation: changes, and the row that each key has after them; None if it has none. Or
+    that it has no rows any more.
+    """
 
     changes: tuple[tuple[RowKind, Row], ...]
     rows: Mapping[Key, Row | None]
+    truncates: bool = False
     lacking: tuple[int, ...] = ()
     """The columns that a partial update lacks."""
 
@@ -212,7 +216,10 @@ def messages(story: Story) -> list[Message]:
     for operation in story.operations:
         key, other = operation.key, operation.other
         old, said = live.get(key), Message((), {})
-        if operation.verb == "repeat":
+        if operation.verb == "truncate":
+            live, last = {}, {}
+            found.append(Message((), {}, truncates=True))
+        elif operation.verb == "repeat":
             said = last.get(key, said)
         elif operation.verb == "set":
             new = live[key] = row(operation, key)
@@ -226,7 +233,7 @@ def messages(story: Story) -> list[Message]:
             if old is not None:
                 new = live[key] = tuple(old[n] if n in lacking else value for n, value in enumerate(new))
             sent = tuple(None if n in lacking else value for n, value in enumerate(new))
-            said = Message(((RowKind.UPDATE_AFTER, sent),), {key_of(new): sent}, lacking)
+            said = Message(((RowKind.UPDATE_AFTER, sent),), {key_of(new): sent}, lacking=lacking)
         elif operation.verb == "delete":
             gone = live.pop(key, None)
             if gone is not None or story.mode == "upsert":  # which doesn't trust the stream, so must bear with this
@@ -402,18 +409,23 @@ class Player:
         return True
 
     def _batch(self, start: int, end: int) -> TableBatch:
-        changes = [
+        changes: list[tuple[RowKind | None, Row, int, tuple[int, ...]]] = [
             (kind, row, place << 8 | number, self.messages[place].lacking)
             for place in range(start, end)
             for number, (kind, row) in enumerate(self.messages[place].changes)
         ]
+        nothing = (None,) * len(SCHEMA.names)
+        changes += [(None, nothing, place << 8, ()) for place in range(start, end) if self.messages[place].truncates]
         self.random.shuffle(changes)
         columns = {name: [row[n] for _, row, _, _ in changes] for n, name in enumerate(SCHEMA.names)}
         said = {"source": "t", "partition": 0, "reason": "column x: not sent", "error_class": "unavailable_value"}
-        bad = [said | {"offset": order >> 8} if lacking else None for _, _, order, lacking in changes]
+        bad = [
+            {"error_class": TRUNCATE} if kind is None else said | {"offset": order >> 8} if lacks else None
+            for kind, _, order, lacks in changes
+        ]
         lacking = [np.array([n in part for _, _, _, part in changes]) for n in range(len(SCHEMA.names))]
         arrays = {
-            KIND: pa.array([int(kind) for kind, _, _, _ in changes], pa.int8()),
+            KIND: pa.array([int(RowKind.DELETE if kind is None else kind) for kind, _, _, _ in changes], pa.int8()),
             order_column(0): pa.array([order for _, _, order, _ in changes], pa.int64()),
             BAD: pa.array(bad, _BAD_TYPE),
         }
@@ -649,14 +661,18 @@ class Player:
             assert len(set(letters)) == len(letters), f"dead letters were kept twice: {letters}"
 
     def _applied(self, content: Content, start: int, end: int, snapshot: int) -> Content:
-        """The rows after a micro-batch. It takes all earlier rows of its keys away, also those of others."""
+        """The rows after a micro-batch. It takes all earlier rows of its keys away, also those of others. A TRUNCATE is
+        about all keys.
+        """
         content = Counter(content)
         for number, message in enumerate(self.messages[start:end], start):
-            if message.lacking:
+            if message.truncates:
+                content = Counter()
+            elif message.lacking:
                 self._apply_partial(content, number, end, number in self.kept[snapshot])
-                continue
-            content = _kept(content, lambda row, rows=message.rows: self.key_of(row) not in rows)  # type: ignore[misc]
-            content += Counter(row for row in message.rows.values() if row is not None)
+            else:
+                content = _kept(content, lambda row, rows=message.rows: self.key_of(row) not in rows)  # type: ignore[misc]
+                content += Counter(row for row in message.rows.values() if row is not None)
         return content
 
     def _apply_partial(self, content: Content, number: int, end: int, is_letter: bool) -> None:
@@ -672,7 +688,7 @@ class Player:
             content[tuple(found[0][n] if n in message.lacking else value for n, value in enumerate(sent))] += 1
         else:
             later = (m for m in self.messages[number + 1 : end] if not m.lacking)
-            assert any(key in m.rows for m in later), f"message {number} was applied to {len(found)} rows"
+            assert any(m.truncates or key in m.rows for m in later), f"message {number} had {len(found)} rows"
 
     def _check_partition(self, file: DataFile) -> None:
         for name, value in json.loads(file.partition).items():

@@ -18,13 +18,15 @@ import numpy as np
 import pytest
 from pyspark import SparkContext
 
-from deltawriters import DeltaWriter
+from deltawriters import DeltaWriter, delta
 from deltawriters.resolve import NOWHERE
 from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.written import Uncommitted
+from sink.spark.routing import to_all
 from sink.targets.base import Committer, IndexCommit, TableChanges
+from tests.memory import engine
 from tests.memory.stories import KEYS, Operation, Process, Story, played, shrunk
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +190,23 @@ def _build_on_what_was_deleted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeltaWriter, "_standing", standing)
 
 
+def _tell_one_task_of_a_truncate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine, "to_all", lambda changes, _: to_all(changes, 1))
+
+
+def _keep_what_was_written_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(delta._KeyMap, "filter", lambda self, stays: self)
+
+
+def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
+    original = KeyIndex.prepare
+
+    def prepare(self: KeyIndex, *args: Any, truncated: bool) -> IndexCommit:
+        return original(self, *args)
+
+    patch.setattr(KeyIndex, "prepare", prepare)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -204,6 +223,9 @@ def _build_on_what_was_deleted(patch: pytest.MonkeyPatch) -> None:
         _delete_files_of_unknown_outcomes,
         _commit_the_old_position,
         _overlook_that_the_table_was_altered,
+        _tell_one_task_of_a_truncate,
+        _keep_what_was_written_before_a_truncate,
+        _look_up_rows_of_before_a_truncate,
     ],
 )
 def test_stories_find_a_mistake(mistake: Patch, tmp_path: Path) -> None:
