@@ -15,7 +15,7 @@ from sink.config import Config
 from sink.spark import session
 from tests import memory_folder
 from tests.memory_folder import MemoryFolder
-from tests.services.jars import delta_jars, ivy_to_itself
+from tests.stack.jars import delta_jars, ivy_to_itself
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
 # code only a few times, so the second compiler and more collector threads would cost more than they save.

@@ -26,9 +26,9 @@ from sink.run.pipeline import Pipeline
 from sink.run.plan import truncate_refused
 from sink.spark.versions import to_arrow
 from tests.changelog.messages import sample
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.process import free_ports, wait_until
 from tests.sink.harness import before_commit, java_catalog, seen
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.process import free_ports, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -24,7 +24,7 @@ import sink
 from sink import cli
 from sink.spark import session
 from sink.spark.archive import WARM
-from tests.services.process import Process, free_ports, wait_until
+from tests.stack.process import Process, free_ports, wait_until
 
 pytestmark = pytest.mark.spark
 
