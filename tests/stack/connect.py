@@ -174,7 +174,7 @@ def avro_converter(registry_url: str) -> dict[str, str]:
                 "registry.as-confluent": "true",
                 "registry.id-handler": "io.apicurio.registry.serde.Legacy4ByteIdHandler",
                 "registry.headers.enabled": "false",
-                "use-id": "contentId",
+                "registry.use-id": "contentId",
             }.items()
         }
     return settings

@@ -118,7 +118,9 @@ class MariaDB:
 def _program(name: str) -> str:
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/usr/libexec")
     if found is None:
-        raise ServiceError(f"There is no {name}. Debian, Ubuntu: apt install mariadb-server; macOS: brew install mariadb")
+        raise ServiceError(
+            f"There is no {name}. Debian, Ubuntu: apt install mariadb-server; macOS: brew install mariadb"
+        )
     return found
 
 

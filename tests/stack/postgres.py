@@ -109,7 +109,9 @@ def program(name: str) -> str:
     folders = [os.environ.get("PATH", ""), *map(str, sorted(Path(_FOLDERS).glob("*/bin"), reverse=True))]
     found = shutil.which(name, path=os.pathsep.join(folders))
     if found is None:
-        raise ServiceError(f"There is no {name}. Debian, Ubuntu: apt install postgresql; macOS: brew install postgresql")
+        raise ServiceError(
+            f"There is no {name}. Debian, Ubuntu: apt install postgresql; macOS: brew install postgresql"
+        )
     return found
 
 

@@ -77,7 +77,8 @@ def configuration(
 
 
 class SinkProcess(Process):
-    """`rowdelta run` of a configuration, which is written into `folder`. It serves when it begins to follow topics.
+    """`rowdelta run` of a configuration, which is written into `folder`. It is started when Spark is: what it applies,
+    its tables show.
 
     `log` is what it prints.
     """
@@ -92,7 +93,7 @@ class SinkProcess(Process):
         super().__init__(
             [sys.executable, "-m", "sink", "run", str(self.config)],
             self.log,
-            lambda: "following" in self.text(),
+            lambda: "Setting default log level" in self.text(),  # Ivy is done
             environment=inherited | own,
             start_seconds=300,
             stop_seconds=120,

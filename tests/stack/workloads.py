@@ -43,6 +43,15 @@ DDL = [
     "ALTER TABLE orders RENAME COLUMN status TO state",
 ]
 
+LAST = """
+UPDATE orders SET score = coalesce(score, 0) + 1, channel = CASE WHEN id % 3 = 0 THEN 'web' END,
+    qty = CASE WHEN id % 11 = 0 THEN 5000000000 ELSE qty END,
+    amount = CASE WHEN id % 7 = 0 THEN 999999999999.99 ELSE amount END
+"""
+"""Touches each order: so each has the columns that were added with a default, or renamed. Some values need the wider
+types.
+"""
+
 TYPES = """
 CREATE TABLE types (
     id int unsigned PRIMARY KEY, t tinyint, s smallint unsigned, m mediumint, b bigint, ub bigint unsigned,
@@ -75,7 +84,7 @@ def run_orders(postgres: Postgres, transactions: int) -> None:
     """Orders come, change, get other keys and go, several in a transaction, some of which are rolled back.
 
     Between the transactions, at equal distances, are the statements of `DDL`, and in the middle Debezium's signal. In
-    the end each order is touched, so each has the columns that were added with a default, or renamed.
+    the end is `LAST`.
     """
     chance = random.Random(SEED)
     every = transactions // (len(DDL) + 1)
@@ -93,7 +102,7 @@ def run_orders(postgres: Postgres, transactions: int) -> None:
             with connection.transaction(force_rollback=chance.random() < 0.1):
                 for statement, values in _changes_of_orders(chance, 1000 + 10 * number, status):
                     connection.execute(statement.encode(), values)
-        connection.execute("UPDATE orders SET score = coalesce(score, 0) + 1")
+        connection.execute(LAST.encode())
 
 
 def _changes_of_orders(chance: random.Random, new: int, status: str) -> Iterator[tuple[str, tuple[object, ...]]]:
@@ -144,7 +153,9 @@ def run_types(mariadb: MariaDB, transactions: int) -> None:
             for key in range(10 * number + 1, 10 * number + 1 + chance.randint(1, 4)):
                 _insert_types(cursor, key, chance)
             some = chance.randint(1, 10 * number + 1)
-            cursor.execute("UPDATE types SET v = concat(coalesce(v, ''), 'é'), e = 'sent' WHERE id %% 31 = %s", (some % 31,))
+            cursor.execute(
+                "UPDATE types SET v = concat(coalesce(v, ''), 'é'), e = 'sent' WHERE id %% 31 = %s", (some % 31,)
+            )
             if chance.random() < 0.3:
                 cursor.execute("UPDATE types SET id = id + 1000000 WHERE id = %s", (10 * number + 1,))
             if chance.random() < 0.4:
@@ -153,7 +164,7 @@ def run_types(mariadb: MariaDB, transactions: int) -> None:
                 connection.rollback()
             else:
                 connection.commit()
-        cursor.execute("UPDATE types SET t = coalesce(t, 0) DIV 2 + 1")
+        cursor.execute("UPDATE types SET t = coalesce(t, 0) DIV 2 + 1, later = 'x', m = m * 1000")
 
 
 def _insert_types(cursor: pymysql.cursors.Cursor, key: int, chance: random.Random) -> None:
