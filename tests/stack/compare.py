@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, str
+from typing import Any
 
 import psycopg
 import pyarrow as pa

@@ -1,5 +1,6 @@
 """MariaDB with a binlog of rows and GTIDs; it stands for MySQL, which Debian doesn't have."""
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -39,9 +40,11 @@ class MariaDB:
         self.database = "shop"
         self.jdbc_url = f"jdbc:mariadb://{self.host}:{self.port}/{self.database}"
         self._data = folder / "data"
+        self._temporary = folder / "tmp"
         self._first = folder / "first.sql"
         self._os_user = unprivileged("mysql")
         command = [_program("mariadbd"), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
+        command += [f"--tmpdir={self._temporary}"]
         command += [f"--{key}={value}" for key, value in _SETTINGS.items()]
         command += [f"--init-file={self._first}"]
         self._process = Process(command, folder / "mariadb.log", self._answers, user=self._os_user)
@@ -92,8 +95,9 @@ class MariaDB:
             return False
 
     def _create(self) -> None:
-        self._data.mkdir()
-        give_to(self._data, self._os_user)
+        for folder in (self._data, self._temporary):
+            folder.mkdir()
+            give_to(folder, self._os_user)
         # Run at each start.
         self._first.write_text(
             f"CREATE DATABASE IF NOT EXISTS {self.database} CHARACTER SET utf8mb4;\n"
@@ -109,6 +113,7 @@ class MariaDB:
             text=True,
             check=False,
             cwd=self._data,
+            env={**os.environ, "TMPDIR": str(self._temporary)},
             **as_user(self._os_user),
         )
         if done.returncode != 0:

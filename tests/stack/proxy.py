@@ -75,7 +75,8 @@ class Fault:
 
 
 class HttpProxy:
-    """On 127.0.0.1, with the port that it gets at the start. It changes nothing in what it passes on.
+    """On 127.0.0.1, with the port that it gets at the start: so it has a `url` from then on. It changes nothing in what it
+    passes on.
 
     `requests` lists methods and paths as they come.
 
@@ -88,18 +89,19 @@ class HttpProxy:
         self._upstream = urlsplit(upstream).netloc
         self._faults: list[tuple[Fault, int]] = []
         self._lock = Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        scheme = "http"
-        if certificate is not None:
-            scheme = "https"
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
-        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._certificate = certificate
+        self.url = ""
 
     def __enter__(self) -> Self:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        if self._certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "http" if self._certificate is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         return self
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ PATIENCE = 300 + 60 * SCALE
 """Seconds until the tables must equal their sources."""
 
 # JSON without schemas says of no number what it is.
-JSON_TABLES = [
+JSON_TABLES: list[dict[str, Any]] = [
     {
         "source": "j.public.pgbench_history",
         "target": "ice.bank.pgbench_history",
@@ -67,58 +68,15 @@ JSON_TABLES = [
     {"source": r"e\.public\.(orders|lines)", "target": "lake.envelope.$1"},
     {"source": "m.shop.types", "target": "ice.envelope.types"},
 ]
-AVRO_TABLES = [
+AVRO_TABLES: list[dict[str, Any]] = [
     {"source": "a.public.orders", "target": "ice.avro.orders"},
     {"source": "a.public.lines", "target": "ice.avro.lines", "partition_by": ["bucket(4, order_id)"]},
     {"source": "b.shop.types", "target": "lake.avro.types"},
 ]
 
-ORDERS = [
-    "id",
-    "customer",
-    "amount",
-    "qty",
-    "state",
-    "note",
-    "doc",
-    "tags",
-    "uid",
-    "placed",
-    "due",
-    "changed",
-    "score",
-    "channel",
-    "points",
-]
-LINES = ["order_id", "line", "item", "price"]
-TYPES = [
-    "id",
-    "t",
-    "s",
-    "m",
-    "b",
-    "ub",
-    "n",
-    "f",
-    "d",
-    "bits",
-    "flag",
-    "c",
-    "v",
-    "txt",
-    "bin",
-    "blb",
-    "day",
-    "dt",
-    "dt0",
-    "ts",
-    "tm",
-    "y",
-    "e",
-    "st",
-    "j",
-    "later",
-]
+ORDERS = "id, customer, amount, qty, state, note, doc, tags, uid, placed, due, changed, score, channel, points"
+LINES = "order_id, line, item, price"
+TYPES = "id, t, s, m, b, ub, n, f, d, bits, flag, c, v, txt, bin, blb, day, dt, dt0, ts, tm, y, e, st, j, later"
 
 
 @dataclass(frozen=True)
@@ -200,30 +158,25 @@ def unequal(all_pairs: list[Pair], deadline: float) -> dict[str, str]:
 
 
 def pairs(stack: Stack) -> list[Pair]:
-    def ice(name: str, columns: list[str], source: Callable[[], list[Row]]) -> Pair:
-        return Pair(f"ice.{name}", source, lambda: rows_of_iceberg(stack, name, columns))
+    # `columns` is a part of a SELECT: what it names, the table must have.
+    def ice(name: str, columns: str, source: Callable[[], list[Row]]) -> Pair:
+        return Pair(f"ice.{name}", source, lambda: rows_of_iceberg(stack, name, columns.split(", ")))
 
-    def lake(name: str, columns: list[str], source: Callable[[], list[Row]]) -> Pair:
-        return Pair(f"lake.{name}", source, lambda: rows_of_delta(stack, name, columns))
+    def lake(name: str, columns: str, source: Callable[[], list[Row]]) -> Pair:
+        return Pair(f"lake.{name}", source, lambda: rows_of_delta(stack, name, columns.split(", ")))
 
-    def orders() -> list[Row]:
-        return rows_of_postgres(
-            stack.postgres,
-            "SELECT id, customer, amount, qty, state, note, doc::text, tags, uid::text, placed, due, changed, score,"
-            " channel, points FROM orders",
-        )
-
-    def lines() -> list[Row]:
-        return rows_of_postgres(stack.postgres, "SELECT order_id, line, item, price FROM lines")
-
-    def types() -> list[Row]:
-        times = {"tm": "CAST(time_to_sec(tm) * 1000000 AS SIGNED)"}
-        chosen = ", ".join(times.get(name, name) for name in TYPES)
-        return rows_of_mariadb(stack.mariadb, f"SELECT {chosen} FROM types")
+    def postgres(query: str) -> Callable[[], list[Row]]:
+        return lambda: rows_of_postgres(stack.postgres, query)
 
     def bank(table: str, columns: str) -> Pair:
-        query = f"SELECT {columns} FROM pgbench_{table}"
-        return ice(f"bank.pgbench_{table}", columns.split(", "), lambda: rows_of_postgres(stack.postgres, query))
+        return ice(f"bank.pgbench_{table}", columns, postgres(f"SELECT {columns} FROM pgbench_{table}"))
+
+    orders = postgres(f"SELECT {ORDERS} FROM orders".replace("doc", "doc::text").replace("uid", "uid::text"))
+    lines = postgres(f"SELECT {LINES} FROM lines")
+    chosen = TYPES.replace(" tm,", " CAST(time_to_sec(tm) * 1000000 AS SIGNED),")
+
+    def types() -> list[Row]:
+        return rows_of_mariadb(stack.mariadb, f"SELECT {chosen} FROM types")
 
     return [
         ice("json.orders", ORDERS, orders),

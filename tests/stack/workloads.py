@@ -113,8 +113,9 @@ def _changes_of_orders(chance: random.Random, new: int, status: str) -> Iterator
         amount = chance.choice([None, Decimal("-0.01"), Decimal(9_999_999_999) + Decimal("0.99")])
         tags = chance.choice([None, [], ["a", None, 'b"c']])
         yield (
-            f"INSERT INTO orders (id, customer, amount, qty, {status}, note, doc, tags, uid, placed, due, changed, score)"
-            " VALUES (%s, %s, %s, %s, 'new', %s, %s, %s, gen_random_uuid(), now(), current_date, localtimestamp, %s)",
+            f"INSERT INTO orders (id, customer, amount, qty, {status}, note, doc, tags, uid, placed, due, changed, "
+            "score) VALUES (%s, %s, %s, %s, 'new', %s, %s, %s, gen_random_uuid(), now(), current_date, localtimestamp, "
+            "%s)",
             (key, f"k{key}\n'\"", amount, chance.randint(-5, 5), note, doc, tags, chance.choice([None, 0.1, 1e300])),
         )
         for line in range(chance.randint(0, 3)):
