@@ -46,6 +46,7 @@ def rows_of_iceberg(stack: Stack, table: str, columns: Sequence[str]) -> list[Ro
         uri=door.url,
         credential=f"{door.client}:{door.secret}",
         **{
+            "oauth2-server-uri": door.token_url,
             "header.X-Iceberg-Access-Delegation": "vended-credentials",
             "s3.endpoint": stack.s3.endpoint,
             "s3.region": stack.s3.REGION,

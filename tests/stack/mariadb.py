@@ -43,7 +43,7 @@ class MariaDB:
         self._temporary = folder / "tmp"
         self._first = folder / "first.sql"
         self._os_user = unprivileged("mysql")
-        command = [_program("mariadbd"), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
+        command = [program("mariadbd"), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
         command += [f"--tmpdir={self._temporary}"]
         command += [f"--{key}={value}" for key, value in _SETTINGS.items()]
         command += [f"--init-file={self._first}"]
@@ -104,7 +104,7 @@ class MariaDB:
             f"CREATE USER IF NOT EXISTS {self.user}@'127.0.0.1' IDENTIFIED BY '{self.password}';\n"
             f"GRANT ALL ON *.* TO {self.user}@'127.0.0.1';\n"
         )
-        command = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self._data}"]
+        command = [program("mariadb-install-db"), "--no-defaults", f"--datadir={self._data}"]
         command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
         done = subprocess.run(
             command,
@@ -120,7 +120,8 @@ class MariaDB:
             raise ServiceError(f"mariadb-install-db failed\n{done.stdout}")
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
+    """The path of one of MariaDB's programs; ServiceError when it is not installed."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/usr/libexec")
     if found is None:
         raise ServiceError(

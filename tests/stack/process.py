@@ -67,7 +67,7 @@ class Process:
     `ready` asks the server whether it serves yet; it returns False, and does not raise, while nobody answers.
 
     :param user: the operating system's user as whom it runs; None for that of this process.
-    :param environment: variables in addition to those of this process.
+    :param environment: its variables; None for those of this process.
     :param stop_signal: what asks the server to end.
     :param start_seconds: how long it may take until it serves.
     :param stop_seconds: how long it may take to end before it is killed.
@@ -89,7 +89,7 @@ class Process:
         self._log = log
         self._ready = ready
         self._user = user
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = environment
         self._stop_signal = stop_signal
         self._start_seconds = start_seconds
         self._stop_seconds = stop_seconds
@@ -111,6 +111,8 @@ class Process:
         answered = wait_until(lambda: child.poll() is not None or self._ready(), self._start_seconds)
         if answered and child.poll() is None:
             return
+        if self._child is None:
+            raise ServiceError(f"{self._log.stem} was stopped while it started")
         outcome = f"ended with code {child.returncode}" if answered else f"did not serve within {self._start_seconds} s"
         self.stop()
         tail = self._log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]

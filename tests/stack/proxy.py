@@ -75,7 +75,7 @@ class Fault:
 
 
 class HttpProxy:
-    """On 127.0.0.1, with the port that it gets at the start: so it has a `url` from then on. It changes nothing in what it
+    """On 127.0.0.1. It has a `url`, with a port of its own, when it is started. It changes nothing in what it
     passes on.
 
     `requests` lists methods and paths as they come.
@@ -232,12 +232,19 @@ class OAuth2(HttpProxy):
         self._vended = vended or {}
         self._tokens: dict[str, float] = {}
 
+    TOKENS = "/v1/oauth/tokens"
+
+    @property
+    def token_url(self) -> str:
+        """Where tokens are given."""
+        return self.url + self.TOKENS
+
     def expire_tokens(self) -> None:
         """All tokens given until now are worth nothing any more."""
         self._tokens.clear()
 
     def instead(self, request: Request) -> Answer | None:
-        if request.path.startswith("/v1/oauth/tokens"):
+        if request.path.startswith(self.TOKENS):
             return self._token(request)
         given = (_header(request, "Authorization") or "").removeprefix("Bearer ")
         if self._tokens.get(given, 0.0) > time.monotonic():

@@ -48,6 +48,7 @@ def configuration(
                 "type": "rest",
                 "uri": stack.catalog_door.url,
                 "credential": f"{stack.catalog_door.client}:{stack.catalog_door.secret}",
+                "oauth2-server-uri": stack.catalog_door.token_url,
                 "header.X-Iceberg-Access-Delegation": "vended-credentials",
                 "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
                 "s3.endpoint": stack.s3.endpoint,
@@ -77,24 +78,28 @@ def configuration(
 
 
 class SinkProcess(Process):
-    """`rowdelta run` of a configuration, which is written into `folder`. It is started when Spark is: what it applies,
-    its tables show.
+    """`rowdelta run` of a configuration. It is started when Spark is: what it applies, its tables show.
 
     `log` is what it prints.
+
+    :param config: the configuration's file.
+    :param folder: of the log.
+    :param environment: what the configuration takes from there.
     """
 
-    def __init__(self, folder: Path, values: Mapping[str, Any]) -> None:
-        folder.mkdir(exist_ok=True)
-        self.config = folder / "sink.yaml"
-        self.config.write_text(yaml.safe_dump(dict(values)))
+    def __init__(self, config: Path, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.config = config
         self.log = folder / "sink.log"
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK"))}
+        # what a session of this process has set must not leak
+        inherited = {
+            k: v for k, v in os.environ.items() if k == "SPARK_SUBMIT_OPTS" or not k.startswith(("PYSPARK", "SPARK"))
+        }
         own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
         super().__init__(
-            [sys.executable, "-m", "sink", "run", str(self.config)],
+            [sys.executable, "-m", "sink", "run", str(config)],
             self.log,
             lambda: "Setting default log level" in self.text(),  # Ivy is done
-            environment=inherited | own,
+            environment={**inherited, **own, **(environment or {})},
             start_seconds=300,
             stop_seconds=120,
         )
@@ -106,3 +111,11 @@ class SinkProcess(Process):
     def text(self) -> str:
         """All that it has printed."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+def written(folder: Path, values: Mapping[str, Any]) -> Path:
+    """A configuration as a file in a new folder."""
+    folder.mkdir()
+    file = folder / "sink.yaml"
+    file.write_text(yaml.safe_dump(dict(values)))
+    return file

@@ -23,7 +23,7 @@ from tests.stack.compare import (
     rows_of_postgres,
 )
 from tests.stack.connect import avro_converter, json_converter, mariadb_connector, postgres_connector
-from tests.stack.sink_process import SinkProcess, configuration
+from tests.stack.sink_process import SinkProcess, configuration, written
 from tests.stack.stack import Stack
 
 SCALE = int(os.environ.get("ROWDELTA_STACK_SCALE", "1"))
@@ -105,7 +105,9 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
         configuration(stack, folders[1], "avro", "debezium-avro", AVRO_TABLES, format_options=registry),
     ]
     with ExitStack() as ends:
-        sinks = [SinkProcess(folder, values) for folder, values in zip(folders, configurations, strict=True)]
+        sinks = [
+            SinkProcess(written(folder, values), folder) for folder, values in zip(folders, configurations, strict=True)
+        ]
         for sink in sinks:
             ends.callback(sink.stop)
             sink.start()
