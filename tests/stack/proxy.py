@@ -168,8 +168,8 @@ class HttpProxy:
                     self.send(proxy._answer(request))
                     return
                 time.sleep(fault.delay)
-                is_honest = fault.status is None and fault.cut is False
-                answer = proxy._answer(request) if fault.after or is_honest or fault.cut is not True else None
+                is_ours = fault.status is not None or fault.cut is True
+                answer = proxy._answer(request) if fault.after or not is_ours else None
                 if fault.status is not None:
                     self.send(Answer(fault.status, {"Content-Type": "application/json"}, fault.body))
                 elif fault.cut is False:

@@ -54,8 +54,14 @@ def running_stack(told: Callable[[str], None] = lambda text: None) -> Iterator[S
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="rowdelta-stack-"))
         stack = Stack(Path(folder))
         starting = ends.enter_context(_Starting())
-        chains = [[stack.kafka, stack.connect], [stack.s3, stack.catalog], [stack.postgres], [stack.mariadb]]
-        starting.start([*chains, [stack.registry]], told)
+        chains: list[list[_Server]] = [
+            [stack.kafka, stack.connect],
+            [stack.s3, stack.catalog],
+            [stack.postgres],
+            [stack.mariadb],
+        ]
+        chains.append([stack.registry])
+        starting.start(chains, told)
         ends.enter_context(stack.registry_door)
         ends.enter_context(stack.catalog_door)
         yield stack
