@@ -23,11 +23,12 @@ from tests.stack.compare import (
     rows_of_postgres,
 )
 from tests.stack.connect import avro_converter, json_converter, mariadb_connector, postgres_connector
+from tests.stack.process import wait_until
 from tests.stack.sink_process import SinkProcess, configuration, written
 from tests.stack.stack import Stack
 
 SCALE = int(os.environ.get("ROWDELTA_STACK_SCALE", "1"))
-PATIENCE = 300 + 60 * SCALE
+PATIENCE = 600 + 60 * SCALE
 """Seconds until the tables must equal their sources."""
 
 # JSON without schemas says of no number what it is.
@@ -111,6 +112,7 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
         for sink in sinks:
             ends.callback(sink.stop)
             sink.start()
+        assert wait_until(lambda: all(" batch 0:" in sink.text() for sink in sinks), PATIENCE), sinks[0].text()
         with ThreadPoolExecutor() as threads:
             work = [
                 threads.submit(workloads.run_bank, stack.postgres, 300 * SCALE),
@@ -120,10 +122,11 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
         for each in work:
             each.result()
         left = unequal(pairs(stack), time.monotonic() + PATIENCE)
-        printed = "\n".join(sink.text()[-6000:] for sink in sinks)
+        printed = "\n".join(sink.text()[-20000:] for sink in sinks)
         assert not left, "\n".join(f"{name}: {what}" for name, what in left.items()) + f"\n{printed}"
         for dead_letters in ("bank.dead_letters", "avro.dead_letters"):
             assert rows_of_iceberg(stack, dead_letters, ["reason"]) == [], printed
+    # nothing of what lets it in is in what it prints
     for secret in (stack.s3.SECRET, stack.catalog_door.secret, stack.registry_door.password, "secret-of-kafka"):
         assert [sink.log for sink in sinks if secret in sink.text()] == []
 
@@ -189,11 +192,12 @@ def pairs(stack: Stack) -> list[Pair]:
         ice("avro.orders", ORDERS, orders),
         ice("avro.lines", LINES, lines),
         lake("avro.types", TYPES, types),
-        bank("branches", "bid, bbalance, filler"),
-        bank("tellers", "tid, bid, tbalance, filler"),
+        # their fillers are NULL: JSON without a schema doesn't say that there is such a column
+        bank("branches", "bid, bbalance"),
+        bank("tellers", "tid, bid, tbalance"),
         bank("history", "tid, bid, aid, delta, mtime"),
         bank("accounts", "aid, bid, abalance, filler"),
     ]
 
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(300 + 2 * PATIENCE)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(600 + 2 * PATIENCE)]

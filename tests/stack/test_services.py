@@ -82,6 +82,8 @@ def test_postgres_hangs_and_dies_and_comes_back_with_its_rows() -> None:
             assert not select([connection.fileno()], [], [], 0.3)[0]
             server.resume()
             assert select([connection.fileno()], [], [], 30)[0]
+            while connection.pgconn.get_result():
+                pass
         server.kill()
         server.start()
         with psycopg.connect(server.url) as connection:
