@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pymysql
 
-from tests.stack.process import Process, ServiceError, as_user, free_ports, give_to, unprivileged
+from tests.stack.process import Process, Service, ServiceError, as_user, free_ports, give_to, unprivileged
 
 _SETTINGS = {
     "bind-address": "127.0.0.1",
@@ -26,7 +26,7 @@ _SETTINGS = {
 }
 
 
-class MariaDB:
+class MariaDB(Service):
     """A server on 127.0.0.1 which keeps its databases while it is stopped.
 
     `user` may do everything, and replicate. `jdbc_url` is what Spark's JDBC source takes, beside user and password.
@@ -53,19 +53,7 @@ class MariaDB:
         """Start, or start again on the same port with the same databases; returns when the server serves."""
         if not self._data.exists():
             self._create()
-        self._process.start()
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def pause(self) -> None:
-        self._process.pause()
-
-    def resume(self) -> None:
-        self._process.resume()
+        super().start()
 
     def connect(self) -> "pymysql.connections.Connection[pymysql.cursors.Cursor]":
         """A connection to `database` that commits each statement, in UTC and strict mode."""

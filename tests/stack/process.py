@@ -154,6 +154,32 @@ class Process:
             _send(pid, number)
 
 
+class Service:
+    """What is a `Process` at heart: something at an address, which is the same after each start."""
+
+    _process: Process
+
+    def start(self) -> None:
+        """Start, or start again at the same address with what it had; returns when it serves."""
+        self._process.start()
+
+    def stop(self) -> None:
+        """Ask it to end. Does nothing when it is stopped."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """End it at once, as a loss of power would."""
+        self._process.kill()
+
+    def pause(self) -> None:
+        """Let it hang: connections stay open, and nobody answers."""
+        self._process.pause()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._process.resume()
+
+
 def as_user(user: str | None) -> dict[str, Any]:
     """Arguments with which `subprocess` runs a program as this user; none for the user of this process."""
     if user is None:
