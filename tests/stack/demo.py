@@ -22,8 +22,10 @@ from tests.stack.sink_process import SinkProcess
 from tests.stack.stack import Stack, running_stack
 
 SHOWN_EVERY = 3.0
-PATIENCE = 300.0
+PATIENCE = 600.0
 """Seconds after the last change until the tables must equal their sources."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Read = Callable[[Stack, str], list[Row]]
 
@@ -55,7 +57,8 @@ def main() -> int:
     if what := missing():
         print("\n".join(what), file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
     try:
         return _demo(transactions)
     except KeyboardInterrupt:
@@ -65,8 +68,8 @@ def main() -> int:
 
 def _demo(transactions: int) -> int:
     with ExitStack() as ends:
-        # Whoever presses Ctrl-C again while all is stopped would leave processes behind.
-        ends.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
+        # Ends after the stack: without its database pgbench ends too.
+        threads = ends.enter_context(ThreadPoolExecutor())
         print("starting Postgres, MariaDB, Kafka, Connect, a registry, an S3 store and a REST catalog", flush=True)
         started = time.monotonic()
 
@@ -74,17 +77,16 @@ def _demo(transactions: int) -> int:
             print(f"  {name} after {time.monotonic() - started:.0f} s", flush=True)
 
         stack = ends.enter_context(running_stack(told))
-        ends.callback(_quietly_stopping)
+        sink = SinkProcess(EXAMPLE / "sink.yaml", stack.folder, environment(stack))
+        ends.callback(sink.stop)
+        ends.callback(_stopping)
         workloads.load_bank(stack.postgres)
         stack.postgres.execute((EXAMPLE / "postgres.sql").read_text(encoding="utf-8"))
         stack.mariadb.execute((EXAMPLE / "mysql.sql").read_text(encoding="utf-8"))
         for name in ("postgres", "mysql"):
             print(f"  Debezium for {name}", flush=True)
             stack.connect.put(name, connector(stack, name))
-        sink = SinkProcess(EXAMPLE / "sink.yaml", stack.folder, environment(stack))
         print(f"rowdelta run docs/examples/stack/sink.yaml, which prints to {sink.log}", flush=True)
-        threads = ends.enter_context(ThreadPoolExecutor())
-        ends.callback(sink.stop)
         # In a thread: Ctrl-C can't come between the process and the note of its id.
         threads.submit(sink.start).result()
         print(f"pgbench: {transactions} transactions", flush=True)
@@ -166,13 +168,19 @@ def environment(stack: Stack) -> dict[str, str]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _ignore_more()
     raise KeyboardInterrupt
 
 
-def _quietly_stopping() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+def _stopping() -> None:
+    _ignore_more()
     print("stopping everything", flush=True)
+
+
+def _ignore_more() -> None:
+    """Whoever presses Ctrl-C again while all is being stopped would leave processes behind."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

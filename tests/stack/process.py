@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 START_SECONDS = 120
 STOP_SECONDS = 5
 LOG_TAIL_CHARACTERS = 4000
+_PORTS = (20_000, 32_000)
 
 
 class ServiceError(RuntimeError):
@@ -23,12 +25,19 @@ class ServiceError(RuntimeError):
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports of 127.0.0.1 on which nobody listens now."""
+    """`count` different ports of 127.0.0.1 on which nobody listens now.
+
+    They are below those that systems give to clients: until a server listens, a connection of another process could
+    take such a one.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            candidate = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                candidate.bind(("127.0.0.1", random.randint(*_PORTS)))
+                found.append(int(candidate.getsockname()[1]))
+        return found
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = START_SECONDS) -> bool:
