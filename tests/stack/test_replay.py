@@ -142,6 +142,14 @@ def connect(stack: Stack) -> None:
     """Debezium, once for each encoding of each database."""
     shop = r"public\.orders,public\.lines,public\.signals"
     signals = {"signal_data_collection": "public.signals"}
+    # A TRUNCATE has an order only among the messages of one partition.
+    truncates = {
+        "skipped_operations": "none",
+        "topic_creation_groups": "single",
+        "topic_creation_single_include": r".*\.lines",
+        "topic_creation_single_partitions": "1",
+        "topic_creation_single_replication_factor": "1",
+    }
     encodings = {
         "j": json_converter(schemas=False),
         "e": json_converter(schemas=True),
@@ -149,7 +157,9 @@ def connect(stack: Stack) -> None:
     }
     for prefix, encoding in encodings.items():
         tables = shop + (r",public\.pgbench_.*" if prefix == "j" else "")
-        stack.connect.put(prefix, postgres_connector(stack.postgres, prefix, tables, **signals, **encoding))
+        stack.connect.put(
+            prefix, postgres_connector(stack.postgres, prefix, tables, **signals, **truncates, **encoding)
+        )
     for number, (prefix, encoding) in enumerate([("m", encodings["e"]), ("b", encodings["a"])]):
         more = {"bigint_unsigned_handling_mode": "precise", "database_server_id": str(4711 + number)}
         connector = mariadb_connector(stack.mariadb, prefix, r"shop\.types", stack.kafka, **more, **encoding)

@@ -83,8 +83,8 @@ def _pgbench(postgres: Postgres, *arguments: str) -> None:
 def run_orders(postgres: Postgres, transactions: int) -> None:
     """Orders come, change, get other keys and go, several in a transaction, some of which are rolled back.
 
-    Between the transactions, at equal distances, are the statements of `DDL`, and in the middle Debezium's signal. In
-    the end is `LAST`.
+    Between the transactions, at equal distances, are the statements of `DDL`, in the middle Debezium's signal. Later the
+    lines are truncated, and others come. In the end is `LAST`.
     """
     chance = random.Random(SEED)
     every = transactions // (len(DDL) + 1)
@@ -94,6 +94,8 @@ def run_orders(postgres: Postgres, transactions: int) -> None:
         for number in range(transactions):
             if number == transactions // 2:
                 connection.execute(SNAPSHOT.encode())
+            if number == transactions * 2 // 3:
+                connection.execute("TRUNCATE lines")
             if waiting and number and number % every == 0:
                 statement = waiting.pop(0)
                 connection.execute(statement.encode())
