@@ -83,8 +83,8 @@ def _pgbench(postgres: Postgres, *arguments: str) -> None:
 def run_orders(postgres: Postgres, transactions: int) -> None:
     """Orders come, change, get other keys and go, several in a transaction, some of which are rolled back.
 
-    Between the transactions, at equal distances, are the statements of `DDL`, in the middle Debezium's signal. Later the
-    lines are truncated, and others come. In the end is `LAST`.
+    Between the transactions, at equal distances, are the statements of `DDL`, in the middle Debezium's signal. Later
+    the lines are truncated, and others come. In the end is `LAST`.
     """
     chance = random.Random(SEED)
     every = transactions // (len(DDL) + 1)
