@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import FrameType
 
@@ -22,6 +22,7 @@ from tests.stack.sink_process import SinkProcess
 from tests.stack.stack import Stack, running_stack
 
 SHOWN_EVERY = 3.0
+RATE = 50
 PATIENCE = 600.0
 """Seconds after the last change until the tables must equal their sources."""
 
@@ -52,7 +53,7 @@ _TABLES: Sequence[tuple[str, str, str, Read]] = [
 
 def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m tests.stack.demo", description=__doc__)
-    arguments.add_argument("--transactions", type=int, default=3000, help="that pgbench runs (default: 3000)")
+    arguments.add_argument("--transactions", type=int, default=2500, help="that pgbench runs (default: 2500)")
     transactions = arguments.parse_args().transactions
     if what := missing():
         print("\n".join(what), file=sys.stderr)
@@ -89,17 +90,16 @@ def _demo(transactions: int) -> int:
         print(f"rowdelta run docs/examples/stack/sink.yaml, which prints to {sink.log}", flush=True)
         # In a thread: Ctrl-C can't come between the process and the note of its id.
         threads.submit(sink.start).result()
-        print(f"pgbench: {transactions} transactions", flush=True)
-        bank = threads.submit(workloads.run_bank, stack.postgres, transactions)
-        _watch(stack, bank)
+        print("the tables are loaded: rows in the table / in the source", flush=True)
+        if failed := _compare(stack, sink):
+            return failed
+        print(f"pgbench: {transactions} transactions, {RATE} a second", flush=True)
+        bank = threads.submit(workloads.run_bank, stack.postgres, transactions, rate=RATE)
+        while not bank.done():
+            _show(stack)
+            time.sleep(SHOWN_EVERY)
         bank.result()
         return _compare(stack, sink)
-
-
-def _watch(stack: Stack, work: "Future[None]") -> None:
-    while not work.done():
-        _show(stack)
-        time.sleep(SHOWN_EVERY)
 
 
 def _show(stack: Stack) -> None:
@@ -108,7 +108,7 @@ def _show(stack: Stack) -> None:
     for target, columns, table, source in _TABLES:
         (here,) = source(stack, f"SELECT count(*) FROM {table}")
         there = len(_rows(stack, target, columns.partition(",")[0]))
-        counts.append(f"{target.rpartition('.')[2]} {there}/{here[0]}")
+        counts.append(f"{table.removeprefix('pgbench_')} {there}/{here[0]}")
     print(f"{time.strftime('%H:%M:%S')}  " + "  ".join(counts), flush=True)
 
 

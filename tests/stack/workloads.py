@@ -68,9 +68,13 @@ def load_bank(postgres: Postgres) -> None:
     postgres.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL;\n")
 
 
-def run_bank(postgres: Postgres, transactions: int, clients: int = 2) -> None:
-    """TPC-B: each transaction changes an account, a teller and a branch, and adds a row to the history."""
-    _pgbench(postgres, "-c", str(clients), "-t", str(transactions // clients), "-n", f"--random-seed={SEED}")
+def run_bank(postgres: Postgres, transactions: int, clients: int = 2, rate: int | None = None) -> None:
+    """TPC-B: each transaction changes an account, a teller and a branch, and adds a row to the history.
+
+    :param rate: transactions a second; None for as many as there can be.
+    """
+    limit = [] if rate is None else [f"--rate={rate}"]
+    _pgbench(postgres, "-c", str(clients), "-t", str(transactions // clients), "-n", f"--random-seed={SEED}", *limit)
 
 
 def _pgbench(postgres: Postgres, *arguments: str) -> None:
