@@ -4,11 +4,13 @@ import argparse
 import logging
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sink.errors import ConfigError, DataError, RowdeltaError
+from sink.printing import PrintedRecords, one_line, printable
 
 # The functions that use other modules import them. These imports take a second, and until this module's imports are
 # done, nobody handles signals.
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_is_of_interest)
+    handler.addFilter(PrintedRecords())
     # other loggers may only print warnings
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
     logging.getLogger("rowdelta").setLevel(logging.INFO)
@@ -89,20 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interrupts.raised():
             return int(args.command(args))
     except RowdeltaError as error:
-        print(f"rowdelta: {error}", file=sys.stderr)
+        print(f"rowdelta: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except interrupts.InterruptedBySignalError as interrupted:
         print(f"rowdelta: {interrupted}", file=sys.stderr)
         return interrupted.exit_code
-
-
-def _is_of_interest(record: logging.LogRecord) -> bool:
-    """Filters out what py4j logs, by its own logger and by the root logger.
-
-    py4j logs calls that fail because the JVM ends, and our own exceptions that pass through it, with tracebacks. The
-    command reports these errors itself.
-    """
-    return Path(record.pathname).parent.name != "py4j"
+    except Exception:  # noqa: BLE001 - a defect: Python's own report would show secrets that are in messages
+        print(printable(traceback.format_exc()), file=sys.stderr)
+        return RowdeltaError.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -329,11 +325,11 @@ def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Con
     try:
         lines.extend(look(None, config.load(args.config)))  # which keeps what came before an error
     except RowdeltaError:
-        print(*lines, sep="\n", end="\n" if lines else "")
+        print(*map(printable, lines), sep="\n", end="\n" if lines else "")
         raise
     except Exception:  # noqa: BLE001 - mostly `NeedsSparkError`; whatever else it is, the look with Spark decides
         return _inspect(args, look, short=True)
-    print(*lines, sep="\n")
+    print(*map(printable, lines), sep="\n")
     return 0
 
 
@@ -348,7 +344,7 @@ def _init(args: argparse.Namespace) -> int:
             args.bootstrap_servers, output, args.registry, args.topics, args.option, args.key
         )
     for line in proposal.told(results):
-        print(line)
+        print(printable(line))
     print(f"wrote {output}. Read its comments, then: rowdelta check {output}")
     return 0
 
@@ -369,7 +365,7 @@ def _show(args: argparse.Namespace) -> int:
 
         when = time_travel.When(args.as_of, args.version, args.at_position)
         found = time_travel.show(spark, config, time_travel.target(config, args.table), when, args.key, args.limit)
-        print(found.heading, file=sys.stderr)
+        print(printable(found.heading), file=sys.stderr)
         if args.json:
             yield from found.rows
         elif found.cells:
@@ -464,8 +460,9 @@ def _selection(args: argparse.Namespace) -> "Selection":
 
 def _as_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines with aligned columns. The last column isn't padded."""
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns) - 1)]
-    for row in [columns, *rows]:
+    shown = [[one_line(cell) for cell in row] for row in [columns, *rows]]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(columns) - 1)]
+    for row in shown:
         yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
 
 
@@ -485,7 +482,7 @@ def _inspect(
     spark = session.start(config, short=short)
     with session.stopping(spark):
         for line in look(spark, config):
-            print(line)
+            print(printable(line))
     return 0
 
 

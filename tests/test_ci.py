@@ -32,4 +32,5 @@ def test_the_python_of_the_suite(tmp_path: Path, scripts: dict[str, str], chosen
         f"test PYTHON={chosen}",
         f"test-spark SPARK=3.5.7 PYTHON={chosen}",
         f"test-spark SPARK=4.1.1 PYTHON={chosen}",
+        f"audit PYTHON={chosen}",
     ]

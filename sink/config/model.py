@@ -22,11 +22,11 @@ from sink.config.options import (
     did_you_mean,
     is_delta,
 )
+from sink.config.references import REFERENCE, resolve
 from sink.errors import ConfigError
-from sink.redaction import MASK, is_secret, masked
+from sink.redaction import MASK, is_secret, masked, remember
 from sink.targets.capabilities import CAPABILITIES, Capabilities, Format
 
-_ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour)s?")
 _UNIT_SECONDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
 _REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
@@ -780,7 +780,7 @@ def _has_folders(catalog: Mapping[str, Any]) -> bool:
 
 
 def load(path: str | Path) -> Config:
-    """Read, substitute `${ENV}`, validate.
+    """Read, put values in place of references, validate.
 
     :raises ConfigError: the message names file, line, key and value, and says what was expected. It has all mistakes.
     """
@@ -810,12 +810,22 @@ def load(path: str | Path) -> Config:
             f"{path}: expected the sections sink, source, catalogs and tables, found "
             f"{_shown(values) if text.strip() else 'an empty file'}."
         )
+    for options in _mappings(values):
+        remember(options)
     try:
         return Config.model_validate(_absolute_paths(values, file.resolve().parent))
     except ValidationError as error:
         # if a value fits none of several types, pydantic reports it several times; show it once
         problems = dict.fromkeys(_explain(problem, lines) for problem in error.errors())
         raise ConfigError("\n".join(f"{path}{problem}" for problem in problems)) from None
+
+
+def _mappings(values: Any) -> Iterator[dict[str, str]]:
+    """The texts of all mappings in a value, by their names."""
+    if isinstance(values, dict):
+        yield {name: value for name, value in values.items() if isinstance(value, str)}
+    for inner in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
+        yield from _mappings(inner)
 
 
 def _yaml_hint(line: list[str], error: yaml.MarkedYAMLError) -> str:
@@ -850,19 +860,15 @@ def _construct(
         return [_construct(child, (*path, i), lines, file) for i, child in enumerate(node.value)]
     value = yaml.SafeLoader("").construct_object(node)
     if isinstance(value, str):
-        return _ENV.sub(lambda match: _environment(match, path, lines[path], file), value)
+        return REFERENCE.sub(lambda reference: _resolved(reference, path, lines[path], file), value)
     return value if isinstance(value, bool | int | float | None) else str(node.value)
 
 
-def _environment(match: re.Match[str], path: tuple[str | int, ...], line: int, file: Path) -> str:
-    name, default = match.groups()
-    value = os.environ.get(name, default)
-    if value is None:
-        raise ConfigError(
-            f"{file}:{line}: {_dotted(path)} uses ${{{name}}}, and the environment has no {name}. "
-            f"Set it, or write ${{{name}:-default}}."
-        )
-    return value
+def _resolved(reference: re.Match[str], path: tuple[str | int, ...], line: int, file: Path) -> str:
+    try:
+        return resolve(reference, file.resolve().parent)
+    except ValueError as error:
+        raise ConfigError(f"{file}:{line}: {_dotted(path)} {error}") from None
 
 
 def _absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
