@@ -4,18 +4,27 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not pytest's: PostgreSQL runs as another user, who can't pass there."""
+    with TemporaryDirectory(prefix="rowdelta-demo-", dir="/tmp") as made:
+        yield Path(made)
+
+
 @pytest.mark.kafka
 @pytest.mark.parametrize("shown", ["starting Postgres", "Postgres after"])
-def test_nothing_runs_after_ctrl_c(tmp_path: Path, shown: str) -> None:
+def test_nothing_runs_after_ctrl_c(folder: Path, shown: str) -> None:
     command = [sys.executable, "-m", "tests.stack.demo"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     # In a group of its own, as a terminal would have it: all get the signal, some twice.
     demo = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -30,8 +39,8 @@ def test_nothing_runs_after_ctrl_c(tmp_path: Path, shown: str) -> None:
         said = demo.stdout.read()
     assert demo.wait(120) == 130, said
     assert "stopped" in said
-    assert using(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
+    assert using(folder) == []
+    assert list(folder.iterdir()) == []
 
 
 def using(folder: Path) -> list[str]:
