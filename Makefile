@@ -62,10 +62,11 @@ demo-stack: jdk setup ## Postgres, MariaDB, Debezium, Kafka, S3 and a catalog wi
 test: jdk setup lint ## The whole suite, after lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-# Without what only other parts of the suite need, such as the engines of test_readers.py: that is most of `dev`.
+# Without what only other parts of the suite need, such as the engines of test_readers.py and a browser's driver: that is
+# most of `dev`.
 test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
 	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py \
-		--ignore tests/stack/test_replay.py --numprocesses 2 --dist worksteal
+		--ignore tests/stack/test_replay.py --ignore tests/watch/test_page.py --numprocesses 2 --dist worksteal
 
 bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
 	$(BIN)/python -m benchmarks.bench

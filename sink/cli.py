@@ -6,11 +6,13 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sink import logs
 from sink.errors import ConfigError, DataError, RowdeltaError
-from sink.printing import PrintedRecords, one_line, printable
+from sink.printing import one_line, printable
 
 # The functions that use other modules import them. These imports take a second, and until this module's imports are
 # done, nobody handles signals.
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
     from sink.config import Config
     from sink.deadletters.table import Selection
+    from sink.run.observer import Observer
+
+log = logging.getLogger("rowdelta")
 
 _DEAD_LETTERS = """\
 A record that can't be applied is a dead letter: it is in the table sink.dead_letter_table with its place in the
@@ -60,10 +65,32 @@ safe:
 exit code 3: letters of the selection are left.
 """
 
+_VERIFY = """\
+Compares tables with their sources, at one position, and changes nothing. The section verify of the configuration says
+with what a table is compared: a database, or any table that Spark reads.
+
+  verify: {url: "jdbc:postgresql://db:5432/shop", user: reader, password: "${PASSWORD}"}
+
+  rowdelta verify sink.yaml                              # all tables
+  rowdelta verify sink.yaml --table orders --limit 100   # one, and more of its differences
+  rowdelta verify sink.yaml --json                       # one JSON object a table
+
+how:
+  It reads a snapshot of the source, waits until the sink has passed it, and compares the table as it is then: by counts
+  and checksums of 16,384 ranges of keys, then key by key in the ranges that differ. Keys that change meanwhile are
+  compared in further rounds. So the sink may run, and the source may change.
+
+what it needs:
+  A user who may read the tables. In Postgres, pg_monitor (to see how far Debezium is) makes it faster and surer; in
+  MySQL and MariaDB, PROCESS. The sink must run, or have applied what the topic has.
+
+exit code 1: a table differs from its source.
+"""
+
 _EPILOG = """\
 exit codes:
   0   done, or stopped as asked
-  1   an unexpected error: please report it; of demo: table and source differ
+  1   an unexpected error: please report it; of demo and verify: table and source differ
   2   the configuration or the command line is wrong
   3   the source's data was refused (bad record, contradiction, re-read in mode changelog)
   4   the target table doesn't fit, is gone, or another run uses the same sink id
@@ -75,6 +102,7 @@ a first run:
   rowdelta demo                  # an embedded example, no server needed
   rowdelta check sink.yaml       # is the configuration right, are Kafka and the catalog there?
   rowdelta run sink.yaml
+  rowdelta verify sink.yaml      # are the tables equal to the database?
 """
 
 
@@ -82,23 +110,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit code."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(PrintedRecords())
-    # other loggers may only print warnings
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
-    logging.getLogger("rowdelta").setLevel(logging.INFO)
+    logs.start()
     try:
         with interrupts.raised():
             return int(args.command(args))
     except RowdeltaError as error:
-        print(f"rowdelta: {printable(str(error))}", file=sys.stderr)
+        _report(error)
         return error.exit_code
     except interrupts.InterruptedBySignalError as interrupted:
-        print(f"rowdelta: {interrupted}", file=sys.stderr)
+        _report(interrupted)
         return interrupted.exit_code
-    except Exception:  # noqa: BLE001 - a defect: Python's own report would show secrets that are in messages
-        print(printable(traceback.format_exc()), file=sys.stderr)
+    except Exception:
+        if logs.is_json():
+            log.exception("an unexpected error; please report it")
+        else:
+            print(printable(traceback.format_exc()), file=sys.stderr)
         return RowdeltaError.exit_code
+
+
+def _report(error: BaseException) -> None:
+    """The last words of a command."""
+    if logs.is_json():
+        log.error("%s", error)
+    else:
+        print(f"rowdelta: {printable(str(error))}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     warming.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
     _add_init(add)
     _add_history(add)
+    _add_verify(commands)
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
@@ -206,6 +242,30 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
         help="the newest snapshot that is not past this source position, such as '{\"0\": 42}': no message of "
         "partition 0 from offset 42 on has been applied. Partitions that aren't named may be anywhere",
     )  # fmt: skip
+
+
+def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "verify",
+        help="compare tables with their sources",
+        description=_VERIFY,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(command=_verify)
+    command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+    command.add_argument(
+        "--table",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="only this table, by its target, the end of it, or its source; may be given several times",
+    )
+    command.add_argument("--limit", type=_count, default=20, help="show at most so many keys of a table (default: 20)")
+    command.add_argument(
+        "--timeout", type=_count, default=600, metavar="SECONDS",
+        help="wait at most so long for connector and sink to get as far as the source (default: 600)",
+    )  # fmt: skip
+    command.add_argument("--json", action="store_true", help="one JSON object a table, for machines")
 
 
 class _Version(argparse.Action):
@@ -278,6 +338,35 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
 
 def _run(args: argparse.Namespace) -> int:
     config = _load(args)
+    if config.sink.log_format == "json":
+        logs.use_json(config.sink.id)
+    with _watching(config) as observer:
+        return _run_watched(args, config, observer)
+
+
+@contextmanager
+def _watching(config: "Config") -> "Iterator[Observer | None]":
+    """Serve what the run tells, if the configuration wants it. It is there before Spark starts, which takes seconds.
+
+    :raises ConfigError: the address can't be used.
+    """
+    http = config.sink.http
+    if http is None:
+        yield None
+        return
+    from sink.watch.server import WatchServer
+    from sink.watch.state import State
+
+    state = State(config.sink.id, _version(), config.sink.ready_seconds)
+    server = WatchServer(state, http.host, http.port, http.hosts)
+    server.start()
+    try:
+        yield state
+    finally:
+        server.stop()
+
+
+def _run_watched(args: argparse.Namespace, config: "Config", observer: "Observer | None") -> int:
     from concurrent.futures import ThreadPoolExecutor
     from importlib import import_module
 
@@ -286,10 +375,11 @@ def _run(args: argparse.Namespace) -> int:
     with ThreadPoolExecutor(1, "rowdelta-import") as pool:
         pool.submit(import_module, "sink.run.pipeline")  # takes a second, which the JVM needs to start
         spark = session.start(config)
+    from sink.run.observer import nobody
     from sink.run.pipeline import Pipeline, stops_on_signals
 
     with session.stopping(spark):
-        pipeline = Pipeline(spark, config)
+        pipeline = Pipeline(spark, config, observer or nobody)
         with stops_on_signals(spark, pipeline):
             pipeline.run()
     session.warm_later(config, Path(args.config))
@@ -374,6 +464,21 @@ def _show(args: argparse.Namespace) -> int:
             yield "no such row" if args.key else "no rows"
 
     return _inspect(args, look, short=True)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    config = _load(args)
+    from sink.commands import verify
+    from sink.spark import session
+
+    spark = session.start(verify.with_drivers(config), short=True)
+    different = False
+    with session.stopping(spark):
+        for outcome in verify.verify(spark, config, args.table, args.limit, args.timeout):
+            different |= not outcome.is_equal
+            for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):
+                print(line, flush=True)
+    return 1 if different else 0
 
 
 def _time(text: str) -> int:

@@ -97,7 +97,16 @@ def test_targets_import_only_what_is_below_them(above: str) -> None:
     assert importers(ROOT / "sink" / "targets", above) == set()
 
 
-DRIVER = ("microbatch", "keyindex", "minor_compaction", "attempt", "engine", "written")
+def test_a_run_does_not_know_who_watches_it() -> None:
+    """It tells an observer, and `sink.cli` says who that is."""
+    assert importers(ROOT / "sink", "sink.watch") - {"sink/cli.py"} == {
+        f"sink/watch/{name}.py" for name in ("metrics", "server", "state")
+    }
+    told = modules_imported_by(ROOT / "sink" / "run" / "observer.py")
+    assert not {name for name in told if name.startswith(("pyspark", "py4j", "sink.run"))}
+
+
+DRIVER = ("microbatch", "keyindex", "minor_compaction", "attempt", "engine", "written", "observer")
 """The modules of `sink.run` that decide about a table. What runs its tasks is behind `sink.run.engine`."""
 
 
@@ -131,6 +140,8 @@ def test_what_a_target_adds_to_the_writers_loads_without_spark(target: str) -> N
     [
         # what the start of the JVM would wait for
         ("sink.spark.session", {"pyiceberg", "pandas", "deltawriters", "confluent_kafka"}),
+        # what only a run that is watched needs
+        ("sink.run.pipeline", {"prometheus_client"}),
         # what each Python worker would import, whatever the format
         ("sink.spark.task", {"confluent_kafka"}),
     ],

@@ -30,13 +30,14 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
-COMMANDS = ("init", "run", "check", "status", "history", "show", "dead-letters", "warm", "packages", "demo")
+COMMANDS = ("init", "run", "check", "status", "history", "show", "verify", "dead-letters", "warm", "packages", "demo")
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "sink": config.SinkSection,
     "source": config.SourceSection,
     "tables[]": config.TableSection,
     "index": config.IndexSection,
+    "verify": config.VerifySection,
 }
 
 
