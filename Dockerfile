@@ -22,7 +22,7 @@ USER 10001
 WORKDIR /data
 
 # Spark's packages and the archive of its classes, so that the container starts without downloading them, and fast.
-COPY docs/examples/kafka/sink.yaml /tmp/sink.yaml
+COPY docs/examples/stack/sink.yaml /tmp/sink.yaml
 RUN rowdelta warm /tmp/sink.yaml
 
 ENTRYPOINT ["rowdelta"]

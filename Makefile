@@ -14,7 +14,7 @@ JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 
 	macOS: brew install openjdk@17. If it is not on the PATH, set JAVA_HOME.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark bench docs lint audit licenses clean jdk
+.PHONY: help setup demo stack demo-stack test test-spark bench docs lint audit licenses clean jdk
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ jdk:
 demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo, no server needed
 	$(BIN)/rowdelta demo --folder demo
 
+stack: jdk setup ## Fetch what the servers of tests and demo-stack need, once: jars, Spark's packages
+	$(BIN)/python -m tests.stack.prepare
+
+demo-stack: jdk setup ## Postgres, MariaDB, Debezium, Kafka, S3 and a catalog without Docker; pgbench's rows arrive in tables
+	$(BIN)/python -m tests.stack.demo
+
 # In two processes, each with a Spark of its own: one alone leaves almost half of two cores idle.
 test: jdk setup lint ## The whole suite, after lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
@@ -60,7 +66,7 @@ test: jdk setup lint ## The whole suite, after lint
 # most of `dev`.
 test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
 	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py \
-		--ignore tests/watch/test_page.py --numprocesses 2 --dist worksteal
+		--ignore tests/stack/test_replay.py --ignore tests/watch/test_page.py --numprocesses 2 --dist worksteal
 
 bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
 	$(BIN)/python -m benchmarks.bench

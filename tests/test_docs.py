@@ -2,11 +2,14 @@
 load.
 """
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -221,13 +224,73 @@ def test_the_architecture_names_only_files_that_exist() -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_the_compose_file_runs_the_tested_example() -> None:
-    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
-    mounts = [str(mount).split(":")[0] for mount in compose["services"]["sink"]["volumes"]]
-    assert any((ROOT / mount).resolve() in EXAMPLES for mount in mounts)
-    topics = compose["services"]["topics"]["command"]
-    example = config.load(ROOT / "docs" / "examples" / "kafka" / "sink.yaml")
-    assert all(table.source in topics for table in example.tables)
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+STACK = ROOT / "docs" / "examples" / "stack"
+
+
+def _mounts() -> dict[str, str]:
+    """What the compose file mounts, a named volume or a path of the repository -> where, of all services."""
+    all_mounts = [mount for service in COMPOSE["services"].values() for mount in service.get("volumes", [])]
+    return {mount.split(":")[0]: mount.split(":")[1] for mount in all_mounts}
+
+
+def test_the_compose_file_mounts_what_exists() -> None:
+    paths = {source for source in _mounts() if source.startswith(".")}
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert set(_mounts()) - paths == set(COMPOSE["volumes"])
+    assert {f"./{file.relative_to(ROOT)}" for file in STACK.iterdir()} <= paths, "each example is in use"
+
+
+def test_the_compose_file_pins_its_images_and_asks_each_service_how_it_is() -> None:
+    once = {
+        needed
+        for service in COMPOSE["services"].values()
+        for needed, how in service.get("depends_on", {}).items()
+        if how["condition"] == "service_completed_successfully"
+    }
+    for name, service in COMPOSE["services"].items():
+        assert re.search(r":v?\d+\.\d+(\.\d+)?(\.Final)?$", service["image"]) or "build" in service, name
+        assert "healthcheck" in service or name in once, name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        unhealthy = {
+            needed
+            for needed, how in service.get("depends_on", {}).items()
+            if how["condition"] == "service_healthy" and "healthcheck" not in COMPOSE["services"][needed]
+        }
+        assert not unhealthy, name
+
+
+def test_dockers_own_parser_takes_the_compose_file() -> None:
+    """Where it is installed."""
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
+    ):
+        pytest.skip("docker compose isn't here")
+    command = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "config", "--quiet"]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_parts_of_the_stack_fit_together() -> None:
+    example = config.load(STACK / "sink.yaml")
+    services, source = COMPOSE["services"], example.source
+    assert f":{STACK.relative_to(ROOT)}/sink.yaml:/etc" in f":{services['sink']['volumes'][0].removeprefix('./')}"
+    assert services["sink"]["command"][-1] in _mounts().values()
+    assert source.options["kafka.bootstrap.servers"].partition(":")[0] in services
+    for address in [
+        source.format_options["schema.registry.url"],
+        *(properties["uri"] for properties in example.catalogs.values() if "uri" in properties),
+        example.spark["spark.hadoop.fs.s3a.endpoint"],
+    ]:
+        assert urlsplit(str(address)).hostname in services
+    prefixes = set()
+    for name in ("postgres", "mysql"):
+        connector = json.loads((STACK / f"connector-{name}.json").read_text(encoding="utf-8"))
+        assert connector["database.hostname"] in services
+        prefixes.add(connector["topic.prefix"])
+    assert {table.source.replace("\\", "").partition(".")[0] for table in example.tables} == prefixes
+    assert {example.format_of(table.target.partition(".")[0]) for table in example.tables} == {"iceberg", "delta"}
 
 
 def _help(capsys: pytest.CaptureFixture[str], *command: str) -> str:

@@ -14,13 +14,13 @@ from tests.stack.jars import HERE, jars, unpacked
 from tests.stack.kafka import Kafka
 from tests.stack.mariadb import MariaDB
 from tests.stack.postgres import Postgres
-from tests.stack.process import Process, ServiceError, free_ports, java, wait_until
+from tests.stack.process import Process, Service, ServiceError, free_ports, java, wait_until
 
 JSON = "org.apache.kafka.connect.json.JsonConverter"
 AVRO = "io.apicurio.registry.utils.converter.AvroConverter"
 
 
-class Connect:
+class Connect(Service):
     """A distributed worker on 127.0.0.1, which keeps its connectors in topics of the broker. `url` is its REST API."""
 
     def __init__(self, folder: Path, kafka: Kafka) -> None:
@@ -38,22 +38,6 @@ class Connect:
         classpath = jars(HERE / "ivy-connect.xml")
         command = java(classpath, "org.apache.kafka.connect.cli.ConnectDistributed", str(settings))
         self._process = Process(command, folder / "connect.log", self._answers)
-
-    def start(self) -> None:
-        """Start, or start again with the same connectors; returns when the REST API serves."""
-        self._process.start()
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def pause(self) -> None:
-        self._process.pause()
-
-    def resume(self) -> None:
-        self._process.resume()
 
     def put(self, name: str, connector: Mapping[str, str]) -> None:
         """Create a connector, or change it, and return when its task runs; ServiceError with the worker's words."""
@@ -174,7 +158,7 @@ def avro_converter(registry_url: str) -> dict[str, str]:
                 "registry.as-confluent": "true",
                 "registry.id-handler": "io.apicurio.registry.serde.Legacy4ByteIdHandler",
                 "registry.headers.enabled": "false",
-                "use-id": "contentId",
+                "registry.use-id": "contentId",
             }.items()
         }
     return settings

@@ -23,6 +23,7 @@ from tests.stack.process import (
     START_SECONDS,
     STOP_SECONDS,
     Process,
+    Service,
     ServiceError,
     free_ports,
     java,
@@ -143,7 +144,7 @@ def docker_answers() -> bool:
             gc.collect()
 
 
-class LocalKafka(Kafka):
+class LocalKafka(Service, Kafka):
     """A broker which keeps its settings, topics and log in `folder`.
 
     :param certificate: for a listener with TLS and SCRAM, beside the plain one.
@@ -169,19 +170,7 @@ class LocalKafka(Kafka):
     def start(self) -> None:
         if not (self._folder / "data").exists():
             self._format()
-        self._process.start()
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def pause(self) -> None:
-        self._process.pause()
-
-    def resume(self) -> None:
-        self._process.resume()
+        super().start()
 
     def _format(self) -> None:
         arguments = ["format", "-t", CLUSTER_ID, "-c", str(self._settings)]

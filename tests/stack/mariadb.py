@@ -1,5 +1,6 @@
 """MariaDB with a binlog of rows and GTIDs; it stands for MySQL, which Debian doesn't have."""
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pymysql
 
-from tests.stack.process import Process, ServiceError, as_user, free_ports, give_to, unprivileged
+from tests.stack.process import Process, Service, ServiceError, as_user, free_ports, give_to, unprivileged
 
 _SETTINGS = {
     "bind-address": "127.0.0.1",
@@ -25,7 +26,7 @@ _SETTINGS = {
 }
 
 
-class MariaDB:
+class MariaDB(Service):
     """A server on 127.0.0.1 which keeps its databases while it is stopped.
 
     `user` may do everything, and replicate. `jdbc_url` is what Spark's JDBC source takes, beside user and password.
@@ -39,9 +40,11 @@ class MariaDB:
         self.database = "shop"
         self.jdbc_url = f"jdbc:mariadb://{self.host}:{self.port}/{self.database}"
         self._data = folder / "data"
+        self._temporary = folder / "tmp"
         self._first = folder / "first.sql"
         self._os_user = unprivileged("mysql")
-        command = [_program("mariadbd"), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
+        command = [program("mariadbd"), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
+        command += [f"--tmpdir={self._temporary}"]
         command += [f"--{key}={value}" for key, value in _SETTINGS.items()]
         command += [f"--init-file={self._first}"]
         self._process = Process(command, folder / "mariadb.log", self._answers, user=self._os_user)
@@ -50,19 +53,7 @@ class MariaDB:
         """Start, or start again on the same port with the same databases; returns when the server serves."""
         if not self._data.exists():
             self._create()
-        self._process.start()
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def pause(self) -> None:
-        self._process.pause()
-
-    def resume(self) -> None:
-        self._process.resume()
+        super().start()
 
     def connect(self) -> "pymysql.connections.Connection[pymysql.cursors.Cursor]":
         """A connection to `database` that commits each statement, in UTC and strict mode."""
@@ -92,15 +83,16 @@ class MariaDB:
             return False
 
     def _create(self) -> None:
-        self._data.mkdir()
-        give_to(self._data, self._os_user)
+        for folder in (self._data, self._temporary):
+            folder.mkdir()
+            give_to(folder, self._os_user)
         # Run at each start.
         self._first.write_text(
             f"CREATE DATABASE IF NOT EXISTS {self.database} CHARACTER SET utf8mb4;\n"
             f"CREATE USER IF NOT EXISTS {self.user}@'127.0.0.1' IDENTIFIED BY '{self.password}';\n"
             f"GRANT ALL ON *.* TO {self.user}@'127.0.0.1';\n"
         )
-        command = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self._data}"]
+        command = [program("mariadb-install-db"), "--no-defaults", f"--datadir={self._data}"]
         command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
         done = subprocess.run(
             command,
@@ -109,13 +101,15 @@ class MariaDB:
             text=True,
             check=False,
             cwd=self._data,
+            env={**os.environ, "TMPDIR": str(self._temporary)},
             **as_user(self._os_user),
         )
         if done.returncode != 0:
             raise ServiceError(f"mariadb-install-db failed\n{done.stdout}")
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
+    """The path of one of MariaDB's programs; ServiceError when it is not installed."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/usr/libexec")
     if found is None:
         raise ServiceError(

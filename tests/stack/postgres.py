@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.stack.process import Process, ServiceError, as_user, free_ports, give_to, unprivileged
+from tests.stack.process import Process, Service, ServiceError, as_user, free_ports, give_to, unprivileged
 
 # Debian keeps the server's programs out of the PATH.
 _FOLDERS = "/usr/lib/postgresql"
@@ -25,7 +25,7 @@ _SETTINGS = {
 }
 
 
-class Postgres:
+class Postgres(Service):
     """A server on 127.0.0.1 which keeps its databases while it is stopped.
 
     `user` is a superuser, and may replicate. `url` is what psycopg takes, and `jdbc_url` what Spark's JDBC source does,
@@ -53,19 +53,7 @@ class Postgres:
         """Start, or start again on the same port with the same databases; returns when the server serves."""
         if not self._data.exists():
             self._create()
-        self._process.start()
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def pause(self) -> None:
-        self._process.pause()
-
-    def resume(self) -> None:
-        self._process.resume()
+        super().start()
 
     def execute(self, script: str) -> None:
         """Run SQL statements, each in a transaction of its own unless the script says otherwise (`BEGIN; …`).

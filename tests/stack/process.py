@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 START_SECONDS = 120
 STOP_SECONDS = 5
 LOG_TAIL_CHARACTERS = 4000
+_PORTS = (20_000, 32_000)
 
 
 class ServiceError(RuntimeError):
@@ -23,12 +25,19 @@ class ServiceError(RuntimeError):
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports of 127.0.0.1 on which nobody listens now."""
+    """`count` different ports of 127.0.0.1 on which nobody listens now.
+
+    They are below those that systems give to clients: until a server listens, a connection of another process could
+    take such a one.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            candidate = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                candidate.bind(("127.0.0.1", random.randint(*_PORTS)))
+                found.append(int(candidate.getsockname()[1]))
+        return found
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = START_SECONDS) -> bool:
@@ -67,7 +76,7 @@ class Process:
     `ready` asks the server whether it serves yet; it returns False, and does not raise, while nobody answers.
 
     :param user: the operating system's user as whom it runs; None for that of this process.
-    :param environment: variables in addition to those of this process.
+    :param environment: its variables; None for those of this process.
     :param stop_signal: what asks the server to end.
     :param start_seconds: how long it may take until it serves.
     :param stop_seconds: how long it may take to end before it is killed.
@@ -89,7 +98,7 @@ class Process:
         self._log = log
         self._ready = ready
         self._user = user
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = environment
         self._stop_signal = stop_signal
         self._start_seconds = start_seconds
         self._stop_seconds = stop_seconds
@@ -111,6 +120,8 @@ class Process:
         answered = wait_until(lambda: child.poll() is not None or self._ready(), self._start_seconds)
         if answered and child.poll() is None:
             return
+        if self._child is None:
+            raise ServiceError(f"{self._log.stem} was stopped while it started")
         outcome = f"ended with code {child.returncode}" if answered else f"did not serve within {self._start_seconds} s"
         self.stop()
         tail = self._log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
@@ -150,6 +161,32 @@ class Process:
         assert self._child is not None, "not started"
         for pid in _with_descendants(self._child.pid):
             _send(pid, number)
+
+
+class Service:
+    """What is a `Process` at heart: something at an address, which is the same after each start."""
+
+    _process: Process
+
+    def start(self) -> None:
+        """Start, or start again at the same address with what it had; returns when it serves."""
+        self._process.start()
+
+    def stop(self) -> None:
+        """Ask it to end. Does nothing when it is stopped."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """End it at once, as a loss of power would."""
+        self._process.kill()
+
+    def pause(self) -> None:
+        """Let it hang: connections stay open, and nobody answers."""
+        self._process.pause()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._process.resume()
 
 
 def as_user(user: str | None) -> dict[str, Any]:

@@ -75,7 +75,8 @@ class Fault:
 
 
 class HttpProxy:
-    """On 127.0.0.1, with the port that it gets at the start. It changes nothing in what it passes on.
+    """On 127.0.0.1. It has a `url`, with a port of its own, when it is started. It changes nothing in what it
+    passes on.
 
     `requests` lists methods and paths as they come.
 
@@ -88,18 +89,19 @@ class HttpProxy:
         self._upstream = urlsplit(upstream).netloc
         self._faults: list[tuple[Fault, int]] = []
         self._lock = Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        scheme = "http"
-        if certificate is not None:
-            scheme = "https"
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
-        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._certificate = certificate
+        self.url = ""
 
     def __enter__(self) -> Self:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        if self._certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "http" if self._certificate is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         return self
 
@@ -166,8 +168,8 @@ class HttpProxy:
                     self.send(proxy._answer(request))
                     return
                 time.sleep(fault.delay)
-                is_honest = fault.status is None and fault.cut is False
-                answer = proxy._answer(request) if fault.after or is_honest or fault.cut is not True else None
+                is_ours = fault.status is not None or fault.cut is True
+                answer = proxy._answer(request) if fault.after or not is_ours else None
                 if fault.status is not None:
                     self.send(Answer(fault.status, {"Content-Type": "application/json"}, fault.body))
                 elif fault.cut is False:
@@ -230,12 +232,19 @@ class OAuth2(HttpProxy):
         self._vended = vended or {}
         self._tokens: dict[str, float] = {}
 
+    TOKENS = "/v1/oauth/tokens"
+
+    @property
+    def token_url(self) -> str:
+        """Where tokens are given."""
+        return self.url + self.TOKENS
+
     def expire_tokens(self) -> None:
         """All tokens given until now are worth nothing any more."""
         self._tokens.clear()
 
     def instead(self, request: Request) -> Answer | None:
-        if request.path.startswith("/v1/oauth/tokens"):
+        if request.path.startswith(self.TOKENS):
             return self._token(request)
         given = (_header(request, "Authorization") or "").removeprefix("Bearer ")
         if self._tokens.get(given, 0.0) > time.monotonic():

@@ -8,10 +8,10 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from tests.stack.jars import HERE, jars
-from tests.stack.process import Process, free_ports, java
+from tests.stack.process import Process, Service, free_ports, java
 
 
-class Registry:
+class Registry(Service):
     """A registry on 127.0.0.1.
 
     `url` is what confluent-kafka's client takes, `own_url` what Apicurio's converter does; both are below `address`.
@@ -29,12 +29,6 @@ class Registry:
         program, *arguments = java([server], "io.quarkus.runner.GeneratedMain")
         settings = ["-Dquarkus.http.host=127.0.0.1", f"-Dquarkus.http.port={port}"]
         self._process = Process([program, *settings, *arguments], folder / "registry.log", self._answers)
-
-    def start(self) -> None:
-        self._process.start()
-
-    def stop(self) -> None:
-        self._process.stop()
 
     def _answers(self) -> bool:
         try:

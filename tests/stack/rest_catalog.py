@@ -8,11 +8,11 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from tests.stack.jars import HERE, jars
-from tests.stack.process import Process, free_ports, java
+from tests.stack.process import Process, Service, free_ports, java
 from tests.stack.s3 import S3
 
 
-class RestCatalog:
+class RestCatalog(Service):
     """A REST catalog on 127.0.0.1 which keeps its tables in `folder`, also while it is stopped.
 
     `uri` is what Iceberg's catalog property `uri` takes, `warehouse` the folder under which tables are created.
@@ -39,13 +39,6 @@ class RestCatalog:
             str(HERE / "rest-catalog.xml"),
         )
         self._process = Process(command, folder / "rest-catalog.log", self._answers)
-
-    def start(self) -> None:
-        """Start, or start again on the same port with the same tables."""
-        self._process.start()
-
-    def stop(self) -> None:
-        self._process.stop()
 
     def _answers(self) -> bool:
         try:

@@ -8,10 +8,10 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from tests.stack.jars import HERE, jars
-from tests.stack.process import Process, free_ports, java
+from tests.stack.process import Process, Service, free_ports, java
 
 
-class S3:
+class S3(Service):
     """A store on 127.0.0.1 which keeps its objects while it is stopped. Its bucket is `BUCKET`."""
 
     BUCKET = "lake"
@@ -37,13 +37,6 @@ class S3:
         file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         command = java(jars(HERE / "ivy-s3proxy.xml"), "org.gaul.s3proxy.Main", "--properties", str(file))
         self._process = Process(command, folder / "s3.log", self._answers)
-
-    def start(self) -> None:
-        """Start, or start again with the same objects."""
-        self._process.start()
-
-    def stop(self) -> None:
-        self._process.stop()
 
     def _answers(self) -> bool:
         try:

@@ -5,10 +5,12 @@ catalog by OAuth2, and the store by keys, which the catalog vends.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
 from tests.stack.certificate import Certificate, self_signed
 from tests.stack.connect import Connect
@@ -51,29 +53,62 @@ def running_stack(told: Callable[[str], None] = lambda text: None) -> Iterator[S
     with ExitStack() as ends:
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="rowdelta-stack-"))
         stack = Stack(Path(folder))
-
-        def start(name: str) -> None:
-            server = getattr(stack, name)
-            ends.callback(server.stop)
-            server.start()
-            told(name)
-
-        def kafka_and_connect() -> None:
-            start("kafka")
-            start("connect")
-
-        def store_and_catalog() -> None:
-            start("s3")
-            start("catalog")
-
-        single = [lambda name=name: start(name) for name in ("postgres", "mariadb", "registry")]
-        with ThreadPoolExecutor() as threads:
-            started = [threads.submit(each) for each in (kafka_and_connect, store_and_catalog, *single)]
-        for each in started:
-            each.result()
+        starting = ends.enter_context(_Starting())
+        chains: list[list[_Server]] = [
+            [stack.kafka, stack.connect],
+            [stack.s3, stack.catalog],
+            [stack.postgres],
+            [stack.mariadb],
+        ]
+        chains.append([stack.registry])
+        starting.start(chains, told)
         ends.enter_context(stack.registry_door)
         ends.enter_context(stack.catalog_door)
         yield stack
+
+
+class _Server(Protocol):
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class _Starting:
+    """Starts servers in threads. Where it ends, all of them are stopped: a Ctrl-C may come while they start."""
+
+    def __init__(self) -> None:
+        self._servers: list[_Server] = []
+        self._is_over = False
+        self._threads = ThreadPoolExecutor()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(self, chains: Sequence[Sequence[_Server]], told: Callable[[str], None]) -> None:
+        """Each chain's servers one after the other, all chains at the same time."""
+
+        def follow(chain: Sequence[_Server]) -> None:
+            for server in chain:
+                self._servers.append(server)
+                if self._is_over:
+                    return
+                server.start()
+                told(type(server).__name__)
+
+        for each in [self._threads.submit(follow, chain) for chain in chains]:
+            each.result()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        self._stop()
+        self._threads.shutdown()
+        self._stop()  # those that started meanwhile
+
+    def _stop(self) -> None:
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda server: server.stop(), self._servers))
 
 
 def _made(folder: Path) -> Path:

@@ -2,13 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
+from select import select
 from urllib.request import Request, urlopen
 
+import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.stack.jars import sqlite_jdbc_jar
 from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.mariadb import running_mariadb
+from tests.stack.postgres import running_postgres
 from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
 
 
@@ -64,3 +69,32 @@ def test_rest_catalog_comes_back_with_its_namespaces(rest_catalog: RestCatalog) 
 
 def test_sqlite_driver_is_a_jar() -> None:
     assert sqlite_jdbc_jar().suffix == ".jar"
+
+
+def test_postgres_hangs_and_dies_and_comes_back_with_its_rows() -> None:
+    with running_postgres() as server:
+        server.execute("CREATE TABLE t (id int);\nINSERT INTO t VALUES (1);\n")
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            # a session is a process of its own, and hangs with the server
+            server.pause()
+            assert not select([connection.fileno()], [], [], 0)[0]
+            connection.pgconn.send_query(b"INSERT INTO t VALUES (2)")
+            assert not select([connection.fileno()], [], [], 0.3)[0]
+            server.resume()
+            assert select([connection.fileno()], [], [], 30)[0]
+            while connection.pgconn.get_result():
+                pass
+        server.kill()
+        server.start()
+        with psycopg.connect(server.url) as connection:
+            assert connection.execute("SELECT * FROM t ORDER BY id").fetchall() == [(1,), (2,)]
+
+
+def test_mariadb_dies_and_comes_back_with_its_rows() -> None:
+    with running_mariadb() as server:
+        server.execute("CREATE TABLE t (id int);\nINSERT INTO t VALUES (1);\n")
+        server.kill()
+        server.start()
+        with closing(server.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT id FROM t")
+            assert cursor.fetchall() == ((1,),)
