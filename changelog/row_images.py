@@ -466,14 +466,16 @@ class Lacks:
 
     @cached_property
     def _texts(self) -> pa.Array:
-        """The texts between the images' braces. Null where a text has other braces or escapes, or the message has
-        several such images: such a message must be parsed.
+        """The texts between the images' braces. Null where an image has other braces (also in a value) or escapes, or
+        the message has several such images: such a message must be parsed.
         """
         image = re.escape(json.dumps(self._side, ensure_ascii=False))
         found = pc.extract_regex(self._values, rf"{image}\s*:\s*\{{(?P<text>[^{{}}\\]*)\}}")
         found = pc.struct_field(found, ["text"])
         alone = pc.equal(pc.count_substring_regex(self._values, rf"{image}\s*:"), 1)
-        return pc.if_else(alone, found, pa.scalar(None, found.type))
+        # with an odd number of quotes, the closing brace is in the middle of a text
+        whole = pc.equal(pc.bit_wise_and(pc.count_substring(found, '"'), 1), 0)
+        return pc.if_else(pc.and_(alone, whole), found, pa.scalar(None, found.type))
 
 
 # Spellings that several tools have in common.

@@ -206,6 +206,7 @@ def test_what_a_message_lacks_is_found_in_any_spelling() -> None:
         '"X": {"SHELF": 1}, "SHELF": null': False,
         '"SH\\u0045LF": null': False,
         '"TITLE": "}"': True,
+        '"TITLE": "}", "SHELF": null': False,
     }
     for image, is_lacking in cases.items():
         for frame in ('{"op_type":"U","after":%s}', '{"op_type":"U","x":{"after":{"SHELF":null}},"after":%s}'):
