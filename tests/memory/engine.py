@@ -1,7 +1,7 @@
 """Runs the programs of tasks one after the other in this process, without Spark."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -163,9 +163,10 @@ class DiskFolder:
         place = Path(self.location, folder)
         return [path.name for path in place.iterdir()] if place.exists() else []
 
-    def delete(self, path: str) -> None:
-        self._clock.step("delete a file of the index")
-        Path(self.location, path).unlink(missing_ok=True)
+    def delete(self, paths: Collection[str]) -> None:
+        for path in paths:
+            self._clock.step("delete a file of the index")
+            Path(self.location, path).unlink(missing_ok=True)
 
 
 class _Lists(AccumulatorParam[list[str]]):

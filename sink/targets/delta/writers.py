@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, FileContent, Partition
@@ -30,6 +29,7 @@ from deltawriters.files import DataFiles, FileFactory
 from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.partitioning import as_table_types
 from deltawriters.rewrite import OtherColumnsError, SmallFile
+from deltawriters.storage import file_io
 from deltawriters.table import TableSpec
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
@@ -133,7 +133,7 @@ class DeltaTableSpec(TableSpec):
 
     @cached_property
     def io(self) -> FileIO:
-        return PyArrowFileIO(dict(self.io_properties))
+        return file_io(self.io_properties)
 
     @cached_property
     def target_file_size(self) -> int:

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider, load_location_provider
@@ -27,6 +27,7 @@ from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.rewrite import SmallFile
+from deltawriters.storage import file_io
 from deltawriters.table import Bucket, TableSpec
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
@@ -124,7 +125,7 @@ class IcebergTableSpec(TableSpec):
 
     @cached_property
     def io(self) -> FileIO:
-        return PyArrowFileIO(dict(self.io_properties))
+        return file_io(self.io_properties)
 
     @cached_property
     def target_file_size(self) -> int:
