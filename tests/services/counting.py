@@ -6,11 +6,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-_CHUNK = 1 << 16
 _OF_CONNECTION = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 
 
@@ -24,6 +23,8 @@ class Request:
     sent: int = 0
     received: int = 0
     status: int = 0
+    client: int = 0
+    """The client's port."""
 
 
 def s3_operation(request: Request) -> str:
@@ -122,12 +123,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         split = urlsplit(self.path)
         query = dict(parse_qsl(split.query, keep_blank_values=True))
-        request = Request(self.command, unquote(split.path), query)
+        request = Request(self.command, unquote(split.path), query, client=self.client_address[1])
         body = self._body()
         if self.owner.before is not None:
             self.owner.before(request)
         answer, content = self._asked(body)
-        self.owner.note(Request(self.command, request.path, query, len(body), len(content), answer.status))
+        self.owner.note(replace(request, sent=len(body), received=len(content), status=answer.status))
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
             if name.lower() not in _OF_CONNECTION and not (name.lower() == "content-length" and self.command != "HEAD"):
