@@ -147,6 +147,7 @@ def test_an_existing_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[st
 # a cluster ------------------------------------------------------------------------------------------------------------
 
 SPARK_HOME = Path(pyspark.__file__).parent
+BINARY = {"Content-Type": "application/octet-stream"}
 FILES, ROWS = 3, 12_000
 """Enough rows in a file for a shuffle, so that both executors write."""
 
@@ -253,8 +254,8 @@ def store() -> Iterator[CountingProxy]:
 
 
 class AMachineFails:
-    """Kills a worker in the middle of the second micro-batch of a table: while one of its tasks stores a data file. What
-    it has sent still arrives.
+    """Kills a worker in the middle of the second micro-batch of a table: while one of its tasks stores a data file.
+    What it has sent still arrives.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -289,7 +290,7 @@ def write_changes(store: CountingProxy) -> dict[int, int]:
                 content[key] = seq
         for folder in ("changes", "changes2"):
             url = f"{store.uri}/{S3.BUCKET}/{folder}/{number:03d}.json"
-            with urlopen(HttpRequest(url, "\n".join(lines).encode(), method="PUT"), timeout=60):
+            with urlopen(HttpRequest(url, "\n".join(lines).encode(), BINARY, method="PUT"), timeout=60):
                 pass
     return content
 
@@ -392,7 +393,9 @@ def delta_content(store: CountingProxy) -> list[Mapping[str, int]]:
         "AWS_ALLOW_HTTP": "true",
     }
     table = DeltaTable(f"s3://{S3.BUCKET}/delta/shop/orders", storage_options=options)
-    return pa.table(QueryBuilder().register("t", table).execute("SELECT id, v FROM t").read_all()).to_pylist()
+    found = QueryBuilder().register("t", table).execute("SELECT id, v FROM t").read_all()
+    rows: list[Mapping[str, int]] = pa.table(found).to_pylist()
+    return rows
 
 
 @pytest.mark.spark
