@@ -63,6 +63,7 @@ class CountingProxy:
         self.before: Callable[[Request], None] | None = None
         """Called before a request is passed on. It may take its time, and other requests go on meanwhile."""
         self.requests: list[Request] = []
+        self.server = server
         self._target = urlsplit(server)
         self._lock = threading.Lock()
         proxy = self

@@ -386,7 +386,8 @@ def iceberg_content(folder: Path, store: CountingProxy) -> tuple[list[Mapping[st
 
 def delta_content(store: CountingProxy) -> list[Mapping[str, int]]:
     options = {
-        "AWS_ENDPOINT_URL": store.uri,
+        # not by the proxy, which is a thread of this process: delta-rs waits with Python's lock held
+        "AWS_ENDPOINT_URL": store.server,
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "us-east-1",
