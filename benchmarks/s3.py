@@ -8,8 +8,9 @@
 |---|---|---|---|
 | local | local | local | local |
 | rest | local, REST catalog | local | local |
-| s3 | bucket, JDBC catalog | bucket | local |
-| s3-checkpoint | bucket, JDBC catalog | bucket | bucket |
+| s3 | bucket, JDBC catalog, Iceberg's S3FileIO | bucket | local |
+| s3-hadoop | bucket, JDBC catalog, Hadoop's S3A | bucket | local |
+| s3-checkpoint | as s3 | bucket | bucket |
 | s3-delta | bucket, Delta | bucket | local |
 
 The store is moto's, or the one at `--endpoint`. A proxy in front of it counts what the driver, Spark and the tasks ask
@@ -47,7 +48,7 @@ from tests.services.jars import HERE, delta_jars, ivy_to_itself, jars, sqlite_jd
 from tests.services.rest_catalog import running_rest_catalog
 from tests.services.s3 import S3, running_s3
 
-CASES = ("local", "rest", "s3", "s3-checkpoint", "s3-delta")
+CASES = ("local", "rest", "s3", "s3-hadoop", "s3-checkpoint", "s3-delta")
 BUCKET = f"s3a://{S3.BUCKET}"
 
 
@@ -80,6 +81,7 @@ class Marks(logging.Handler):
         super().__init__(logging.INFO)
         self.costs: list[Cost] = []
         self.requests: list[list[Request]] = []
+        self.last_warm: list[Request] = []
         self._proxies = proxies
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -142,7 +144,7 @@ def main() -> None:
     parser.add_argument("--secret", default="secret", help="the store's secret key")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object a case")
-    parser.add_argument("--paths", action="store_true", help="list the requests of the last micro-batch of each case")
+    parser.add_argument("--paths", action="store_true", help="list the requests of the last warm micro-batch")
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -168,7 +170,7 @@ def main() -> None:
             measured = _measure(case, folder, proxies, marks, args)
             print(json.dumps(asdict(measured)) if args.json else _row(measured), flush=True)
             if args.paths:
-                for request in marks.requests[-1]:
+                for request in marks.last_warm:
                     print(f"  {s3_operation(request)} {request.path} {request.query or ''} {request.status}")
 
 
@@ -186,6 +188,7 @@ def _measure(
     pipeline.run()
     seconds = [trigger.seconds for trigger in pipeline.triggers[1:]]
     warm = marks.costs[1:]
+    marks.last_warm = marks.requests[-1]
     assert len(seconds) == len(warm) == args.batches, f"{len(seconds)} triggers, {len(warm)} commits"
     changes.update(args.rows)
     _forget_index()
@@ -213,7 +216,7 @@ def _config(
         "key": ["id"],
         "columns": {"id": "bigint", "value": "bigint", "note": "string"},
         "order_by": ["seq bigint"],
-        "target": {"local": "local", "rest": "rest", "s3-delta": "delta"}.get(case, "bucket")
+        "target": {"local": "local", "rest": "rest", "s3-delta": "delta", "s3-hadoop": "hadoop"}.get(case, "bucket")
         + f".bench.{case.replace('-', '_')}",
     }
     if case != "s3-delta":
@@ -231,12 +234,21 @@ def _config(
             "catalogs": {
                 "local": {"type": "jdbc", "uri": f"{sqlite}/local.db", "warehouse": f"{folder}/local"},
                 "rest": {"type": "rest", "uri": proxies["catalog"].uri},
-                "bucket": {"type": "jdbc", "uri": f"{sqlite}/bucket.db", "warehouse": f"{BUCKET}/tables", **of_s3},
+                "bucket": {
+                    "type": "jdbc",
+                    "uri": f"{sqlite}/bucket.db",
+                    "warehouse": f"{BUCKET}/tables",
+                    "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+                    "client.region": "us-east-1",
+                    "s3.path-style-access": "true",
+                    **of_s3,
+                },
+                "hadoop": {"type": "jdbc", "uri": f"{sqlite}/hadoop.db", "warehouse": f"{BUCKET}/hadoop", **of_s3},
                 "delta": {"type": "delta", "warehouse": f"{BUCKET}/delta"},
             },
             "tables": [table],
             "spark": {
-                "spark.master": "local[2]",
+                "spark.master": "local[2,4]",  # workers are ended meanwhile, and what fails then is done again
                 "spark.driver.memory": "2g",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",

@@ -24,7 +24,7 @@ CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 COMMANDS_PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
-COMMANDS = ("init", "run", "check", "status", "history", "show", "dead-letters", "warm", "packages", "demo")
+COMMANDS = ("init", "run", "check", "status", "history", "show", "dead-letters", "warm", "package", "packages", "demo")
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "sink": config.SinkSection,
