@@ -9,7 +9,7 @@
 | INSERT                        | +I |
 | UPDATE                        | +U; before it, if needed, -U of the same row with the old values in `old` |
 | DELETE                        | -D |
-| TRUNCATE                      | a bad record: no key says which rows were removed |
+| TRUNCATE                      | empties the table (`changelog.rows.TRUNCATE`) |
 | other DDL (`isDdl`, CREATE …) | ignored: rows show new columns, and ERASE (DROP TABLE) leaves the rows |
 | ALTER of partitions           | a bad record if it empties or drops partitions |
 
@@ -36,7 +36,6 @@ from changelog.row_images import (
     NAMES,
     PARTITION_REMOVED,
     TEXT,
-    TRUNCATED,
     Fields,
     Images,
     Operations,
@@ -59,7 +58,7 @@ OPERATIONS = Operations(
     "type",
     {"INSERT": RowKind.INSERT, "UPDATE": RowKind.UPDATE_AFTER, "DELETE": RowKind.DELETE},
     ignored=frozenset(["CREATE", "ALTER", "ERASE", "RENAME", "CINDEX", "DINDEX"]),
-    unsupported={"TRUNCATE": TRUNCATED},
+    truncates=frozenset(["TRUNCATE"]),
 )
 
 MOST_ROWS = 1 << 15
@@ -97,10 +96,11 @@ class CanalJson:
         is_ddl = pc.is_in(text(at_field(message, "isDdl")), value_set=pa.array(["true"]))
         # DDL of other types: statements that Canal sends to every topic, such as GRANT
         other_ddl = pc.and_(
-            is_ddl, pc.invert(pc.is_in(op, value_set=pa.array([*OPERATIONS.kinds, *OPERATIONS.unsupported])))
+            is_ddl, pc.invert(pc.is_in(op, value_set=pa.array([*OPERATIONS.kinds, *OPERATIONS.truncates])))
         )
         looked_at = pc.invert(other_ddl)
         yield from OPERATIONS.rejected(found.record.filter(looked_at), op.filter(looked_at))
+        yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))
         altered = pc.and_(other_ddl, removes_partition(at_field(message, "sql")))
         yield from rejected(found.record, altered, BadRecord.UNSUPPORTED_EVENT, PARTITION_REMOVED)
         changing = OPERATIONS.kind(op).is_valid()

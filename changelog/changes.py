@@ -105,6 +105,17 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Truncates(Rejected):
+    """Records that say that the source emptied its table. No row and no key is in them, so a table that can't be
+    emptied rejects them; else they are a barrier: what came before is gone (`changelog.rows.TRUNCATE`).
+
+    :param order: as in `Changes`.
+    """
+
+    order: Sequence[Wire] = ()
+
+
+@dataclass(frozen=True)
 class MessageKey:
     """A key of the source's table, as records of the batch state it. A format whose messages state the key gives one
     `MessageKey` for each key that occurs, whatever key the target table has.

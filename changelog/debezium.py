@@ -5,7 +5,7 @@
 | r, c | +I of `after` (r is a snapshot read of the source) |
 | u    | +U of `after`; before it -U of `before`, if the event has it and it is needed (changelog mode, another key) |
 | d    | -D of `before`; only its key is used (with REPLICA IDENTITY DEFAULT, `before` has only the key) |
-| t    | a bad record: a TRUNCATE removes rows that no key names |
+| t    | empties the table (`changelog.rows.TRUNCATE`) |
 | m    | ignored: a logical decoding message changes no row |
 """
 
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import BadOptionError, Changes, Rejected, Wire
-from changelog.row_images import differ, epoch
+from changelog.row_images import differ, epoch, truncated
 from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
 from changelog.values.nested import is_list
@@ -179,6 +179,10 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
     updates = _is(op, "u")
     deletes = _is(op, "d")
     sets = pc.or_(inserts, updates)
+    truncates = _is(op, "t")
+    if pc.any(truncates).as_py():
+        order = [Wire(wire.values.filter(truncates), wire.type) for wire in events.order]
+        yield truncated(spec, events.record.filter(truncates), order)
     yield from _unknown_operations(events, pc.or_(sets, deletes))
     yield from _without_image(events, pc.and_not(sets, events.after.present), "after")
     yield from _without_image(events, pc.and_not(deletes, events.before.present), "before")
@@ -246,18 +250,15 @@ def _is(op: pa.Array, *values: str) -> pa.Array:
 
 
 def _unknown_operations(events: Events, known: pa.Array) -> Iterator[Rejected]:
-    rest = pc.and_not(pc.invert(known), _is(events.op, "m"))
+    rest = pc.and_not(pc.invert(known), _is(events.op, "m", "t"))
     if not pc.any(rest).as_py():
         return
     op, record = events.op.filter(rest), events.record.filter(rest)
-    missing, truncated = op.is_null(), _is(op, "t")
+    missing = op.is_null()
     if pc.any(missing).as_py():
         reason = "the event has no op; is this a Debezium change event?"
         yield Rejected(record.filter(missing), BadRecord.UNKNOWN_OPERATION, reason)
-    if pc.any(truncated).as_py():
-        reason = "TRUNCATE: no key says which rows it removed; empty the table by hand"
-        yield Rejected(record.filter(truncated), BadRecord.UNSUPPORTED_EVENT, reason)
-    others = pc.invert(pc.or_(missing, truncated))
+    others = pc.invert(missing)
     if pc.any(others).as_py():
         reasons = pc.binary_join_element_wise("op is '", op.filter(others), "'; expected one of r, c, u, d, t, m", "")
         yield Rejected(record.filter(others), BadRecord.UNKNOWN_OPERATION, reasons)

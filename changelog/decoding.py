@@ -29,11 +29,13 @@ from changelog.changes import (
     FormatError,
     MessageKey,
     Rejected,
+    Truncates,
     UnavailableError,
     Wire,
     WireType,
 )
-from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, BadRecord, RowKind, order_column
+from changelog.message_keys import without_truncates
+from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, TRUNCATE, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
 from changelog.values.nested import has_more, is_nested
@@ -199,12 +201,17 @@ class _TaskDecoder:
     def _decoded(self, raw: pa.RecordBatch) -> pa.Table:
         bad = _Bad()
         parts: list[tuple[npt.NDArray[np.int64], dict[str, pa.Array]]] = []
+        keys: list[MessageKey] = []
+        truncates: list[Truncates] = []
         for found in self._format.changes(raw):
-            if isinstance(found, Rejected):
-                reasons = found.reason if isinstance(found.reason, str) else found.reason.to_pylist()
-                bad.add(found.record, found.error_class, reasons)
+            if isinstance(found, Truncates):
+                truncates.append(found)
+            if isinstance(found, Truncates) and not self._spec.truncate_refused:
+                parts.append((found.record.to_numpy(), self._truncate_columns(raw, found, bad)))
+            elif isinstance(found, Rejected):
+                bad.add(found.record, found.error_class, _reasons(found))
             elif isinstance(found, MessageKey):
-                self.stated_keys = merged_keys(self.stated_keys, {found.fields: _place(raw, found.record)})
+                keys.append(found)
             elif len(found.record):
                 self._check_places(found, bad)
                 if self._spec.inserts_only:
@@ -214,6 +221,8 @@ class _TaskDecoder:
                 if self._spec.schema_changes == "fail":
                     self._observe_missing(raw, found)
                 parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
+        for key in without_truncates(raw, keys, truncates):
+            self.stated_keys = merged_keys(self.stated_keys, {key.fields: _place(raw, key.record)})
         rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
         tables = []
         for records, columns in parts:
@@ -234,18 +243,40 @@ class _TaskDecoder:
         for column in spec.columns:
             applies = None if all_set or column.name in spec.kept_by_removals else sets
             columns[column.name] = self._column(column, changes, applies, bad)
-        for i, ((name, _), wire) in enumerate(zip(spec.order_by, changes.order, strict=True)):
-            columns[order_column(i)] = self._order_value(i, name, wire, changes, bad)
-        if spec.source_order:
-            place = pc.multiply(raw.column("offset").take(changes.record), CHANGES_PER_RECORD)
-            columns[order_column(len(spec.order_by))] = raw.column("partition").take(changes.record)
-            columns[order_column(len(spec.order_by) + 1)] = pc.add(place, changes.after)
+        columns |= self._order_columns(raw, changes.record, changes.order, changes.after, bad)
         for name in spec.metadata:
             if name in _OF_THE_RECORD:
                 columns[name] = raw.column(_OF_THE_RECORD[name]).take(changes.record)
             else:
                 columns[name] = changes.metadata.get(name, pa.nulls(count, METADATA[name]))
         return columns
+
+    def _order_columns(
+        self, raw: pa.RecordBatch, record: pa.Array, order: Sequence[Wire], after: pa.Array | int, bad: _Bad
+    ) -> dict[str, pa.Array]:
+        spec = self._spec
+        columns = {}
+        for i, ((name, _), wire) in enumerate(zip(spec.order_by, order, strict=True)):
+            columns[order_column(i)] = self._order_value(i, name, wire, record, bad)
+        if spec.source_order:
+            place = pc.multiply(raw.column("offset").take(record), CHANGES_PER_RECORD)
+            columns[order_column(len(spec.order_by))] = raw.column("partition").take(record)
+            columns[order_column(len(spec.order_by) + 1)] = pc.add(place, after)
+        return columns
+
+    def _truncate_columns(self, raw: pa.RecordBatch, truncates: Truncates, bad: _Bad) -> dict[str, pa.Array]:
+        """Rows that stand for a TRUNCATE (`changelog.rows.TRUNCATE`)."""
+        for (name, _), wire in zip(self._spec.order_by, truncates.order, strict=True):
+            reason = (
+                f"TRUNCATE: order column {name} is null or missing, so nothing says which rows it removed. Name a "
+                "field in order_by that these messages have too, or empty the table by hand"
+            )
+            bad.add(truncates.record.filter(wire.values.is_null()), BadRecord.MISSING_ORDER, reason)
+        marked = _Bad()
+        marked.add(truncates.record, TRUNCATE, _reasons(truncates))
+        rows = self._bad_rows(raw, marked)
+        columns = {name: rows.column(name) for name in rows.column_names}
+        return columns | self._order_columns(raw, truncates.record, truncates.order, 1, bad)
 
     def _check_places(self, changes: Changes, bad: _Bad) -> None:
         """Reject records with too many changes. The order value of a place beyond `CHANGES_PER_RECORD` would belong to
@@ -345,19 +376,19 @@ class _TaskDecoder:
         if still is None or not pc.all(still).as_py():
             self.observed = merged_types(self.observed, {column.name: wider.simpleString()})
 
-    def _order_value(self, index: int, name: str, wire: Wire, changes: Changes, bad: _Bad) -> pa.Array:
+    def _order_value(self, index: int, name: str, wire: Wire, record: pa.Array, bad: _Bad) -> pa.Array:
         target = to_arrow_type(self._spec.order_by[index][1])
         array, misfit = (
-            (pa.nulls(len(changes.record), target), None)
+            (pa.nulls(len(record), target), None)
             if wire.values.null_count == len(wire.values)
             else convert(wire, target)
         )
         if misfit is not None and pc.any(misfit).as_py():
             reason = f"order column {name} does not fit {self._spec.order_by[index][1].simpleString()}"
-            bad.add(changes.record.filter(misfit), BadRecord.MISSING_ORDER, reason)
+            bad.add(record.filter(misfit), BadRecord.MISSING_ORDER, reason)
         if array.null_count:
             reason = f"order column {name} is null or missing"
-            bad.add(changes.record.filter(array.is_null()), BadRecord.MISSING_ORDER, reason)
+            bad.add(record.filter(array.is_null()), BadRecord.MISSING_ORDER, reason)
         return array
 
     def _bad_rows(self, raw: pa.RecordBatch, bad: _Bad) -> pa.Table:
@@ -420,6 +451,11 @@ def merged_keys(first: StatedKeys, second: StatedKeys) -> StatedKeys:
         fields: min(place for place in (first.get(fields), second.get(fields)) if place is not None)
         for fields in {**first, **second}
     }
+
+
+def _reasons(found: Rejected) -> Sequence[str] | str:
+    reasons: list[str] | str = found.reason if isinstance(found.reason, str) else found.reason.to_pylist()
+    return reasons
 
 
 def _place(raw: pa.RecordBatch, row: int) -> tuple[int, int]:

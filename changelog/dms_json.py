@@ -10,7 +10,7 @@
 | data: load, insert      | +I of `data` (load is a snapshot read of the source) |
 | data: update            | +U of `data`; before it -U of the before-image, if needed (changelog mode, new key) |
 | data: delete            | -D of `data`; only its key is used |
-| control: truncate-table | a bad record: no key says which rows were removed |
+| control: truncate-table | empties the table (`changelog.rows.TRUNCATE`) |
 | control: others         | ignored: rows show new columns, and drop-table leaves the rows |
 
 DMS leaves out nulls, so a missing field is null. With the endpoint's setting `IncludeNullAndEmpty`, a missing field
@@ -32,7 +32,6 @@ from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Object, Parsed
 from changelog.row_images import (
     TEXT,
-    TRUNCATED,
     Images,
     Operations,
     Rows,
@@ -86,7 +85,7 @@ class DmsJson:
         record_type, op = (text(at_field(metadata, name)) for name in ("record-type", "operation"))
         yield from RECORD_TYPES.rejected(found.record, record_type)
         truncates = pc.and_(pc.equal(record_type, "control"), pc.is_in(op, value_set=pa.array(_TRUNCATES)))
-        yield from rejected(found.record, truncates, BadRecord.UNSUPPORTED_EVENT, TRUNCATED)
+        yield from self._images.truncates(found.record, found.values, pc.fill_null(truncates, False))
         is_data = pc.is_in(record_type, value_set=pa.array(["data"]))
         found = replace(found, record=found.record.filter(is_data), values=found.values.filter(is_data))
         op = op.filter(is_data)

@@ -29,7 +29,6 @@ from changelog.row_images import (
     NAMES,
     PARTITION_REMOVED,
     TEXT,
-    TRUNCATED,
     Fields,
     Images,
     Operations,
@@ -60,7 +59,7 @@ OPERATIONS = Operations(
         ["bootstrap-start", "bootstrap-complete"]
         + [f"{what}-{done}" for what in ("table", "database") for done in ("create", "alter", "drop")]
     ),
-    unsupported={"table-truncate": TRUNCATED},
+    truncates=frozenset(["table-truncate"]),
     snapshot=frozenset(["bootstrap-insert"]),
 )
 
@@ -92,6 +91,7 @@ class MaxwellJson:
         message = found.values
         op = text(at_field(message, "type"))
         yield from OPERATIONS.rejected(found.record, op)
+        yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))
         altered = pc.and_(
             pc.is_in(op, value_set=pa.array(["table-alter"])), removes_partition(at_field(message, "sql"))
         )

@@ -9,7 +9,7 @@ a key only if no earlier key had the same shape.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from changelog import connect_json
 from changelog.avro_schema import SchemaError
-from changelog.changes import MessageKey
+from changelog.changes import MessageKey, Truncates
 from changelog.json_records import parse
 from changelog.schema_registry import Schemas, by_schema
 
@@ -153,6 +153,26 @@ class MessageKeys:
             texts, rows = texts.filter(pa.array(rest)), rows[rest]
         for text, row in zip(texts.to_pylist(), rows.tolist(), strict=True):
             yield _names(text), row
+
+
+def without_truncates(
+    records: pa.RecordBatch, found: Iterable[MessageKey], truncates: Sequence[Truncates]
+) -> Iterator[MessageKey]:
+    """The keys that messages of changes state. That of a TRUNCATE has none, and doesn't say that its table has none.
+
+    :param records: a batch of `RAW_SCHEMA`.
+    :param found: what its messages state.
+    :param truncates: those of its messages that empty the table.
+    """
+    for key in found:
+        if key.fields or not truncates:
+            yield key
+            continue
+        keyless = pc.and_(records.column("key").is_null(), records.column("value").is_valid())
+        rows = np.flatnonzero(keyless.to_numpy(zero_copy_only=False))
+        others = np.setdiff1d(rows, np.concatenate([part.record.to_numpy() for part in truncates]))
+        if len(others):
+            yield MessageKey((), int(others[0]))
 
 
 def _matches(texts: pa.Array, pattern: str) -> npt.NDArray[np.bool_]:

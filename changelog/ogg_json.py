@@ -8,7 +8,7 @@
 | I       | +I of `after` |
 | U       | +U of `after`; before it -U of `before`, if it exists and is needed (changelog mode, another key) |
 | D       | -D of `before`; only its key is used |
-| T       | a bad record: a TRUNCATE removes rows that no key names |
+| T       | empties the table (`changelog.rows.TRUNCATE`) |
 
 By default GoldenGate sends only the key and the changed fields of an updated row. Such a message is a bad record: use
 NOCOMPRESSUPDATES or a similar setting in the extract. With `missing.columns: null`, a missing field is null. Set this
@@ -26,7 +26,6 @@ from changelog.json_records import JsonReader, Leaf, Parsed
 from changelog.row_images import (
     NAMES,
     TEXT,
-    TRUNCATED,
     Fields,
     Images,
     Operations,
@@ -47,7 +46,7 @@ from changelog.spec import ChangelogSpec
 OPERATIONS = Operations(
     "op_type",
     {"I": RowKind.INSERT, "U": RowKind.UPDATE_AFTER, "D": RowKind.DELETE},
-    unsupported={"T": TRUNCATED},
+    truncates=frozenset(["T"]),
 )
 _IS_MISSING = "_isMissing"
 """What `includeIsMissingFields` appends to a column's name, for whether the trail has no value of it."""
@@ -82,6 +81,7 @@ class OggJson:
         message = found.values
         op = text(at_field(message, "op_type"))
         yield from OPERATIONS.rejected(found.record, op)
+        yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))
         kind = OPERATIONS.kind(op)
         mask = kind.is_valid()
         message, record, kind = message.filter(mask), found.record.filter(mask), kind.filter(mask)

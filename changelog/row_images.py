@@ -12,7 +12,7 @@ A format's module reads its messages (`read`), tells their operations (`Operatio
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
+from changelog.changes import Changes, MessageKey, Rejected, Truncates, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.rows import PREFIX, BadRecord, RowKind
@@ -37,7 +37,6 @@ TEXT = Leaf((pa.string(), pa.int64()))
 INTEGER = Leaf((pa.int64(), pa.string()))
 NAMES = Leaf((pa.list_(pa.string()),))
 
-TRUNCATED = "TRUNCATE: no key says which rows it removed; empty the table by hand"
 PARTITION_REMOVED = "a partition was dropped or truncated: no key says which rows that removed; remove them by hand"
 
 _SEPARATOR = "\x1f"
@@ -51,14 +50,14 @@ class Operations:
     :param field: the field that names the operation. It is shown in the reasons of bad records.
     :param kinds: operation -> kind. UPDATE_AFTER means an update, with or without an old image.
     :param ignored: operations that change no rows.
-    :param unsupported: operation -> why it can't be applied.
+    :param truncates: operations that say that the whole table was emptied.
     :param snapshot: operations of `kinds` that come from a snapshot read of the source.
     """
 
     field: str
     kinds: Mapping[str, RowKind]
     ignored: frozenset[str] = frozenset()
-    unsupported: Mapping[str, str] = dataclass_field(default_factory=dict)
+    truncates: frozenset[str] = frozenset()
     snapshot: frozenset[str] = frozenset()
 
     def kind(self, op: pa.Array) -> pa.Array:
@@ -67,20 +66,20 @@ class Operations:
         return pa.array([int(kind) for kind in self.kinds.values()], pa.int8()).take(places)
 
     def rejected(self, record: pa.Array, op: pa.Array) -> Iterator[Rejected]:
-        """Reject the records whose operation is unknown or can't be applied."""
-        rest = pc.invert(pc.is_in(op, value_set=pa.array([*self.kinds, *self.ignored], pa.string())))
+        """Reject the records whose operation is unknown."""
+        known = [*self.kinds, *self.ignored, *self.truncates]
+        rest = pc.invert(pc.is_in(op, value_set=pa.array(known, pa.string())))
         if not pc.any(rest).as_py():
             return
         record, op = record.filter(rest), op.filter(rest)
         yield from rejected(record, op.is_null(), BadRecord.UNKNOWN_OPERATION, f"{self.field} is missing")
-        unknown = op.is_valid()
-        for name, reason in self.unsupported.items():
-            same = pc.fill_null(pc.equal(op, name), False)
-            yield from rejected(record, same, BadRecord.UNSUPPORTED_EVENT, reason)
-            unknown = pc.and_not(unknown, same)
-        known = f"; expected one of {', '.join(self.kinds)}"
-        reasons = pc.binary_join_element_wise(f"{self.field} is '", op, f"'{known}", "")
-        yield from rejected(record, unknown, BadRecord.UNKNOWN_OPERATION, reasons)
+        expected = f"; expected one of {', '.join(self.kinds)}"
+        reasons = pc.binary_join_element_wise(f"{self.field} is '", op, f"'{expected}", "")
+        yield from rejected(record, op.is_valid(), BadRecord.UNKNOWN_OPERATION, reasons)
+
+    def truncating(self, op: pa.Array) -> pa.Array:
+        """Whether each operation empties the table (bool)."""
+        return pc.is_in(op, value_set=pa.array(list(self.truncates), pa.string()))
 
 
 @dataclass(frozen=True)
@@ -187,6 +186,12 @@ class Images:
             found.append(first(*leaves) if leaves else pa.nulls(len(places[0])))
         return found
 
+    def truncates(self, record: pa.Array, messages: pa.StructArray, mask: pa.Array) -> Iterator[Truncates]:
+        """The messages that empty the table: those where `mask` is true."""
+        if pc.any(mask).as_py():
+            order = [Wire(values.filter(mask)) for values in self.order(messages)]
+            yield truncated(self._spec, record.filter(mask), order)
+
     def changes(self, rows: Rows) -> Iterator[Changes | Rejected]:
         """The changes that `rows` make to the table."""
         updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
@@ -263,6 +268,12 @@ class Images:
             unknown=rows.unknown,
             metadata=metadata,
         )
+
+
+def truncated(spec: ChangelogSpec, record: pa.Array, order: Sequence[Wire]) -> Truncates:
+    """:param record: row numbers of the records that empty the table."""
+    reason = spec.truncate_refused or "the source emptied its table"
+    return Truncates(record, BadRecord.UNSUPPORTED_EVENT, reason, order)
 
 
 def each(

@@ -8,7 +8,7 @@ A *changelog row* is one change of one key. In Arrow (and, column by column, in 
 | `_rowdelta_order_<i>`  | any sortable type   | i-th order column; compared as a tuple, nulls first                  |
 | `_rowdelta_hash`       | int64, optional     | first half of the key's hash; present if the table has a key index   |
 | `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
-| `_rowdelta_bad`        | struct; null if good| why the record can't be applied, and the record itself (`BAD_FIELDS`)|
+| `_rowdelta_bad`        | struct; null if good| the record (`BAD_FIELDS`), if it can't be applied or is a `TRUNCATE`  |
 | the table's columns    | the table's types   | the row; for -U and -D only key and partition source columns are read |
 """
 
@@ -31,6 +31,13 @@ BAD_FIELDS = {
     "error_class": "string",  # one of `BadRecord`, for counting
 }
 """Fields of `_rowdelta_bad`, as Spark SQL types."""
+
+
+TRUNCATE = "truncate"
+"""The `error_class` of a row that isn't bad: its record says that the source emptied the table. Like a bad record, the
+row has no key, so it takes the same way past everything that looks at keys. Its order columns have values. All changes
+before it are void, and so are all rows that the table had. Each writing task gets it (`sink.spark.routing.to_all`).
+"""
 
 
 class RowKind(IntEnum):

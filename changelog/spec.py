@@ -49,6 +49,8 @@ class ChangelogSpec:
         (`changelog.decoding.METADATA`).
     :param excluded: fields that must not become columns.
     :param empty_is_null: text columns in which the table can't tell an empty text from null.
+    :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
+        table is emptied.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -63,6 +65,7 @@ class ChangelogSpec:
     metadata: tuple[str, ...] = ()
     excluded: frozenset[str] = frozenset()
     empty_is_null: frozenset[str] = frozenset()
+    truncate_refused: str = ""
 
     @property
     def tells_snapshots(self) -> bool:

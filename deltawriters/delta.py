@@ -6,6 +6,10 @@ of the same commit; only a position delete can, and other formats have no other 
 the row's place for every key of the commit, until the commit ends. Flink's `BaseTaskWriter.BaseEqualityDeltaWriter`
 does the same with its `insertedRowMap`, row by row; this writer does it buffer by buffer.
 
+A TRUNCATE of the source is a barrier in the order of changes: what is before it doesn't count, in this commit or in
+earlier ones. The writer keeps the last barrier. It drops the changes before it, removes the rows that it has already
+written for such changes, and writes no deletes of earlier commits' rows: the commit removes all of them.
+
 The key map holds the collapsed changes of the commit so far. A flush collapses map entries and buffered changes
 together, by the same comparison. So changes may arrive in any order, and the outcome doesn't depend on when the writer
 flushes.
@@ -22,7 +26,7 @@ import pyarrow.compute as pc
 
 from changelog.rows import HASH, KIND, ORDER, RowKind
 from deltawriters import partitioning
-from deltawriters.collapse import Collapsed, Ints, collapse, sets_row, settle, tied_rows
+from deltawriters.collapse import Collapsed, Ints, collapse, order_rank, sets_row, settle, tied_rows
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.deletes import FLUSH_THRESHOLD, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
@@ -36,7 +40,7 @@ class CardinalityError(ValueError):
     """Two changes of one key have equal order values and different content, so nothing tells which row is right.
 
     MERGE has the same check (`MergeRowsExec`, cardinality check). The writer raises this error in `changelog` mode
-    only, because there it trusts the stream.
+    only, because there it trusts the stream. In all modes it is raised if a change has the order value of a TRUNCATE.
     """
 
 
@@ -109,6 +113,7 @@ class DeltaWriter:
         self._data = PartitionedWriter(table, self._factory, self._files, lasting=lasting)
         self._deletes = table.deletes(self._factory, self._files, options.position_delete_threshold)
         self._map = _KeyMap.empty()
+        self._barrier: pa.Table | None = None
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
         self._kind_counts = np.zeros(len(RowKind), np.int64)
@@ -130,6 +135,40 @@ class DeltaWriter:
         if self._buffered_bytes >= self._options.flush_bytes:
             self._flush(last=False)
 
+    def truncate(self, barriers: pa.RecordBatch) -> None:
+        """Take TRUNCATEs of the source. Only what came after the last of them counts.
+
+        :param barriers: rows with the order columns of changes.
+        :raises CardinalityError: a change has the same order value.
+        """
+        names = [name for name in barriers.schema.names if name.startswith(ORDER)]
+        candidates = _concat(self._barrier, pa.Table.from_batches([barriers]).select(names))
+        last = int(np.argmax(order_rank([storage(column) for column in candidates.columns])))
+        self._barrier = candidates.slice(last, 1)
+        known = self._map
+        if known.last_order is None:
+            return
+        gone = self._is_void(known.last_order)
+        written = np.flatnonzero(gone & (known.file != NOWHERE))
+        self._deletes.delete(known.file[written], known.pos[written])
+        self._map = known.filter(~gone)
+
+    def _is_void(self, orders: pa.Table) -> npt.NDArray[np.bool_]:
+        """Whether each change came before the last TRUNCATE.
+
+        :raises CardinalityError: nothing tells.
+        """
+        rank = order_rank([storage(column) for column in _concat(self._barrier, orders).columns])
+        ties = np.flatnonzero(rank[1:] == rank[0])
+        if len(ties):
+            raise CardinalityError(
+                f"{len(ties)} changes have the same order value as a TRUNCATE of the source, "
+                f"{tuple(orders.slice(int(ties[0]), 1).to_pylist()[0].values())}, so nothing says which of them came "
+                "before it. Add columns to order_by that make the order unique, or set truncate: reject"
+            )
+        void: npt.NDArray[np.bool_] = rank[1:] < rank[0]
+        return void
+
     def close(self) -> WriteResult:
         """Write what is buffered and finish all files.
 
@@ -140,7 +179,8 @@ class DeltaWriter:
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
         resolved = None if self._index is None else self._resolve(self._index)
         files = self._deletes.close(data_files)
-        if self._index is None and not self._options.table_is_empty and len(self._map):
+        is_empty = self._options.table_is_empty or self._barrier is not None
+        if self._index is None and not is_empty and len(self._map):
             files += self._key_deletes()
         return WriteResult(files, rows, resolved)
 
@@ -156,11 +196,16 @@ class DeltaWriter:
         self._buffer, self._buffered_bytes = [], 0
         kinds = storage(changes.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
+        order_names = [n for n in changes.column_names if n.startswith(ORDER)]
+        if self._barrier is not None:
+            counts = ~self._is_void(changes.select(order_names))
+            changes, kinds = changes.filter(pa.array(counts)).combine_chunks(), kinds[counts]
+            if not len(kinds):
+                return
         known = self._map
         m = len(known)
 
         keys = _concat(known.keys, changes.select(self._options.key))
-        order_names = [n for n in changes.column_names if n.startswith(ORDER)]
         orders = _concat(known.last_order, changes.select(order_names))
         all_kinds = np.concatenate([known.last_kinds, kinds])
         outcome = self._collapse(keys, orders, all_kinds, changes)
@@ -206,7 +251,10 @@ class DeltaWriter:
         all tasks together (`TableSpec.unites_deletes`).
         """
         known = self._map
-        if known.keys is None or known.hash is None:  # the task received no changes, but it still has runs to merge
+        if self._barrier is not None:
+            index = index.of_empty_table
+        if known.keys is None or known.hash is None or not len(known):
+            # no change of the task counts, but it still has runs to merge
             return IndexResult([], index.merged_runs(), [])
         result = resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
         if not self._table.unites_deletes:
@@ -339,6 +387,23 @@ class _KeyMap:
 
     def __len__(self) -> int:
         return len(self.file)
+
+    def filter(self, stays: npt.NDArray[np.bool_]) -> "_KeyMap":
+        """The keys where `stays` is true."""
+
+        def rows(table: pa.Table | None) -> pa.Table | None:
+            return None if table is None else table.filter(pa.array(stays)).combine_chunks()
+
+        return _KeyMap(
+            keys=rows(self.keys),
+            last_order=rows(self.last_order),
+            last_kinds=self.last_kinds[stays],
+            file=self.file[stays],
+            pos=self.pos[stays],
+            first=rows(self.first),
+            hash=None if self.hash is None else self.hash[stays],
+            content=None if self.content is None else self.content[stays],
+        )
 
 
 def _concat(known: pa.Table | None, more: pa.Table) -> pa.Table:

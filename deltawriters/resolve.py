@@ -4,7 +4,7 @@ into the index.
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,11 @@ class IndexTask:
     last: int
     sequence: int
     run_name: str
+
+    @property
+    def of_empty_table(self) -> "IndexTask":
+        """The same part of an index that knows no row."""
+        return replace(self, slice=replace(self.slice, runs=(), merge=()))
 
     def merged_runs(self) -> list[RunInfo]:
         """Do the task's share of merging runs."""

@@ -241,6 +241,7 @@ class TableSection(_Section):
     :param key: key columns. Empty if the messages state the key; when the table is opened, it is filled in
         (`sink.run.keys`).
     :param keys: topic or directory -> key columns, for exceptions of a pattern.
+    :param truncate: what a TRUNCATE of the source does. None: `apply` where that is possible.
     :param cluster_by: columns by which Delta Lake clusters a table (liquid clustering).
     """
 
@@ -257,6 +258,7 @@ class TableSection(_Section):
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality"] = "position"
+    truncate: Literal["apply", "reject"] | None = None
     merge_small_files: bool = True
     compact_every: Annotated[int, Field(ge=1)] | None = None
     properties: dict[str, Text] = Field(default_factory=dict)
@@ -558,6 +560,12 @@ class Config(_Section):
                 f"table {table.target}: keys is for a pattern's exceptions; write key", "tables", number, "keys"
             )
         if table.mode == "append":
+            if table.truncate == "apply":
+                raise MisplacedError(
+                    f"table {table.target}: mode append takes no row away, so it can't apply a TRUNCATE. Write "
+                    "truncate: reject, or leave it out",
+                    *("tables", number, "truncate"),
+                )
             for name in ("key", "keys"):
                 if getattr(table, name):
                     raise MisplacedError(

@@ -8,7 +8,9 @@ It
 2. reads the topic again, from the first letter up to the table's position, and keeps the changes of those keys. It
    reads partitions without letters too, from the time of the first letter.
 3. writes and commits these changes like a micro-batch in upsert mode: the last change of each key wins. If a key is in
-   several partitions and there is no `order_by`, Kafka's timestamps decide. The position doesn't change.
+   several partitions and there is no `order_by`, Kafka's timestamps decide. Changes before a TRUNCATE that the
+   configuration applies are left out. The position doesn't change. A letter that is a TRUNCATE itself stays: it would
+   empty the table of what came after it.
 4. removes the letters from the dead-letter table.
 
 Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay makes the same
@@ -29,7 +31,7 @@ from pyspark.sql import functions as F
 
 from changelog.decoding import CHANGES_PER_RECORD
 from changelog.row_kind_columns import quoted
-from changelog.rows import BAD, order_column
+from changelog.rows import BAD, TRUNCATE, order_column
 from sink.config import Config
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import RECORD, Selection, same_record
@@ -208,8 +210,9 @@ class _Replay:
             return rows.select(*(quoted(name) for name in changes.columns))
 
         changes = self._sink.decoded(records, keep)
-        self._check_refused(changes.where(F.col(BAD).isNotNull()), force)
-        changes = changes.where(F.col(BAD).isNull())
+        is_truncate = F.col(f"{BAD}.error_class") == TRUNCATE
+        self._check_refused(changes.where(F.col(BAD).isNotNull() & ~is_truncate), force)
+        changes = self._since_truncate(changes.where(F.col(BAD).isNull()), changes.where(is_truncate))
         if not self._section.order_by:
             changes = self._by_time(changes, records)
         count = changes.count()
@@ -217,6 +220,13 @@ class _Replay:
             log.info("%s: applying %d changes", target, count)
             batch = TableBatch(lambda: records, position, count, changes)
             self._sink.apply_batch(-1, batch)
+
+    def _since_truncate(self, changes: DataFrame, truncates: DataFrame) -> DataFrame:
+        """Leave out changes that a later TRUNCATE of the source has made void. The replay itself empties no table."""
+        order = F.struct(*(order_column(i) for i in range(len(self._section.order_by) + 2)))
+        last = truncates.select(F.max(order).alias("_truncate"))
+        counts = F.col("_truncate").isNull() | (order > F.col("_truncate"))
+        return changes.crossJoin(F.broadcast(last)).where(counts).drop("_truncate").localCheckpoint()
 
     def _by_time(self, changes: DataFrame, records: DataFrame) -> DataFrame:
         """Order the changes of keys that are in several partitions by Kafka's timestamps. Within a partition, the

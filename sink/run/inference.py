@@ -11,8 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, Changes, MessageKey, Rejected
+from changelog.changes import RAW_SCHEMA, Changes, MessageKey, Rejected, Truncates
 from changelog.decoding import merged_types
+from changelog.message_keys import without_truncates
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
@@ -181,8 +182,8 @@ def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
 def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:
     """Name -> Spark SQL type of each field of raw records (`RAW_SCHEMA`)."""
     found: Mapping[str, str] = {}
-    for changes in _decoded(config, records):
-        if isinstance(changes, Changes):
+    for _, batch in _decoded(config, records):
+        for changes in (part for part in batch if isinstance(part, Changes)):
             seen = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items()}
             found = merged_types(found, seen)
     return dict(found)
@@ -190,7 +191,12 @@ def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:
 
 def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]]:
     """Keys that raw records (`RAW_SCHEMA`) state for their table (`MessageKey.fields`)."""
-    return frozenset(found.fields for found in _decoded(config, records) if isinstance(found, MessageKey))
+    stated = set[tuple[str, ...]]()
+    for batch, found in _decoded(config, records):
+        truncates = [part for part in found if isinstance(part, Truncates)]
+        keys = (part for part in found if isinstance(part, MessageKey))
+        stated.update(key.fields for key in without_truncates(batch, keys, truncates))
+    return frozenset(stated)
 
 
 def stated_keys(config: Config, topics: Collection[str]) -> dict[str, frozenset[tuple[str, ...]]]:
@@ -217,12 +223,15 @@ def raw_records(topic: str, messages: Sequence["Message"]) -> pa.Table:
     return pa.table(columns, schema=RAW_SCHEMA)
 
 
-def _decoded(config: Config, records: pa.Table) -> Iterator[Changes | Rejected | MessageKey]:
+def _decoded(
+    config: Config, records: pa.Table
+) -> Iterator[tuple[pa.RecordBatch, Sequence[Changes | Rejected | MessageKey]]]:
+    """Batches of records, and what the format makes of them."""
     decoder = formats.find(config.source.format)(
         ChangelogSpec((), (), options=config.source.format_options, schema_changes="evolve")
     )
     for batch in records.cast(RAW_SCHEMA).to_batches():
-        yield from decoder.changes(batch)
+        yield batch, list(decoder.changes(batch))
 
 
 def _sample(spark: SparkSession, config: Config, table: TableSection) -> DataFrame:

@@ -71,6 +71,7 @@ class KeyIndex:
         self._prepared_name: str | None = None
         self._prepared_base: int | None = None
         self._meanwhile = _Meanwhile()
+        self._truncated = False
         self._obsolete: list[str] = []
         self._spent: set[str] = set()
         self._current_name: str | None = None
@@ -140,6 +141,8 @@ class KeyIndex:
         changes = self._catch_up()
         if changes is None or self._base == base:
             return None
+        if self._truncated:  # whatever others did, the commit removes it, and tasks have looked nothing up
+            return self._prepare(operation, slice_, tasks, results)
         if not (changes.only_appended or self._table.spec.unites_deletes):
             return None  # tasks have written deletes of rows that may be elsewhere now
         new = tuple(run for run in self._synchronized().runs if run not in before)
@@ -162,7 +165,13 @@ class KeyIndex:
         return self._prepare(operation, slice_, tasks, results)
 
     def prepare(
-        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
+        self,
+        operation: str,
+        slice_: IndexSlice,
+        tasks: int,
+        results: Sequence[Mapping[str, Any]],
+        *,
+        truncated: bool = False,
     ) -> IndexCommit:
         """Write the version that the commit will name, and deletes of earlier rows that the tasks haven't written.
 
@@ -170,8 +179,9 @@ class KeyIndex:
         :param slice_: the part of the index that the tasks had.
         :param tasks: number of tasks that share the hash space.
         :param results: `index` of each task's result (`sink.spark.task`).
+        :param truncated: the commit removes all rows that the table has (`ChangeSet.truncates`).
         """
-        self._meanwhile = _Meanwhile()
+        self._meanwhile, self._truncated = _Meanwhile(), truncated
         return self._prepare(operation, slice_, tasks, results)
 
     def _prepare(
@@ -200,6 +210,8 @@ class KeyIndex:
     ) -> IndexCommit:
         """:param new_paths: the path of each written file is added to this list."""
         version, base, meanwhile = self._synchronized(), self._base, self._meanwhile
+        if self._truncated:
+            version = IndexVersion(version.encoding, version.sequence)
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result["new_vectors"]

@@ -34,6 +34,7 @@ from sink.run.plan import (
     needs_global_deletes,
     plan_table,
     shown_changes,
+    truncate_refused,
 )
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
@@ -436,6 +437,13 @@ class TableSink:
         self._spec, self._layout = self.table.spec, self.table.layout
         self._key_index = self._open_key_index()
 
+    def _see_partitions(self, position: Position | None) -> None:
+        """Follow the number of the topic's partitions, which decides whether a TRUNCATE has a place in an order."""
+        refused = truncate_refused(self.plan.section, position)
+        if refused != self.plan.changelog.truncate_refused:
+            self.plan = replace(self.plan, changelog=replace(self.plan.changelog, truncate_refused=refused))
+            self._writer.follow(self.plan, self._task_plans)
+
     def _is_altered(self) -> bool:
         """Whether the table's layout differs from what files are written for."""
         return self.table.layout != self._layout
@@ -447,6 +455,7 @@ class TableSink:
     def _begin(self, batch: TableBatch) -> Begun:
         operation = uuid4().hex[:16]
         started = time.monotonic()
+        self._see_partitions(batch.end)
         if batch.declared is not None:
             self._evolve(declared_changes(self.plan, batch.declared))
         # a sink that only appends doesn't conflict with other writers' appends
@@ -546,6 +555,7 @@ class TableSink:
         :param keep: filters the changelog rows.
         """
         while True:
+            self._see_partitions(self.position)
             decoded = self._writer.decoded(records, keep)
             self._compare_keys(decoded.stated_keys)
             if not decoded.observed:
@@ -624,7 +634,9 @@ class TableSink:
         index = None
         if self._key_index is not None and begun.index is not None:
             with before_commit(self.table.name):
-                index = self._key_index.prepare(begun.operation, begun.index, written.tasks, written.index)
+                index = self._key_index.prepare(
+                    begun.operation, begun.index, written.tasks, written.index, truncated=written.truncates > 0
+                )
             self._uncommitted.paths = [*self._uncommitted.paths, *index.new_paths]
         base = self._base if index is None else index.base
         request = ChangeSet(
@@ -635,8 +647,10 @@ class TableSink:
             base_snapshot=base,
             previous_operation=self._operation,
             written_for=self._layout,
-            written_for_empty_table=begun.empty,
-            summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.rows)},
+            # a commit that removes all rows removes others' too
+            written_for_empty_table=begun.empty and not written.truncates,
+            truncates=written.truncates > 0,
+            summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts)},
             properties=self._properties(written),
             metrics=attempt.metrics,
             index=index,

@@ -21,7 +21,7 @@ from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
 from sink.run.keys import TableKey, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
-from sink.sources.source import Source
+from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import NO_FLOATS, Tables, TableState, Target
 from sink.targets.capabilities import Capabilities
@@ -362,12 +362,32 @@ def _changelog(
         schema_changes=section.schema_changes,
         metadata=tuple(section.metadata),
         excluded=frozenset(section.exclude),
+        truncate_refused=truncate_refused(section, None),
         empty_is_null=frozenset(
             name
             for name in (sources if config.capabilities(section.target).empty_partition_is_null else ())
             if isinstance(types.get(name), T.StringType | T.BinaryType)
         ),
     )
+
+
+def truncate_refused(section: TableSection, position: Position | None) -> str:
+    """Why a TRUNCATE of the source can't be applied to a table: the reason of a bad record. Empty if it can.
+
+    :param position: the position that a micro-batch reaches. Kafka's has all partitions of the topic.
+    """
+    by_hand = "empty the table by hand"
+    if section.mode == "append":
+        return f"TRUNCATE: a table in mode append loses no rows; {by_hand}, if it should"
+    if section.truncate == "reject":
+        return f"TRUNCATE: truncate is reject; {by_hand}, or set truncate: apply"
+    partitions = [name for name in position or {} if name.isdigit()]
+    if len(partitions) > 1:
+        return (
+            f"TRUNCATE: {section.source} has {len(partitions)} partitions, and nothing says which messages of the "
+            f"others came before it; {by_hand}. A topic with one partition has an order"
+        )
+    return ""
 
 
 def deletes_carry_row(config: Config) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.rows import BAD
+from changelog.rows import BAD, TRUNCATE
 from deltawriters.combine import BUFFER_BYTES
 from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
@@ -257,8 +257,10 @@ class SparkWriter:
         # The checkpoint makes Spark compute the changes once. Without it, Catalyst would push the filter below the
         # decoder, and repeat the decoder's expressions there.
         changes = changes.localCheckpoint()
-        bad = self._dead_letters.without_kept(target, changes.where(F.col(BAD).isNotNull()), changes.sparkSession)
-        return changes.where(F.col(BAD).isNull()).unionByName(bad)
+        # a TRUNCATE that is applied now may have been refused with another configuration
+        is_bad = F.col(BAD).isNotNull() & (F.col(f"{BAD}.error_class") != TRUNCATE)
+        bad = self._dead_letters.without_kept(target, changes.where(is_bad), changes.sparkSession)
+        return changes.where(~is_bad).unionByName(bad)
 
 
 def is_read_by_each(batch: TableBatch, tasks: int) -> bool:

@@ -26,6 +26,7 @@ class Written:
     :param undecoded: number of bad records with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param records: number of rows in files, by the files' content.
     :param index: each task's part of the key index.
+    :param truncates: how often the source emptied the table. The files then have all rows that it has now.
     :param tasks: number of tasks.
     :param observed: what the messages have and the table can't store (`changelog.decoding.Observed`).
     :param stated_keys: keys that the messages state.
@@ -44,6 +45,7 @@ class Written:
     streamed_partitions: set[int]
     peak_memory: int
     index: list[dict[str, Any]]
+    truncates: int = 0
     tasks: int = 0
     observed: Mapping[str, str] = field(default_factory=dict)
     stated_keys: StatedKeys = field(default_factory=dict)
@@ -52,13 +54,18 @@ class Written:
     def bad(self) -> int:
         return sum(self.bad_by_class.values())
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was applied, for people: changes by kind, and each TRUNCATE."""
+        return ({"TRUNCATE": self.truncates} if self.truncates else {}) | self.rows
+
     def undecoded_since(self, before: int) -> int:
         """How many successive records the format has failed on (`BadRecord.DECODER_FAILED`).
 
         :param before: the count before this micro-batch. The count starts again at 0 if the format could read a record.
         """
         failed = self.bad_by_class.get(BadRecord.DECODER_FAILED, 0)
-        return 0 if any(self.rows.values()) or self.bad > failed else before + failed
+        return 0 if self.truncates or any(self.rows.values()) or self.bad > failed else before + failed
 
     @property
     def read(self) -> int:
@@ -77,7 +84,7 @@ class Written:
 
     def shown(self, unites_deletes: bool) -> str:
         """Text for the log: changes, files, deletes, facts from the key index, bad records."""
-        rows = " ".join(f"{kind} {count:,}" for kind, count in self.rows.items() if count) or "no changes"
+        rows = " ".join(f"{kind} {count:,}" for kind, count in self.counts.items() if count) or "no changes"
         united = sum(map(self.keys, ("updated", "deleted", "duplicates"))) if unites_deletes else 0
         bad = f", {self.bad:,} dead letters" if self.bad else ""
         return (
@@ -130,6 +137,8 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
         snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
         streamed_partitions={p for result in results for p in result["streamed_partitions"]},
         index=[result["index"] for result in results if "index" in result],
+        # each task gets every TRUNCATE
+        truncates=max((result["truncates"] for result in results), default=0),
         peak_memory=max((result["peak_memory"] for result in results), default=0),
     )
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from changelog.rows import BAD, HASH
+from changelog.rows import BAD, HASH, TRUNCATE
 from deltawriters.keyindex import xxhash64
 from deltawriters.table import Bucket
 
@@ -60,6 +61,29 @@ class KeyHash:
                 hashes = np.zeros(len(keys), np.uint64)
                 hashes[good.to_numpy(zero_copy_only=False)] = self(keys.filter(good))
             yield batch.append_column(HASH, pa.array(hashes.view(np.int64)))
+
+
+def to_all(changes: Iterable[pa.RecordBatch], tasks: int) -> Iterator[pa.RecordBatch]:
+    """Repeat each TRUNCATE (`changelog.rows.TRUNCATE`) for each task, as if the task owned its key.
+
+    :param changes: rows with `_rowdelta_hash`.
+    """
+    for batch in changes:
+        bad = batch.column(BAD)
+        if bad.null_count == len(bad) or not pc.any(truncates := is_truncate(bad)).as_py():
+            yield batch
+            continue
+        barriers = batch.filter(truncates)
+        place = barriers.schema.get_field_index(HASH)
+        for number in range(tasks):
+            first = np.full(len(barriers), range_of(number, tasks)[0], np.uint64)
+            yield barriers.set_column(place, barriers.schema.field(place), pa.array(first.view(np.int64)))
+        yield batch.filter(pc.invert(truncates))  # after them, so that fewer rows are written in vain
+
+
+def is_truncate(bad: pa.StructArray) -> pa.Array:
+    """Whether each `_rowdelta_bad` stands for a TRUNCATE (bool)."""
+    return pc.is_in(pc.struct_field(bad, ["error_class"]), value_set=pa.array([TRUNCATE]))
 
 
 def owner(hashes: Hashes, tasks: int) -> npt.NDArray[np.int64]:

@@ -36,7 +36,7 @@ from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.rewrite import RewriteGroup, Rewriter
 from sink.spark.exchange import Step, owned, packed
-from sink.spark.routing import KeyHash, range_of
+from sink.spark.routing import KeyHash, is_truncate, range_of, to_all
 
 T = TypeVar("T")
 
@@ -239,7 +239,7 @@ def route(
 ) -> Iterator[pa.RecordBatch]:
     """Deal changes out to tasks, for `run`."""
     kept = changes if combine is None else combine.combined(changes)
-    yield from packed(hash_keys.added(kept), tasks, indexed, part_rows)
+    yield from packed(to_all(hash_keys.added(kept), tasks), tasks, indexed, part_rows)
     _forget_archives()
 
 
@@ -249,7 +249,7 @@ def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.Reco
         return hash_keys.added(changes) if indexed else changes
     context = TaskContext.get()
     assert context is not None
-    return owned(hash_keys.added(changes), context.partitionId(), tasks, indexed)
+    return owned(to_all(hash_keys.added(changes), tasks), context.partitionId(), tasks, indexed)
 
 
 def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -338,9 +338,14 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()
+    truncates = 0
     try:
         for batch in batches:
-            good, rejected = _split(batch)
+            good, rejected, barriers = _split(batch)
+            if len(barriers):
+                assert isinstance(writer, DeltaWriter)  # decoders refuse a TRUNCATE of a table that only grows
+                writer.truncate(barriers)
+                truncates += len(barriers)
             if rejected is not None:
                 for found in pc.value_counts(rejected.field("error_class")):
                     bad[found["values"].as_py()] += found["counts"].as_py()
@@ -368,6 +373,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     summary: dict[str, Any] = {
         "files": [file.description for file in result.files],
         "rows": result.rows,
+        "truncates": truncates,
         "bytes": sum(file.size_in_bytes for file in result.files),
         "records": {content.value: result.records(content) for content in FileContent},
         "bad": bad,
@@ -459,6 +465,8 @@ def build_index(
         pending.clear()
 
     for batch in entries:
+        if not batch.num_rows:  # all rows of a file are deleted
+            continue
         high, low, file, pos = (batch.column(part).to_numpy() for part in (HASH, _LOW, INDEX_FILE, INDEX_POS))
         pending.append(Entries(high=high.view(np.uint64), low=low, file=file, pos=pos, files=()))
         if sum(len(part.high) for part in pending) >= RUN_ENTRIES:
@@ -583,13 +591,15 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
     return summary, paths if file is None else [*paths, file]
 
 
-def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None]:
-    """The rows to apply, and the bad records (None if there are none)."""
+def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None, pa.RecordBatch]:
+    """The rows to apply, the bad records (None if there are none), and the rows that stand for a TRUNCATE."""
     bad = batch.column(BAD)
     good = batch.drop_columns([BAD])
     if bad.null_count == len(bad):
-        return good, None
-    return good.filter(bad.is_null()), bad.drop_null()
+        return good, None, good.slice(0, 0)
+    truncates = is_truncate(bad)
+    rejected = bad.filter(pc.and_not(bad.is_valid(), truncates))
+    return good.filter(bad.is_null()), rejected if len(rejected) else None, good.filter(truncates)
 
 
 def _sample(row: dict[str, Any]) -> str:

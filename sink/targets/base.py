@@ -249,6 +249,8 @@ class ChangeSet:
     :param conflicts_with: a column and its value. Only files that may have such rows conflict with this commit. By
         default all files do.
     :param written_for_empty_table: the files have no deletes, because the table was empty.
+    :param truncates: the source emptied its table. All data files and deletes that the table has at the moment of the
+        commit are removed, whoever wrote them: only `files` stay.
     :param summary: what the table's history says of the commit.
     :param properties: further properties of the sink's state, set in the same commit.
     :param metrics: numbers about the work, for a history that shows them.
@@ -264,6 +266,7 @@ class ChangeSet:
     written_for: Hashable = None
     conflicts_with: tuple[str, str] | None = None
     written_for_empty_table: bool = False
+    truncates: bool = False
     summary: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, int] = field(default_factory=dict)

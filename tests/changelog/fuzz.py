@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from changelog import formats
 from changelog.changes import RAW_SCHEMA, Changes
-from changelog.rows import BadRecord
+from changelog.rows import TRUNCATE, BadRecord
 from changelog.spec import ChangelogSpec
 from tests.changelog.messages import Decoded, decode, spec
 
@@ -254,7 +254,7 @@ def damaged(examples: Sequence[Any]) -> st.SearchStrategy[list[bytes | None]]:
     return st.lists(any_one, min_size=1, max_size=24)
 
 
-_CLASSES = {value for name, value in vars(BadRecord).items() if name.isupper()}
+_CLASSES = {TRUNCATE} | {value for name, value in vars(BadRecord).items() if name.isupper()}
 
 
 def assert_accounted(

@@ -114,7 +114,7 @@ def test_statements_about_the_table() -> None:
         None,
     ]
     assert [(d.offset, d.error) for d in decoded(values)] == [
-        (4, "unsupported_event: TRUNCATE: no key says which rows it removed; empty the table by hand"),
+        (4, "truncate: the source emptied its table"),
         (
             5,
             "unsupported_event: a partition was dropped or truncated: no key says which rows that removed; "

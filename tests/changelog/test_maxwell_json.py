@@ -96,7 +96,7 @@ def test_statements_about_the_table() -> None:
     bad = decoded(
         [ddl("table-alter", "ALTER TABLE things DROP PARTITION p1"), ddl("table-truncate", "truncate things")]
     )
-    assert [(d.error or "").split(":")[0] for d in bad] == ["unsupported_event"] * 2
+    assert [(d.error or "").split(":")[0] for d in bad] == ["unsupported_event", "truncate"]
 
 
 def test_bad_records_say_why() -> None:

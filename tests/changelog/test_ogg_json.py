@@ -130,7 +130,7 @@ def test_bad_records_say_why() -> None:
     cases: list[tuple[Any, str]] = [
         ("no JSON", "unparseable: the value is not a JSON object"),
         ({"id": 1}, "unknown_operation: op_type is missing"),
-        (message("T"), "unsupported_event: TRUNCATE: no key says which rows it removed; empty the table by hand"),
+        (message("T"), "truncate: the source emptied its table"),
         (message("X", after=thing(1)), "unknown_operation: op_type is 'X'; expected one of I, U, D"),
         (message("I"), "missing_column: operation 'I' has no row"),
         (message("U", before=thing(1)), "missing_column: operation 'U' has no row"),

@@ -25,6 +25,7 @@ from sink.sources.source import TableBatch
 from sink.spark import task
 from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
+from sink.spark.routing import to_all
 from sink.targets.base import LiveFile, Tables
 from tests.memory.storage import Clock, SteppingFiles
 from tests.memory.table import DataFile, MemoryTable
@@ -125,7 +126,7 @@ class MemoryWriter:
         plan = self._task_plans.plan(begun, tasks)
         changes: Any = batch.changes
         batches = _in_types(changes, self._plan).to_batches(self._engine.batch_rows)
-        hashed = list(self._task_plans.hash(begun, tasks).added(batches))
+        hashed = list(to_all(self._task_plans.hash(begun, tasks).added(batches), tasks))
         results = []
         self._uncommitted.paths = []
         try:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from changelog.rows import BAD, KIND, RowKind, order_column
+from changelog.rows import BAD, KIND, TRUNCATE, RowKind, order_column
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import runs as index_runs
 from sink.config import Config
@@ -70,9 +70,11 @@ SPOILS_INDEX = {
 
 @dataclass(frozen=True)
 class Operation:
-    """What the source did to a key, and what its row became. `repeat` says the last message of the key again."""
+    """What the source did to a key, and what its row became. `repeat` says the last message of the key again. After a
+    `truncate` no key has a row.
+    """
 
-    verb: Literal["set", "delete", "change key", "repeat"]
+    verb: Literal["set", "delete", "change key", "repeat", "truncate"]
     key: int
     value: int = 0
     other: int = 0
@@ -118,6 +120,7 @@ class Story:
         random = Random(seed)
         mode = random.choice(("upsert", "changelog"))
         verbs = ["set", "set", "set", "delete", "change key"] + ["repeat"] * (mode == "upsert")
+        verbs = verbs * 2 + ["truncate"] * random.choice((0, 1))
         operations = tuple(
             Operation(random.choice(verbs), random.randrange(KEYS), random.randrange(9), random.randrange(KEYS))  # type: ignore[arg-type]
             for _ in range(random.randint(1, 24))
@@ -179,10 +182,13 @@ def _without(items: tuple[Any, ...], number: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Message:
-    """What the source says of one operation: changes, and the row that each key has after them; None if it has none."""
+    """What the source says of one operation: changes, and the row that each key has after them; None if it has none. Or
+    that it has no rows any more.
+    """
 
     changes: tuple[tuple[RowKind, Row], ...]
     rows: Mapping[Key, Row | None]
+    truncates: bool = False
 
 
 def messages(story: Story) -> list[Message]:
@@ -199,7 +205,10 @@ def messages(story: Story) -> list[Message]:
     for operation in story.operations:
         key, other = operation.key, operation.other
         old, said = live.get(key), Message((), {})
-        if operation.verb == "repeat":
+        if operation.verb == "truncate":
+            live, last = {}, {}
+            found.append(Message((), {}, truncates=True))
+        elif operation.verb == "repeat":
             said = last.get(key, said)
         elif operation.verb == "set":
             new = live[key] = row(operation, key)
@@ -369,17 +378,19 @@ class Player:
         return True
 
     def _batch(self, start: int, end: int) -> TableBatch:
-        changes = [
+        changes: list[tuple[RowKind | None, Row, int]] = [
             (kind, row, place << 8 | number)
             for place in range(start, end)
             for number, (kind, row) in enumerate(self.messages[place].changes)
         ]
+        nothing = (None,) * len(SCHEMA.names)
+        changes += [(None, nothing, place << 8) for place in range(start, end) if self.messages[place].truncates]
         self.random.shuffle(changes)
         columns = {name: [row[n] for _, row, _ in changes] for n, name in enumerate(SCHEMA.names)}
         arrays = {
-            KIND: pa.array([int(kind) for kind, _, _ in changes], pa.int8()),
+            KIND: pa.array([int(RowKind.DELETE if kind is None else kind) for kind, _, _ in changes], pa.int8()),
             order_column(0): pa.array([order for _, _, order in changes], pa.int64()),
-            BAD: pa.nulls(len(changes), _BAD_TYPE),
+            BAD: pa.array([{"error_class": TRUNCATE} if kind is None else None for kind, _, _ in changes], _BAD_TYPE),
         }
         arrays |= {name: pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names}
         frame: Any = pa.table(arrays)
@@ -603,9 +614,13 @@ class Player:
                 self._check_partition(file)
 
     def _applied(self, content: Content, start: int, end: int) -> Content:
-        """The rows after a micro-batch. It takes all earlier rows of its keys away, also those of others."""
+        """The rows after a micro-batch. It takes all earlier rows of its keys away, also those of others. A TRUNCATE is
+        about all keys.
+        """
         last: dict[Key, Row | None] = {}
         for message in self.messages[start:end]:
+            if message.truncates:
+                content, last = Counter(), {}
             last |= message.rows
         kept = _kept(content, lambda row: self.key_of(row) not in last)
         return kept + Counter(row for row in last.values() if row is not None)

@@ -391,11 +391,11 @@ class MemoryCommitter(Committer):
         referenced = request.index.referenced if request.index is not None else ()
         if self._is_in_conflict(base, referenced):
             return RefusedError("others changed the table")
-        files = dict(store.live)
+        files = {} if request.truncates else dict(store.live)
         if request.index is not None:
             apply_vectors(files, request.index.files, request.index.removed)
         add_files(files, request.files, (request.prefix, request.operation))
-        kind: Literal["append", "overwrite"] = "overwrite" if referenced else "append"
+        kind: Literal["append", "overwrite"] = "overwrite" if referenced or request.truncates else "append"
         stored = {"prefix": request.prefix, "operation": request.operation, "position": request.position}
         if request.index is not None:
             stored["index"] = request.index.stored

@@ -17,11 +17,14 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
+from deltawriters import delta
 from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.written import Uncommitted
+from sink.spark.routing import to_all
 from sink.targets.base import Committer, IndexCommit, TableChanges
+from tests.memory import engine
 from tests.memory.stories import Story, played, shrunk
 
 ROOT = Path(__file__).parents[2]
@@ -162,6 +165,23 @@ def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableSink, "_is_altered", lambda self: False)
 
 
+def _tell_one_task_of_a_truncate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine, "to_all", lambda changes, _: to_all(changes, 1))
+
+
+def _keep_what_was_written_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(delta._KeyMap, "filter", lambda self, stays: self)
+
+
+def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
+    original = KeyIndex.prepare
+
+    def prepare(self: KeyIndex, *args: Any, truncated: bool) -> IndexCommit:
+        return original(self, *args)
+
+    patch.setattr(KeyIndex, "prepare", prepare)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -176,6 +196,9 @@ def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
         _delete_files_of_unknown_outcomes,
         _commit_the_old_position,
         _overlook_that_the_table_was_altered,
+        _tell_one_task_of_a_truncate,
+        _keep_what_was_written_before_a_truncate,
+        _look_up_rows_of_before_a_truncate,
     ],
 )
 def test_stories_find_a_mistake(mistake: Patch, tmp_path: Path) -> None:

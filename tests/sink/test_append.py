@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import ConfigError, DataError, FencedError, TemporaryError
+from sink.run.plan import truncate_refused
 from tests.services.kafka import Kafka, running_kafka
 from tests.sink.harness import Fault, Job, before_commit, crashing
 from tests.sink.test_kafka import ORDERS, KafkaJob, event, insert, order
@@ -87,6 +88,15 @@ def test_rows_of_which_the_sink_knows_nothing(job: Job) -> None:
     job.sink_id = "another"
     with pytest.raises(DataError, match="would duplicate rows in mode append"):
         job.run()
+
+
+def test_no_row_is_taken_away(job: Job) -> None:
+    job.table = {"mode": "append", "truncate": "apply"}
+    with pytest.raises(ValueError, match=r"can't apply a TRUNCATE\. Write truncate: reject, or leave it out"):
+        job.config()
+    job.table = {"mode": "append", "truncate": "reject"}
+    refused = truncate_refused(job.config().tables[0], None)
+    assert refused == "TRUNCATE: a table in mode append loses no rows; empty the table by hand, if it should"
 
 
 @pytest.mark.parametrize("name", ["key", "keys"])

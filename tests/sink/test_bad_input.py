@@ -203,7 +203,15 @@ def test_a_small_file_of_bad_records_does_not_stop_the_table(json_job: Job, monk
 def test_how_many_failures_are_the_formats(
     rows: dict[str, int], undecoded: dict[str, int], exception: str | None
 ) -> None:
-    counts = {"files": [], "records": {}, "bytes": 0, "samples": [], "snapshot_partitions": [], "peak_memory": 0}
+    counts = {
+        "files": [],
+        "records": {},
+        "bytes": 0,
+        "truncates": 0,
+        "samples": [],
+        "snapshot_partitions": [],
+        "peak_memory": 0,
+    }
     bad = {"decoder_failed": sum(undecoded.values())}
     written = sum_up([counts | {"streamed_partitions": [], "rows": rows, "bad": bad, "undecoded": undecoded}])
     assert written.failing_alike(10) == exception

@@ -371,6 +371,29 @@ def test_replay_undoes_nothing_newer_in_another_partition(job: KafkaJob, kafka: 
     assert content(job) == expected | {5: ("late", "5.00")}
 
 
+def test_replay_undoes_no_truncate_and_repeats_none(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """The messages state the key. Those of a TRUNCATE have none, which doesn't mean that the table has none."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, key={"orders": []})
+    kafka.create_topic(job.topic(), 1)
+    truncate = None, {"op": "t", "before": None, "after": None}
+    job.produce([change("c", 1, "a"), change("c", 2, "a", "1.50"), truncate, change("c", 3, "b")])
+    job.produce([change("c", 4, "b", "2.50"), truncate, change("c", 5, "c"), change("c", 6, "c", "3.50")])
+    job.run()
+    assert content(job) == {5: ("c", None)}
+    job.table = {"truncate": "reject"}
+    job.produce([truncate, change("c", 7, "d")])
+    job.run()
+    assert len(letters(job)) == 4
+    job.table = {}
+    assert str(replayed(job)).endswith("3 replayed; 1 still refused (1 unsupported_event)")
+    assert content(job) == {5: ("c", None), 7: ("d", None)}, "what was truncated doesn't come back"
+    assert [letter["offset"] for letter in letters(job)] == [8]
+    job.produce([change("c", 8, "d", "4.50"), change("c", 9, "e"), truncate, change("c", 10, "e", "5.50")])
+    job.run()
+    assert str(replayed(job)).endswith("2 replayed; 1 still refused (1 unsupported_event)")
+    assert content(job) == {10: ("e", "5.50")}
+
+
 def test_letters_without_a_value_are_replayed(job: KafkaJob) -> None:
     """A null equals nothing in a join, and then the letter would count as gone from the topic."""
     job.format_options = {"flattened": "true"}  # a delete, and its key is no JSON

@@ -15,6 +15,7 @@ from sink.errors import RowdeltaError
 from sink.targets.base import MINOR, SINK_ID, ChangeSet, Committer, CommitUnknownError, Rewrite, TableChangedError
 from sink.targets.delta.live_files import Add
 from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
+from sink.targets.delta.new_vectors import remove_of
 from sink.targets.delta.small_files import SCHEMA, VECTOR, WRITER, schema_tag
 from sink.targets.retries import Retries
 
@@ -47,6 +48,8 @@ class DeltaCommitter(Committer):
         }
         tags = self._tags(request.prefix, request.operation)
         actions = [tagged(json.loads(file), tags) for file in request.files]
+        if request.truncates:
+            actions += [remove_of(add) for add in self._table.live.values()]
         if request.index is not None:
             stored["index"] = request.index.stored
             actions += map(json.loads, request.index.removed)

@@ -154,6 +154,9 @@ class IcebergCommitter(Committer):
                 # the commit must also be refused if a compaction removed a file with rows to delete
                 referenced = table.java_list(request.index.referenced)
                 delta = delta.validateDataFilesExist(referenced).validateDeletedFiles()
+        if request.truncates:
+            # others' compactions aren't in conflict, so the commit is refused if one of these files is gone
+            table.remove_all(transaction.table().currentSnapshot(), delta.validateDeletedFiles())
         if base is not None:
             delta = delta.validateFromSnapshot(base)
         if request.conflicts_with is None:

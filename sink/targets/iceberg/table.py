@@ -255,6 +255,27 @@ class IcebergTable(IcebergState, Target):
         numbers = lang.invoke.MethodHandleProxies.asInterfaceInstance(function, number_of)
         return set(self.as_json(self.as_list(files).stream().map(numbers).distinct().toArray()))
 
+    def remove_all(self, snapshot: JavaObject | None, delta: JavaObject) -> None:
+        """Have a `RowDelta` remove all data and delete files of a snapshot. All calls for a file stay in the JVM."""
+        if snapshot is None:
+            return
+        io, specs = self.java.io(), self.java_specs
+        removes = self._consumer(delta, "removeRows", "DataFile"), self._consumer(delta, "removeDeletes", "DeleteFile")
+        reads = self.iceberg.ManifestFiles.read, self.iceberg.ManifestFiles.readDeleteManifest
+        manifests = snapshot.dataManifests(io), snapshot.deleteManifests(io)
+        for found, read, remove in zip(manifests, reads, removes, strict=True):
+            for manifest in self.elements(found):
+                self.as_list(read(manifest, io, specs)).forEach(remove)
+
+    def _consumer(self, delta: JavaObject, method: str, takes: str) -> JavaObject:
+        """A method of a `RowDelta` as a Java `Consumer`; see `_scanned_path`."""
+        lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
+        handles, returning = lang.invoke.MethodHandles, lang.invoke.MethodType.methodType
+        owner, file = (lang.Class.forName(f"org.apache.iceberg.{name}", True, loader) for name in ("RowDelta", takes))
+        function = lang.Class.forName("java.util.function.Consumer")
+        remove = handles.publicLookup().findVirtual(owner, method, returning(owner, file)).bindTo(delta)
+        return lang.invoke.MethodHandleProxies.asInterfaceInstance(function, remove)
+
     @cached_property
     def _scanned_path(self) -> JavaObject:
         """A Java `Function`: from a `FileScanTask` to the path of its data file. Python can't write a function that
