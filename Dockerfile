@@ -1,18 +1,24 @@
-FROM python:3.11-slim-bookworm
-
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
- && rm -rf /var/lib/apt/lists/*
-
-WORKDIR /opt/rowdelta
+# Only the first stage has pip and what it downloads; the image has the environment that it made.
+FROM python:3.11.14-slim-bookworm AS build
+WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY changelog changelog
 COPY deltawriters deltawriters
 COPY sink sink
-RUN pip install --no-cache-dir .
+RUN python -m venv /opt/rowdelta \
+ && /opt/rowdelta/bin/pip install --no-cache-dir --no-compile . \
+ && /opt/rowdelta/bin/pip uninstall --yes setuptools pip
 
-RUN useradd --create-home rowdelta && install --directory --owner rowdelta /data
-USER rowdelta
+FROM python:3.11.14-slim-bookworm
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --uid 10001 --create-home rowdelta \
+ && install --directory --owner rowdelta /data
+COPY --from=build /opt/rowdelta /opt/rowdelta
+ENV PATH=/opt/rowdelta/bin:$PATH
+# by number, so that Kubernetes can see that it isn't root (`runAsNonRoot`)
+USER 10001
 WORKDIR /data
 
 # Spark's packages and the archive of its classes, so that the container starts without downloading them, and fast.

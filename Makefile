@@ -14,7 +14,7 @@ JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 
 	macOS: brew install openjdk@17. If it is not on the PATH, set JAVA_HOME.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark bench docs lint clean jdk
+.PHONY: help setup demo test test-spark bench docs lint audit licenses clean jdk
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,9 +56,11 @@ demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo
 test: jdk setup lint ## The whole suite, after lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-# Without what only other parts of the suite need, such as the engines of test_readers.py: that is most of `dev`.
+# Without what only other parts of the suite need, such as the engines of test_readers.py and a browser's driver: that is
+# most of `dev`.
 test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
-	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py --numprocesses 2 --dist worksteal
+	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py \
+		--ignore tests/watch/test_page.py --numprocesses 2 --dist worksteal
 
 bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
 	$(BIN)/python -m benchmarks.bench
@@ -78,8 +80,14 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+audit: setup ## Known vulnerabilities of the installed packages, where their list can be reached
+	.ci/audit $(BIN)/python
+
+licenses: setup ## Write docs/licenses.md: what is installed with rowdelta, and under which licenses
+	$(BIN)/python -m tests.licenses
+
 clean: ## Remove what the targets made, .venv* included; ./demo only if `rowdelta demo` made it
-	rm -rf $(VENV) .venv-spark-* build *.egg-info
+	rm -rf $(VENV) .venv-spark-* .venv-audit build *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .services spark-warehouse site
 	@test ! -f demo/.rowdelta-demo || rm -rf demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

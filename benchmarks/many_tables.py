@@ -34,7 +34,7 @@ from sink.config import Config
 from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
 from sink.spark import session
-from tests.services.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka, running_kafka
 
 KEYS = 1000
 TARGETS = {(1, 1): 300, (300, 300): 8000}

@@ -13,9 +13,9 @@
 | s3-checkpoint | as s3 | bucket | bucket |
 | s3-delta | bucket, Delta | bucket | local |
 
-The store is moto's, or the one at `--endpoint`. A proxy in front of it counts what the driver, Spark and the tasks ask
-for. Change files are local, so reading them is no request. A micro-batch is what happens between two of the sink's log
-lines: its writing and commit, and Spark's own logs around it. The first one loads the keys, and isn't counted; of the
+The store is S3Proxy's, or the one at `--endpoint`. A proxy in front of it counts what the driver, Spark and the tasks
+ask for. Change files are local, so reading them is no request. A micro-batch is what happens between two of the sink's
+log lines: its writing and commit, and Spark's own logs around it. The first one loads the keys, and isn't counted; of the
 others, the table shows the median, and the mean, which has the merges of small files too.
 
 `cold` is the first micro-batch of a run after all copies of the index on this machine were deleted, and all Python
@@ -43,10 +43,10 @@ from typing import Any
 from benchmarks.streams import TimedPipeline
 from sink.config import Config
 from sink.spark import session
-from tests.services.counting import CountingProxy, Request, catalog_operation, counting, s3_operation
-from tests.services.jars import HERE, delta_jars, ivy_to_itself, jars, sqlite_jdbc_jar
-from tests.services.rest_catalog import running_rest_catalog
-from tests.services.s3 import S3, running_s3
+from tests.stack.counting import CountingProxy, Request, catalog_operation, counting, s3_operation
+from tests.stack.jars import HERE, delta_jars, ivy_to_itself, jars, sqlite_jdbc_jar
+from tests.stack.rest_catalog import running_rest_catalog
+from tests.stack.s3 import S3, running_s3
 
 CASES = ("local", "rest", "s3", "s3-hadoop", "s3-checkpoint", "s3-delta")
 BUCKET = f"s3a://{S3.BUCKET}"
@@ -139,9 +139,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=12, help="measured micro-batches (default: 12)")
     parser.add_argument("--format-version", default="2", choices=("2", "3"), help="of Iceberg's tables (default: 2)")
     parser.add_argument("--delay", type=float, default=0, help="milliseconds added to each request (default: 0)")
-    parser.add_argument("--endpoint", metavar="URL", help="a store with the bucket `lake` (default: moto's)")
-    parser.add_argument("--key", default="key", help="the store's access key")
-    parser.add_argument("--secret", default="secret", help="the store's secret key")
+    parser.add_argument("--endpoint", metavar="URL", help="a store with the bucket `lake` (default: S3Proxy's)")
+    parser.add_argument("--key", default=S3.KEY, help="the store's access key")
+    parser.add_argument("--secret", default=S3.SECRET, help="the store's secret key")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object a case")
     parser.add_argument("--paths", action="store_true", help="list the requests of the last warm micro-batch")

@@ -27,6 +27,7 @@ _Bools: TypeAlias = npt.NDArray[np.bool_]
 _PADDING = 16  # bytes after the last body, so that a look-ahead needs no check
 _MAX_VARINT = 10
 _HIGH_BITS = np.uint64(0x8080808080808080)
+_MOST_PIECES = 4096
 _MAX_DEPTH = 64  # of skipped values, since their schema may be recursive; other schemas are less deep
 
 
@@ -143,7 +144,8 @@ class _Bodies:
         at = at.copy()
         value: tuple[pa.Array, _Ints] | None = None
         for number, child in enumerate(node.branches):
-            chosen = np.flatnonzero(branch == number)
+            # a broken body's cursor stays where it is: it would choose the same branch of a recursive schema for ever
+            chosen = np.flatnonzero((branch == number) & ~self.bad[rows])
             is_wanted = child is node.value or (node.value.kind == "null" and number == 0)
             if len(chosen) or (want is not False and is_wanted):
                 array, at[chosen] = self.read(child, rows[chosen], at[chosen], want if is_wanted else False, depth)
@@ -187,6 +189,10 @@ class _Bodies:
                     key, at[now] = self.read(_STRING, rows[now], at[now], want is not False, depth + 1)
                     if key is not None:
                         keys.append(key)
+                if len(owners) >= _MOST_PIECES:
+                    # a message may have a million items, and an array for each would take 1 GB
+                    owners = [np.concatenate(owners)]
+                    keys, items = _joined(keys), _joined(items)
                 item, at[now] = self.read(node.item, rows[now], at[now], want is not False, depth + 1)
                 if item is not None:
                     items.append(item)
@@ -292,6 +298,10 @@ class _Bodies:
 
 
 _STRING = Node("string")
+
+
+def _joined(arrays: list[pa.Array]) -> list[pa.Array]:
+    return [pa.concat_arrays(arrays)] if arrays else []
 
 
 def _is_utf8(value: bytes) -> bool:

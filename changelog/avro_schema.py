@@ -64,6 +64,8 @@ _LOGICAL = {
     ("fixed", "uuid"): "io.debezium.data.Uuid",
 }
 _MAX_DEPTH = 60
+_MOST_TYPES = 100_000
+"""So many types may a schema have, counting a named type wherever it is used. Each is a step of the reader."""
 
 
 class SchemaError(ValueError):
@@ -177,6 +179,11 @@ class Node:
         return node
 
     @property
+    def children(self) -> list["Node"]:
+        """The types in it."""
+        return [*self.branches, *self.fields.values(), *([] if self.element is None else [self.element])]
+
+    @cached_property
     def is_empty(self) -> bool:
         """Whether values of this type take no bytes."""
         if self.kind == "record":
@@ -196,7 +203,9 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
         for other in references:
             parse_schema(_without_defaults(json.loads(other)), named)
         parsed = parse_schema(_without_defaults(json.loads(text)), named)
-        return _node(parsed, named, {}, 0)
+        node = _node(parsed, named, {}, 0)
+        _check_unfolded(node)
+        return node
     except (
         SchemaParseException,
         UnknownType,
@@ -207,6 +216,54 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
         RecursionError,
     ) as error:
         raise SchemaError(f"{type(error).__name__}: {error}") from None
+
+
+def _check_unfolded(node: Node) -> None:
+    """Refuse a schema whose values are read in very many steps, though it is short and they may be as well: named types
+    that contain others twice, which contain others twice, and so on.
+
+    :raises ValueError: the schema is such a one, a record contains itself in every value, or an array has values that
+        take no bytes.
+    """
+    sizes: dict[int, int] = {}
+    unfolding: set[int] = set()
+
+    def size(node: Node) -> int:
+        if id(node) not in sizes:
+            if id(node) in unfolding:
+                return 1  # behind a union, an array or a map, so each step takes a byte of the message
+            unfolding.add(id(node))
+            sizes[id(node)] = found = 1 + sum(map(size, node.children))
+            unfolding.discard(id(node))
+            if found > _MOST_TYPES:
+                raise ValueError(f"it unfolds to more than {_MOST_TYPES:,} types")
+        return sizes[id(node)]
+
+    ended: set[int] = set()
+
+    def descend(record: Node, above: frozenset[int]) -> None:
+        if id(record) in above:
+            raise ValueError("a record that contains itself in every value")
+        if id(record) not in ended:
+            for child in record.fields.values():
+                if child.kind == "record":
+                    descend(child, above | {id(record)})
+            ended.add(id(record))
+
+    def walk(node: Node, seen: dict[int, Node]) -> None:
+        if id(node) not in seen:
+            seen[id(node)] = node
+            if node.kind == "record":
+                descend(node, frozenset())
+            for child in node.children:
+                walk(child, seen)
+
+    size(node)
+    nodes: dict[int, Node] = {}
+    walk(node, nodes)
+    if any(one.kind == "array" and one.item.is_empty for one in nodes.values()):
+        # such an array could have any number of elements in a short message
+        raise ValueError("an array of values that take no bytes")
 
 
 def _without_defaults(schema: Any) -> Any:
@@ -254,9 +311,6 @@ def _node(schema: Any, named: Mapping[str, Any], built: dict[str, Node], depth: 
         node = Node(kind, schema)
     else:
         return _node(kind, named, built, depth + 1)
-    if node.kind == "array" and node.item.is_empty:
-        # such an array could have any number of elements in a short message
-        raise ValueError("an array of values that take no bytes")
     return node
 
 

@@ -94,6 +94,15 @@ _MOST_EXTRA = 2000
 _DEEP = 100
 """If a record has this many brackets, its depth is checked, since Arrow's type inference recurses without a limit."""
 _PARSER_DEPTH = 500
+_TINY = (
+    r"\.[0-9]{40}",
+    r"e-0*(?:[0-9]{3,}|3[7-9]|[4-9][0-9])[\"\s,}\]]",
+    r"E-0*(?:[0-9]{3,}|3[7-9]|[4-9][0-9])[\"\s,}\]]",
+    r"\\u00(?:3[0-9]|45|65|2[dDeE])",
+)
+"""Fit numbers with more than 76 digits after the point, also as a text with escapes. From such a number Arrow makes a
+decimal by a factor that it reads behind the end of its table, which may end the process. They are several expressions
+because each begins with a text that is quickly found."""
 _SAMPLE = 100
 
 
@@ -108,6 +117,7 @@ class JsonReader:
         self._shape = shape
         self._around = around
         self._watches = _watches(shape)
+        self._has_decimals = _has_decimals(shape)
         self._chosen: dict[str, int] = {}  # path of a leaf -> which candidate; 0 if absent
         self._extra = pa.struct([])  # known fields beyond the shape, so that the reader notices new fields
         self._samples = False  # there are too many such fields, so only some records are searched for new fields
@@ -126,6 +136,11 @@ class JsonReader:
             whole = _is_braced(pc.ascii_trim_whitespace(texts), *self._around)
         if not pc.all(whole).as_py():
             texts, rows = texts.filter(whole), rows[whole.to_numpy(zero_copy_only=False)]
+        if self._has_decimals:
+            for pattern in _TINY:
+                safe = pc.invert(pc.match_substring_regex(texts, pattern))
+                if not pc.all(safe).as_py():
+                    texts, rows = texts.filter(safe), rows[safe.to_numpy(zero_copy_only=False)]
         alone: list[int] = np.setdiff1d(np.arange(len(values)), rows).tolist() if len(rows) < len(values) else []
         if len(rows):
             yield from self._segment(texts, rows, alone)
@@ -368,6 +383,18 @@ def _is_braced(texts: pa.Array, before: str, after: str) -> pa.Array:
     starts = pc.starts_with(texts, "{") if not before else True
     ends = pc.ends_with(texts, "}") if not after else True
     return pc.and_(pc.and_(starts, ends), pa.repeat(True, len(texts)))
+
+
+def _has_decimals(shape: Shape) -> bool:
+    """Whether Arrow may have to make decimals from texts."""
+    if isinstance(shape, Leaf):
+        return any(map(_is_decimal, shape.candidates))
+    return any(map(_has_decimals, shape.fields.values() if isinstance(shape, Object) else [shape.element]))
+
+
+def _is_decimal(dtype: pa.DataType) -> bool:
+    inner = [dtype.field(i).type for i in range(dtype.num_fields)]
+    return bool(pa.types.is_decimal(dtype)) or any(map(_is_decimal, inner))
 
 
 def _watches(shape: Shape) -> bool:

@@ -1,5 +1,7 @@
 """Writes each row to the rolling writer of its partition."""
 
+import hashlib
+
 import numpy as np
 import pyarrow as pa
 
@@ -13,6 +15,22 @@ MAX_OPEN_WRITERS = 64
 
 MOST_TEXT = 2**31 - 1
 """An array of Arrow's usual string and binary types holds at most this many bytes, since its offsets have 32 bits."""
+
+_LONGEST_PART = 200
+"""Bytes of a folder's name. Most file systems allow 255, and an object's whole name in S3 has at most 1,024."""
+
+
+def path_part(text: str) -> str:
+    """A partition's name as a part of a path: one that is too long is cut, and gets a hash. Readers take partition
+    values from the table's metadata, so the path needs no more than to be another one for another partition.
+    """
+    content = text.encode()
+    if len(content) <= _LONGEST_PART:
+        return text
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    kept = content[: _LONGEST_PART - 40].decode(errors="ignore")
+    return f"{kept[: kept.rindex('%')] if '%' in kept[-2:] else kept}-{digest}"
+
 
 LASTING_BYTES = 16 * 1024 * 1024
 """If a task writes at least this many Arrow bytes at once, as in a first load, its files are packed for a long life,

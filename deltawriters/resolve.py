@@ -3,6 +3,7 @@ into the index.
 """
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -78,6 +79,7 @@ class IndexResult:
     :param absent: number of keys that were deleted, but were not in the table.
     :param duplicates: number of old rows beyond the first row of each key. Only another writer can have written them;
         the commit deletes them too.
+    :param probe_seconds: that the look-up of the keys took.
     """
 
     runs: list[RunInfo]
@@ -88,6 +90,7 @@ class IndexResult:
     deleted: int = 0
     absent: int = 0
     duplicates: int = 0
+    probe_seconds: float = 0.0
 
 
 def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:
@@ -123,7 +126,9 @@ def resolve(
     :raises CorruptIndexError: a run of the index is damaged or missing.
     """
     low = low_hash(key_columns(table, keys), index.slice.base)
+    started = time.monotonic()
     located = index.slice.probe(high, low, index.first, index.last)
+    probe_seconds = time.monotonic() - started
     known = np.zeros(len(file), np.bool_)
     known[located.query] = True
     live = file != NOWHERE
@@ -146,6 +151,7 @@ def resolve(
         deleted=int(np.count_nonzero(known & ~live)),
         absent=int(np.count_nonzero(~known & ~live)),
         duplicates=len(located.query) - int(np.count_nonzero(known)),
+        probe_seconds=probe_seconds,
     )
 
 

@@ -4,11 +4,15 @@ import argparse
 import logging
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sink import logs
 from sink.errors import ConfigError, DataError, RowdeltaError
+from sink.printing import one_line, printable
 
 # The functions that use other modules import them. These imports take a second, and until this module's imports are
 # done, nobody handles signals.
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 
     from sink.config import Config
     from sink.deadletters.table import Selection
+    from sink.run.observer import Observer
+
+log = logging.getLogger("rowdelta")
 
 _DEAD_LETTERS = """\
 A record that can't be applied is a dead letter: it is in the table sink.dead_letter_table with its place in the
@@ -78,10 +85,32 @@ how workers use it:
 docs/cluster.md has the steps for standalone clusters, YARN, Kubernetes, EMR, Dataproc and Databricks.
 """
 
+_VERIFY = """\
+Compares tables with their sources, at one position, and changes nothing. The section verify of the configuration says
+with what a table is compared: a database, or any table that Spark reads.
+
+  verify: {url: "jdbc:postgresql://db:5432/shop", user: reader, password: "${PASSWORD}"}
+
+  rowdelta verify sink.yaml                              # all tables
+  rowdelta verify sink.yaml --table orders --limit 100   # one, and more of its differences
+  rowdelta verify sink.yaml --json                       # one JSON object a table
+
+how:
+  It reads a snapshot of the source, waits until the sink has passed it, and compares the table as it is then: by counts
+  and checksums of 16,384 ranges of keys, then key by key in the ranges that differ. Keys that change meanwhile are
+  compared in further rounds. So the sink may run, and the source may change.
+
+what it needs:
+  A user who may read the tables. In Postgres, pg_monitor (to see how far Debezium is) makes it faster and surer; in
+  MySQL and MariaDB, PROCESS. The sink must run, or have applied what the topic has.
+
+exit code 1: a table differs from its source.
+"""
+
 _EPILOG = """\
 exit codes:
   0   done, or stopped as asked
-  1   an unexpected error: please report it; of demo: table and source differ
+  1   an unexpected error: please report it; of demo and verify: table and source differ
   2   the configuration or the command line is wrong
   3   the source's data was refused (bad record, contradiction, re-read in mode changelog)
   4   the target table doesn't fit, is gone, or another run uses the same sink id
@@ -93,6 +122,7 @@ a first run:
   rowdelta demo                  # an embedded example, no server needed
   rowdelta check sink.yaml       # is the configuration right, are Kafka and the catalog there?
   rowdelta run sink.yaml
+  rowdelta verify sink.yaml      # are the tables equal to the database?
 """
 
 
@@ -100,29 +130,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit code."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_is_of_interest)
-    # other loggers may only print warnings
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
-    logging.getLogger("rowdelta").setLevel(logging.INFO)
+    logs.start()
     try:
         with interrupts.raised():
             return int(args.command(args))
     except RowdeltaError as error:
-        print(f"rowdelta: {error}", file=sys.stderr)
+        _report(error)
         return error.exit_code
     except interrupts.InterruptedBySignalError as interrupted:
-        print(f"rowdelta: {interrupted}", file=sys.stderr)
+        _report(interrupted)
         return interrupted.exit_code
+    except Exception:
+        if logs.is_json():
+            log.exception("an unexpected error; please report it")
+        else:
+            print(printable(traceback.format_exc()), file=sys.stderr)
+        return RowdeltaError.exit_code
 
 
-def _is_of_interest(record: logging.LogRecord) -> bool:
-    """Filters out what py4j logs, by its own logger and by the root logger.
-
-    py4j logs calls that fail because the JVM ends, and our own exceptions that pass through it, with tracebacks. The
-    command reports these errors itself.
-    """
-    return Path(record.pathname).parent.name != "py4j"
+def _report(error: BaseException) -> None:
+    """The last words of a command."""
+    if logs.is_json():
+        log.error("%s", error)
+    else:
+        print(f"rowdelta: {printable(str(error))}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -167,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_package(add)
     _add_init(add)
     _add_history(add)
+    _add_verify(commands)
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
@@ -244,6 +276,30 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
     )  # fmt: skip
 
 
+def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "verify",
+        help="compare tables with their sources",
+        description=_VERIFY,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(command=_verify)
+    command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+    command.add_argument(
+        "--table",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="only this table, by its target, the end of it, or its source; may be given several times",
+    )
+    command.add_argument("--limit", type=_count, default=20, help="show at most so many keys of a table (default: 20)")
+    command.add_argument(
+        "--timeout", type=_count, default=600, metavar="SECONDS",
+        help="wait at most so long for connector and sink to get as far as the source (default: 600)",
+    )  # fmt: skip
+    command.add_argument("--json", action="store_true", help="one JSON object a table, for machines")
+
+
 class _Version(argparse.Action):
     """Shows versions. It finds them only when asked, because it has to read files."""
 
@@ -314,6 +370,35 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
 
 def _run(args: argparse.Namespace) -> int:
     config = _load(args)
+    if config.sink.log_format == "json":
+        logs.use_json(config.sink.id)
+    with _watching(config) as observer:
+        return _run_watched(args, config, observer)
+
+
+@contextmanager
+def _watching(config: "Config") -> "Iterator[Observer | None]":
+    """Serve what the run tells, if the configuration wants it. It is there before Spark starts, which takes seconds.
+
+    :raises ConfigError: the address can't be used.
+    """
+    http = config.sink.http
+    if http is None:
+        yield None
+        return
+    from sink.watch.server import WatchServer
+    from sink.watch.state import State
+
+    state = State(config.sink.id, _version(), config.sink.ready_seconds)
+    server = WatchServer(state, http.host, http.port, http.hosts)
+    server.start()
+    try:
+        yield state
+    finally:
+        server.stop()
+
+
+def _run_watched(args: argparse.Namespace, config: "Config", observer: "Observer | None") -> int:
     from concurrent.futures import ThreadPoolExecutor
     from importlib import import_module
 
@@ -322,10 +407,11 @@ def _run(args: argparse.Namespace) -> int:
     with ThreadPoolExecutor(1, "rowdelta-import") as pool:
         pool.submit(import_module, "sink.run.pipeline")  # takes a second, which the JVM needs to start
         spark = session.start(config)
+    from sink.run.observer import nobody
     from sink.run.pipeline import Pipeline, stops_on_signals
 
     with session.stopping(spark):
-        pipeline = Pipeline(spark, config)
+        pipeline = Pipeline(spark, config, observer or nobody)
         with stops_on_signals(spark, pipeline):
             pipeline.run()
     session.warm_later(config, Path(args.config))
@@ -361,11 +447,11 @@ def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Con
     try:
         lines.extend(look(None, config.load(args.config)))  # which keeps what came before an error
     except RowdeltaError:
-        print(*lines, sep="\n", end="\n" if lines else "")
+        print(*map(printable, lines), sep="\n", end="\n" if lines else "")
         raise
     except Exception:  # noqa: BLE001 - mostly `NeedsSparkError`; whatever else it is, the look with Spark decides
         return _inspect(args, look, short=True)
-    print(*lines, sep="\n")
+    print(*map(printable, lines), sep="\n")
     return 0
 
 
@@ -380,7 +466,7 @@ def _init(args: argparse.Namespace) -> int:
             args.bootstrap_servers, output, args.registry, args.topics, args.option, args.key
         )
     for line in proposal.told(results):
-        print(line)
+        print(printable(line))
     print(f"wrote {output}. Read its comments, then: rowdelta check {output}")
     return 0
 
@@ -401,7 +487,7 @@ def _show(args: argparse.Namespace) -> int:
 
         when = time_travel.When(args.as_of, args.version, args.at_position)
         found = time_travel.show(spark, config, time_travel.target(config, args.table), when, args.key, args.limit)
-        print(found.heading, file=sys.stderr)
+        print(printable(found.heading), file=sys.stderr)
         if args.json:
             yield from found.rows
         elif found.cells:
@@ -410,6 +496,21 @@ def _show(args: argparse.Namespace) -> int:
             yield "no such row" if args.key else "no rows"
 
     return _inspect(args, look, short=True)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    config = _load(args)
+    from sink.commands import verify
+    from sink.spark import session
+
+    spark = session.start(verify.with_drivers(config), short=True)
+    different = False
+    with session.stopping(spark):
+        for outcome in verify.verify(spark, config, args.table, args.limit, args.timeout):
+            different |= not outcome.is_equal
+            for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):
+                print(line, flush=True)
+    return 1 if different else 0
 
 
 def _time(text: str) -> int:
@@ -496,8 +597,9 @@ def _selection(args: argparse.Namespace) -> "Selection":
 
 def _as_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines with aligned columns. The last column isn't padded."""
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns) - 1)]
-    for row in [columns, *rows]:
+    shown = [[one_line(cell) for cell in row] for row in [columns, *rows]]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(columns) - 1)]
+    for row in shown:
         yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
 
 
@@ -517,7 +619,7 @@ def _inspect(
     spark = session.start(config, short=short)
     with session.stopping(spark):
         for line in look(spark, config):
-            print(line)
+            print(printable(line))
     return 0
 
 

@@ -13,9 +13,11 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.spark import session
+from sink.verify.mysql import MySQL
+from sink.verify.postgres import Postgres
 from tests import memory_folder
 from tests.memory_folder import MemoryFolder
-from tests.services.jars import delta_jars, ivy_to_itself
+from tests.stack.jars import delta_jars, ivy_to_itself
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
 # code only a few times, so the second compiler and more collector threads would cost more than they save.
@@ -62,8 +64,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "tables": [{"source": "none", "target": "lake.tests.none", "key": ["id"], "columns": {"id": "bigint"}}],
             "spark": {
                 "spark.master": "local[2]",
-                # for the JDBC catalog; drivers must be on the class path from the start
-                "spark.jars.packages": "org.xerial:sqlite-jdbc:3.50.3.0",
+                # for the JDBC catalog and for verify; drivers must be on the class path from the start
+                "spark.jars.packages": ",".join(["org.xerial:sqlite-jdbc:3.50.3.0", Postgres.package, MySQL.package]),
                 "spark.driver.extraClassPath": ":".join(map(str, delta_jars())),
                 "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
                 "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",

@@ -97,7 +97,16 @@ def test_targets_import_only_what_is_below_them(above: str) -> None:
     assert importers(ROOT / "sink" / "targets", above) == set()
 
 
-DRIVER = ("microbatch", "keyindex", "minor_compaction", "attempt", "engine", "written")
+def test_a_run_does_not_know_who_watches_it() -> None:
+    """It tells an observer, and `sink.cli` says who that is."""
+    assert importers(ROOT / "sink", "sink.watch") - {"sink/cli.py"} == {
+        f"sink/watch/{name}.py" for name in ("metrics", "server", "state")
+    }
+    told = modules_imported_by(ROOT / "sink" / "run" / "observer.py")
+    assert not {name for name in told if name.startswith(("pyspark", "py4j", "sink.run"))}
+
+
+DRIVER = ("microbatch", "keyindex", "minor_compaction", "attempt", "engine", "written", "observer")
 """The modules of `sink.run` that decide about a table. What runs its tasks is behind `sink.run.engine`."""
 
 
@@ -131,6 +140,8 @@ def test_what_a_target_adds_to_the_writers_loads_without_spark(target: str) -> N
     [
         # what the start of the JVM would wait for
         ("sink.spark.session", {"pyiceberg", "pandas", "deltawriters", "confluent_kafka"}),
+        # what only a run that is watched needs
+        ("sink.run.pipeline", {"prometheus_client"}),
         # what each Python worker would import, whatever the format
         ("sink.spark.task", {"confluent_kafka"}),
     ],
@@ -213,3 +224,42 @@ def test_modules_are_named_for_what_they_hold() -> None:
     folders = [*PACKAGES, "tests", "benchmarks"]
     names = {file.stem for folder in folders for file in (ROOT / folder).rglob("*.py")}
     assert not names & {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+UNSAFE = re.compile(
+    r"(c?pickle|cloudpickle|dill|marshal|shelve|jsonpickle|joblib)\.(loads?|Unpickler|open)"
+    r"|eval|exec|compile|__import__|(yaml|ruamel)\.(unsafe_|full_)?load(_all)?|os\.(system|popen)|numpy\.load|np\.load"
+)
+"""Calls that run what they read, or may."""
+READS_OUR_OWN = {"sink/spark/task.py": {"pickle.load"}}
+"""What the driver has packed for its tasks, in the bytes of the job that Spark sends by pickle anyway."""
+
+
+def unsafe_calls(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            shell = any(k.arg == "shell" or (k.arg == "allow_pickle" and k.value) for k in node.keywords)
+            loader = [ast.unparse(k.value) for k in node.keywords if k.arg == "Loader"]
+            if UNSAFE.fullmatch(name) or shell or (loader and loader != ["yaml.SafeLoader"]):
+                found.add(name)
+        if isinstance(node, ast.ImportFrom) and node.module in ("pickle", "marshal", "shelve", "cloudpickle"):
+            found.add(f"from {node.module}")
+    return found
+
+
+def test_nothing_from_outside_is_run_when_it_is_read() -> None:
+    """Messages, files, tables, registries and the configuration are data."""
+    files = {file for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
+    found = {str(file.relative_to(ROOT)): calls for file in files if (calls := unsafe_calls(file))}
+    assert found == READS_OUR_OWN
+
+
+def test_unsafe_calls_are_found(tmp_path: Path) -> None:
+    calls = ("pickle.loads(b)", "eval(s)", "yaml.load(s, Loader=yaml.Loader)", "np.load(f, allow_pickle=True)")
+    for call in (*calls, "subprocess.run(s, shell=True)", "from pickle import loads"):
+        (tmp_path / "module.py").write_text(call)
+        assert unsafe_calls(tmp_path / "module.py"), call
+    (tmp_path / "module.py").write_text("yaml.compose(s, Loader=yaml.SafeLoader); re.compile(s); json.load(f)")
+    assert unsafe_calls(tmp_path / "module.py") == set()

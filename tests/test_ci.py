@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 )
 def test_the_python_of_the_suite(tmp_path: Path, scripts: dict[str, str], chosen: str) -> None:
     java = "echo 'openjdk version \"17.0.1\"' >&2"
-    for name, body in {"python3": "exit 0", "java": java, "make": 'echo "$@"', **scripts}.items():
+    there = {"python3": "exit 0", "java": java, "make": 'echo "$@"', "chromium": "exit 0", "promtool": "exit 0"}
+    for name, body in (there | scripts).items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     for name in ("bash", "dirname", "grep"):
@@ -31,4 +32,5 @@ def test_the_python_of_the_suite(tmp_path: Path, scripts: dict[str, str], chosen
         f"test PYTHON={chosen}",
         f"test-spark SPARK=3.5.7 PYTHON={chosen}",
         f"test-spark SPARK=4.1.1 PYTHON={chosen}",
+        f"audit PYTHON={chosen}",
     ]

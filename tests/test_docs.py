@@ -22,15 +22,22 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 COMMANDS_PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
-COMMANDS = ("init", "run", "check", "status", "history", "show", "dead-letters", "warm", "package", "packages", "demo")
+COMMANDS = (
+    "init", "run", "check", "status", "history", "show", "verify", "dead-letters", "warm", "package", "packages",
+    "demo",
+)  # fmt: skip
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "sink": config.SinkSection,
     "source": config.SourceSection,
     "tables[]": config.TableSection,
     "index": config.IndexSection,
+    "verify": config.VerifySection,
 }
 
 
@@ -111,8 +118,9 @@ def _yaml_examples() -> list[Any]:
 def test_examples_are_valid_configurations(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in re.findall(r"\$\{(\w+)\}", text):
         monkeypatch.setenv(name, f"value-of-{name}")
+    (tmp_path / "secret").write_text("text-of-a-secret")
     file = tmp_path / "sink.yaml"
-    file.write_text(text, encoding="utf-8")
+    file.write_text(re.sub(r"\$\{file:[^}]+\}", "${file:secret}", text), encoding="utf-8")
     assert config.load(file).tables
 
 
@@ -153,7 +161,19 @@ def test_documents_name_only_make_targets_that_exist() -> None:
         text = document.read_text(encoding="utf-8")
         named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))
         assert named <= targets, document.name
-    assert {"setup", "demo", "test", "test-spark", "bench", "docs", "lint", "clean", "help"} <= targets
+    assert {
+        "setup",
+        "demo",
+        "test",
+        "test-spark",
+        "bench",
+        "docs",
+        "lint",
+        "audit",
+        "licenses",
+        "clean",
+        "help",
+    } <= targets
 
 
 def test_lines_fit_into_120_columns() -> None:

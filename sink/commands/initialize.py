@@ -12,12 +12,18 @@ from changelog.schema_registry import PREFIX as REGISTRY_PREFIX
 from sink import config
 from sink.commands import discovery, proposal
 from sink.commands.discovery import Found, LeftOut
+from sink.config.references import REFERENCE, resolve
 from sink.errors import ConfigError
+from sink.redaction import remember
 from sink.sources import kafka_client
 from sink.sources.kafka_client import JAAS, Broker
 
+_PEM = {
+    f"{kafka_client.PREFIX}ssl.certificate.location": f"{kafka_client.PREFIX}ssl.keystore.certificate.chain",
+    f"{kafka_client.PREFIX}ssl.key.location": f"{kafka_client.PREFIX}ssl.keystore.key",
+}
+"""librdkafka's option with a file -> Java's with the file's content."""
 _USER = tuple(f"{kafka_client.PREFIX}sasl.{name}" for name in ("username", "password"))
-_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 
 def from_kafka(
@@ -49,10 +55,13 @@ def from_kafka(
     given = _pairs(options)
     if registry is not None:
         given[f"{REGISTRY_PREFIX}url"] = registry
-    clear = {name: _resolved(name, value) for name, value in given.items()}
+    clear = {name: _resolved(name, value, output.resolve().parent) for name, value in given.items()}
+    remember(clear)
     written = {name: proposal.hidden(name, value, _variable(name)) for name, value in given.items()}
     secrets = {_variable(name): clear[name] for name in given if written[name] != given[name]}
-    client, in_file = _for_java(clear), _for_java(written)
+    in_file = _for_java(written)
+    client = _for_java(clear)
+    client |= {n: _resolved(n, client[n], output.resolve().parent) for n in _PEM.values() if n in client}
     remark = ""
     if re.search(r'["\\]', "".join(clear.get(name, "") for name in _USER)):
         # escapes are needed, and `${VARIABLE}` inside of the login line gets none
@@ -161,19 +170,16 @@ def _of_registry(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name.startswith(REGISTRY_PREFIX)}
 
 
-def _resolved(name: str, value: str) -> str:
-    """Replace `${NAME}` in an option's value, as in a configuration file.
+def _resolved(name: str, value: str, folder: Path) -> str:
+    """Put values in place of references in an option's value, as in a configuration file.
 
-    :raises ConfigError: there is no such variable.
+    :param folder: of the configuration file.
+    :raises ConfigError: there is no such variable or file.
     """
-
-    def replaced(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
-            raise ConfigError(f"--option {name} uses ${{{match[1]}}}, and the environment has no {match[1]}. Set it.")
-        return found
-
-    return _REFERENCE.sub(replaced, value)
+    try:
+        return REFERENCE.sub(lambda reference: resolve(reference, folder), value)
+    except ValueError as error:
+        raise ConfigError(f"--option {name} {error}") from None
 
 
 def _variable(name: str) -> str:
@@ -191,6 +197,14 @@ def _for_java(options: Mapping[str, str]) -> dict[str, str]:
     if username is not None and password is not None:
         mechanism = found.setdefault(f"{prefix}sasl.mechanism", found.pop(f"{prefix}sasl.mechanisms", "PLAIN"))
         found[f"{prefix}{JAAS}"] = kafka_client.jaas(mechanism, username, password)
+    oauth = {n: found.pop(n) for n in list(found) if re.search(r"\.sasl\.oauthbearer\.(method|client\.|scope$)", n)}
+    if oauth:
+        found[f"{prefix}{JAAS}"] = kafka_client.oauth_jaas({n.removeprefix(prefix): v for n, v in oauth.items()})
+        found.setdefault(f"{prefix}sasl.login.callback.handler.class", kafka_client.OAUTH_HANDLER)
+    for file, content in _PEM.items():
+        if file in found:
+            found[f"{prefix}ssl.keystore.type"] = "PEM"
+            found[content] = f"${{file:{Path(found.pop(file)).expanduser().resolve()}}}"
     certificates = found.pop(f"{prefix}ssl.ca.location", None)
     if certificates is not None:
         found[f"{prefix}ssl.truststore.type"] = "PEM"

@@ -15,7 +15,8 @@ from sink.commands.discovery import Found, LeftOut
 from sink.errors import ConfigError
 from sink.redaction import is_secret, masked
 
-_REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*\}")
+_REFERENCE = re.compile(r"\$\{(?:file:(?!-)[^}:]+|[A-Za-z_]\w*)\}")
+"""One reference without a default value."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Line breaks, and characters that YAML reads only if they are escaped."""
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:()-]*")

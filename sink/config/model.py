@@ -22,12 +22,13 @@ from sink.config.options import (
     did_you_mean,
     is_delta,
 )
+from sink.config.references import REFERENCE, resolve
 from sink.errors import ConfigError
-from sink.redaction import MASK, is_secret, masked
+from sink.redaction import MASK, is_secret, masked, remember
 from sink.targets.capabilities import CAPABILITIES, Capabilities, Format
 
-_ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour)s?")
+_READY_SECONDS = 600.0
 _UNIT_SECONDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
 _REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
 _PARTITION = re.compile(
@@ -110,9 +111,65 @@ class OrderColumn(_Section):
         return cls(name=name, type=dtype.strip() or None)
 
 
+def _seconds(interval: str) -> float:
+    match = _INTERVAL.fullmatch(interval)
+    assert match is not None
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
 def _intervals(value: str) -> str:
     number = value if value.isdecimal() else "10"
     return f'"{number} seconds" or "1 minute"'
+
+
+def _http(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"address": _text(value)}
+
+
+class HttpSection(_Section):
+    """`sink.http:` only an address, or a mapping with more.
+
+    :param address: `host:port`. The host must be written, so that nobody listens to the world unawares.
+    :param ready_within: a table may have something to apply for so long without a commit, and the sink is still ready.
+    :param hosts: names by which browsers and other clients may call it, besides addresses and names without a dot.
+    """
+
+    address: Text
+    ready_within: Text | None = None
+    hosts: list[str] = Field(default_factory=list)
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host, port = cls._parts(value)
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(
+                'write an address of this machine and a port, such as "127.0.0.1:8088" for this machine alone, '
+                '"0.0.0.0:8088" for all who can reach it, or "[::1]:8088"'
+            )
+        return value
+
+    @field_validator("ready_within")
+    @classmethod
+    def _ready_within(cls, value: str | None) -> str | None:
+        if value is not None and not _INTERVAL.fullmatch(value):
+            raise ValueError(f"write an interval such as {_intervals(value)}")
+        return value
+
+    @staticmethod
+    def _parts(address: str) -> tuple[str, str]:
+        host, _, port = address.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            return host[1:-1], port
+        return ("", port) if ":" in host or "/" in host else (host, port)
+
+    @property
+    def host(self) -> str:
+        return self._parts(self.address)[0]
+
+    @property
+    def port(self) -> int:
+        return int(self._parts(self.address)[1])
 
 
 class SinkSection(_Section):
@@ -128,6 +185,8 @@ class SinkSection(_Section):
     max_bad_records: Annotated[int, Field(ge=0)] | None = None
     on_table_error: Literal["continue", "stop"] = "continue"
     parallel_tables: Annotated[int, Field(ge=1)] | None = None
+    http: Annotated[HttpSection, BeforeValidator(_http)] | None = None
+    log_format: Literal["text", "json"] = "text"
 
     @field_validator("id")
     @classmethod
@@ -142,6 +201,13 @@ class SinkSection(_Section):
         if value != "available-now" and not _INTERVAL.fullmatch(value):
             raise ValueError(f'write "available-now", or an interval such as {_intervals(value)}')
         return value
+
+    @property
+    def ready_seconds(self) -> float:
+        """The limit of `http.ready_within`; by default ten minutes, or three times the trigger if that is longer."""
+        if self.http is not None and self.http.ready_within is not None:
+            return _seconds(self.http.ready_within)
+        return max(_READY_SECONDS, 0.0 if self.trigger == "available-now" else 3 * _seconds(self.trigger))
 
 
 class SourceSection(_Section):
@@ -194,9 +260,7 @@ class SourceSection(_Section):
     @property
     def discovery_seconds(self) -> float:
         """Seconds between two searches for new topics or directories."""
-        match = _INTERVAL.fullmatch(self.discovery_interval)
-        assert match is not None
-        return int(match[1]) * _UNIT_SECONDS[match[2]]
+        return _seconds(self.discovery_interval)
 
     @property
     def file_format(self) -> str:
@@ -235,6 +299,59 @@ Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_ti
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
+class VerifySection(_Section):
+    """`verify:` the source with which `rowdelta verify` compares a table. A table's own values replace the global ones.
+
+    :param url: JDBC URL of the database (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
+    :param table: the database's table; in an entry that is a pattern, with `$1` for a group of its source. By default
+        what the topic's name has after its first part.
+    :param spark_table: any table that Spark reads, in place of a database.
+    :param slot: Debezium's replication slot in Postgres.
+    :param settle: how long a change takes from the connector into the topic, at most.
+    """
+
+    url: Text | None = None
+    user: Text | None = None
+    password: Text | None = None
+    table: Text | None = None
+    spark_table: Text | None = None
+    slot: Text | None = None
+    settle: Text = "5 seconds"
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"jdbc:(postgresql|mysql|mariadb):", value):
+            raise ValueError(
+                "expected jdbc:postgresql://host:5432/database, jdbc:mysql://host:3306/database or "
+                "jdbc:mariadb://host:3306/database; for anything else that Spark can read, write spark_table"
+            )
+        return value
+
+    @field_validator("settle")
+    @classmethod
+    def _settle(cls, value: str) -> str:
+        if not _INTERVAL.fullmatch(value):
+            raise ValueError(f"write an interval such as {_intervals(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.spark_table is not None:
+            for name in ("url", "user", "password", "table", "slot"):
+                if getattr(self, name) is not None:
+                    raise MisplacedError(f"{name} is of a database, and spark_table is given too. Keep one", name)
+        if self.slot is not None and self.url is not None and not self.url.startswith("jdbc:postgresql:"):
+            raise MisplacedError("only Postgres has replication slots; leave it out", "slot")
+        return self
+
+    @property
+    def settle_seconds(self) -> float:
+        match = _INTERVAL.fullmatch(self.settle)
+        assert match is not None
+        return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
 class TableSection(_Section):
     """One entry of `tables:`: a changelog and the table that mirrors it.
 
@@ -263,6 +380,7 @@ class TableSection(_Section):
     compact_every: Annotated[int, Field(ge=1)] | None = None
     properties: dict[str, Text] = Field(default_factory=dict)
     group: Annotated[str, Field(min_length=1)] | None = None
+    verify: VerifySection | None = None
 
     @field_validator("target")
     @classmethod
@@ -414,6 +532,7 @@ class Config(_Section):
     catalogs: dict[str, dict[str, Text]]
     tables: Annotated[list[TableSection], Field(min_length=1)]
     index: IndexSection | None = None
+    verify: VerifySection | None = None
     spark: dict[str, Text] = Field(default_factory=dict)
 
     @field_validator("catalogs")
@@ -647,6 +766,13 @@ class Config(_Section):
                         f"has {groups}",
                         *("tables", number, "source"),
                     )
+            if table.verify is not None and table.verify.table is not None:
+                for reference in _REFERENCE.finditer(table.verify.table):
+                    if not 1 <= int(reference[1] or reference[2]) <= groups:
+                        raise MisplacedError(
+                            f"{reference[0]} names a group that source {text!r} does not have; it has {groups}",
+                            *("tables", number, "verify", "table"),
+                        )
             for name in table.keys:
                 if not re.fullmatch(text, name):
                     raise MisplacedError(
@@ -750,6 +876,17 @@ class Config(_Section):
         properties = self.catalogs[catalog]
         return properties.get("warehouse") if _has_folders(properties) else None
 
+    def verify_of(self, table: TableSection) -> VerifySection | None:
+        """With what a table is compared: the global section, with the table's own values in place of its. None if
+        there is none.
+        """
+        if self.verify is None or table.verify is None:
+            return table.verify or self.verify
+        given, own = (section.model_dump(exclude_unset=True) for section in (self.verify, table.verify))
+        if "spark_table" in own or "url" in own:  # another source, to which nothing else of the global one belongs
+            given = {name: value for name, value in given.items() if name == "settle"}
+        return VerifySection.model_validate(given | own)
+
     def table_folder(self, target: str) -> str | None:
         """The folder of a table, as path or URI without a slash at the end. None if only the catalog knows it."""
         catalog, *names = target.split(".")
@@ -780,7 +917,7 @@ def _has_folders(catalog: Mapping[str, Any]) -> bool:
 
 
 def load(path: str | Path) -> Config:
-    """Read, substitute `${ENV}`, validate.
+    """Read, put values in place of references, validate.
 
     :raises ConfigError: the message names file, line, key and value, and says what was expected. It has all mistakes.
     """
@@ -810,12 +947,22 @@ def load(path: str | Path) -> Config:
             f"{path}: expected the sections sink, source, catalogs and tables, found "
             f"{_shown(values) if text.strip() else 'an empty file'}."
         )
+    for options in _mappings(values):
+        remember(options)
     try:
         return Config.model_validate(_absolute_paths(values, file.resolve().parent))
     except ValidationError as error:
         # if a value fits none of several types, pydantic reports it several times; show it once
         problems = dict.fromkeys(_explain(problem, lines) for problem in error.errors())
         raise ConfigError("\n".join(f"{path}{problem}" for problem in problems)) from None
+
+
+def _mappings(values: Any) -> Iterator[dict[str, str]]:
+    """The texts of all mappings in a value, by their names."""
+    if isinstance(values, dict):
+        yield {name: value for name, value in values.items() if isinstance(value, str)}
+    for inner in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
+        yield from _mappings(inner)
 
 
 def _yaml_hint(line: list[str], error: yaml.MarkedYAMLError) -> str:
@@ -850,19 +997,15 @@ def _construct(
         return [_construct(child, (*path, i), lines, file) for i, child in enumerate(node.value)]
     value = yaml.SafeLoader("").construct_object(node)
     if isinstance(value, str):
-        return _ENV.sub(lambda match: _environment(match, path, lines[path], file), value)
+        return REFERENCE.sub(lambda reference: _resolved(reference, path, lines[path], file), value)
     return value if isinstance(value, bool | int | float | None) else str(node.value)
 
 
-def _environment(match: re.Match[str], path: tuple[str | int, ...], line: int, file: Path) -> str:
-    name, default = match.groups()
-    value = os.environ.get(name, default)
-    if value is None:
-        raise ConfigError(
-            f"{file}:{line}: {_dotted(path)} uses ${{{name}}}, and the environment has no {name}. "
-            f"Set it, or write ${{{name}:-default}}."
-        )
-    return value
+def _resolved(reference: re.Match[str], path: tuple[str | int, ...], line: int, file: Path) -> str:
+    try:
+        return resolve(reference, file.resolve().parent)
+    except ValueError as error:
+        raise ConfigError(f"{file}:{line}: {_dotted(path)} {error}") from None
 
 
 def _absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -966,10 +1109,15 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
         "source": SourceSection,
         "tables": TableSection,
         "index": IndexSection,
+        "verify": VerifySection,
     }
     model = Config if not path else models[str(path[0])]
+    if path[-1:] == ("verify",):
+        model = VerifySection
     if path[-2:-1] == ("columns",):
         model = ColumnSection
+    if path == ("sink", "http"):
+        model = HttpSection
     return [field.alias or name for name, field in model.model_fields.items()]
 
 

@@ -125,6 +125,14 @@ class KeyIndex:
         )
 
     @property
+    def size(self) -> tuple[int, int] | None:
+        """Entries and bytes of its runs. None if it has to be built again."""
+        if self._version is None:
+            return None
+        runs = self._version.runs
+        return sum(run.entries for run in runs), sum(run.size_in_bytes for run in runs)
+
+    @property
     def next_sequence(self) -> int:
         """Sequence of the runs that the tasks write next."""
         return self._synchronized().sequence + 1

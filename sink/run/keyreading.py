@@ -3,17 +3,12 @@
 import functools
 import itertools
 import json
-import logging
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import binary_uuid, quoted
@@ -21,10 +16,9 @@ from deltawriters.keyindex import RunInfo, xxhash64
 from sink.run.engine import KeyReading
 from sink.spark import task
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
+from sink.spark.progress import progress
 from sink.spark.routing import RANGES
 from sink.targets.base import LiveFile, Target
-
-log = logging.getLogger("rowdelta")
 
 
 def read_keys(target: Target, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
@@ -47,7 +41,7 @@ def read_keys(target: Target, files: Sequence[LiveFile], reading: KeyReading) ->
             built: Results = exchanged(routed, tasks, build)
         else:
             built = in_arrow(rows.coalesce(1), lambda batches: build(entries(batches)), task.RESULT_SCHEMA)
-        with _progress(spark, f"{target.name}: reading the keys of {len(files):,} files"):
+        with progress(spark, f"{target.name}: reading the keys of {len(files):,} files"):
             results = built.collect()
     return [RunInfo.from_json(run) for row in results for run in json.loads(row[0])]
 
@@ -63,30 +57,3 @@ def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
         if len(np.unique(hashes)) == len(set(paths)):
             return salt, hashes
     raise AssertionError("unreachable")
-
-
-@contextmanager
-def _progress(spark: SparkSession, what: str) -> Iterator[None]:
-    """Show the progress of a Spark job: with a bar on a terminal, else with a log line from time to time."""
-    finished = threading.Event()
-    tracker = spark.sparkContext.statusTracker()
-    on_terminal = sys.stderr.isatty()
-
-    def watch() -> None:
-        while not finished.wait(0.5 if on_terminal else 10):
-            stages = [info for s in tracker.getActiveStageIds() if (info := tracker.getStageInfo(s)) is not None]
-            done, total = sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages)
-            if total and on_terminal:
-                print(f"\r{what} [{'#' * (30 * done // total):30}] {done}/{total}", end="", file=sys.stderr, flush=True)
-            elif total:
-                log.info("%s: %d of %d tasks", what, done, total)
-        if on_terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        thread.join()

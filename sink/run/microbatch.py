@@ -15,7 +15,9 @@ from uuid import uuid4
 from pyiceberg.io import FileIO
 
 from changelog.decoding import ChangelogDecoder, StatedKeys
+from deltawriters import FileContent
 from deltawriters.keyindex.versions import IndexLostError
+from sink import logs
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError
@@ -25,6 +27,24 @@ from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex
 from sink.run.keys import TableKey, compared, property_name, with_key
 from sink.run.minor_compaction import MinorCompaction
+from sink.run.observer import (
+    BatchStarted,
+    Committed,
+    CommitTried,
+    DeadLettersKept,
+    Files,
+    Index,
+    Observer,
+    Refusal,
+    Refused,
+    RewriteDone,
+    RewriteStarted,
+    StageDone,
+    StageStarted,
+    TableOpened,
+    nobody,
+    stage,
+)
 from sink.run.patterns import ResolvedTable
 from sink.run.plan import (
     TablePlan,
@@ -44,6 +64,8 @@ from sink.targets.base import (
     SINK_ID,
     ChangeSet,
     CommitUnknownError,
+    Compaction,
+    FileCounts,
     StoredPosition,
     TableChangedError,
     TableNoLongerEmptyError,
@@ -89,6 +111,7 @@ class TableSink:
         source: Source,
         dead_letters: DeadLetters | None,
         engine: Engine,
+        observer: Observer = nobody,
     ) -> None:
         self.plan = plan
         self.table = table
@@ -99,6 +122,7 @@ class TableSink:
         self._source = source
         self._dead_letters = dead_letters
         self._engine = engine
+        self._observer = observer
         self._prefix = property_prefix(config)
         self._committer = table.committer()
         self._spec, self._layout = table.spec, table.layout
@@ -111,12 +135,16 @@ class TableSink:
         self._writer = engine.writer(plan, self._task_plans, self._uncommitted)
         every = plan.section.compact_every
         self._compaction = table.compaction(every) if every is not None else None
-        self._minor_compaction = MinorCompaction(table, plan.section.key, self._committer, self._prefix, engine)
+        self._minor_compaction = MinorCompaction(
+            table, plan.section.key, self._committer, self._prefix, engine, observer
+        )
         stored = table.position(self._prefix)
         self._adopt(stored.operation if stored else None)
         self._committer.settle(self._prefix)
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
+        if observer is not nobody:
+            observer(TableOpened(table.name, self._base, self.position, self._live()))
 
     @property
     def position(self) -> Position | None:
@@ -158,7 +186,10 @@ class TableSink:
 
     def batch(self, stream: Stream, batch_id: int, frame: "DataFrame") -> TableBatch | None:
         """The table's part of a micro-batch, if it has one."""
-        return self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
+        batch = self._source.batch(stream, batch_id, frame, self.plan.section, self.position)
+        if batch is not None:
+            self._observer(BatchStarted(self.table.name, batch_id))
+        return batch
 
     def apply_batch(self, batch_id: int, batch: TableBatch) -> None:
         """Apply changes that continue the table's position, exactly once, and store the position `batch.end`.
@@ -176,6 +207,7 @@ class TableSink:
         try:
             return Pending(batch_id, batch, self._attempt(batch))
         except SchemaEvolvedError:
+            self._observer(Refused(self.table.name, "schema"))
             self._rebase()
         except IndexLostError as error:
             self._forget_index(error)
@@ -218,6 +250,7 @@ class TableSink:
             written = replace(sum_up([result]), tasks=1, observed=result["observed"], stated_keys=stated)
             return Pending(batch_id, batch, self._finish(share.begun, written))
         except SchemaEvolvedError:
+            self._observer(Refused(self.table.name, "schema"))
             self._rebase()
         return Pending(batch_id, batch, None)
 
@@ -231,6 +264,7 @@ class TableSink:
             self._committer.own_position(self._prefix, self._operation)
             self._global_deletes = self.table.needs_global_deletes()
         self._replan_if_altered()
+        logs.note_snapshot(self._base)
 
     def commit(self, pending: Pending) -> None:
         """Commit what `prepare_batch` or `prepare_share` wrote.
@@ -240,6 +274,7 @@ class TableSink:
 
         :raises RowdeltaError: see `apply_batch`.
         """
+        logs.note_snapshot(self._base)
         attempt, proposal = pending.attempt, None
         retries = self._committer.retries()
         schemas = 0
@@ -247,7 +282,9 @@ class TableSink:
             try:
                 attempt = attempt or self._attempt(pending.batch)
                 with self._deleting_what_is_refused():
-                    proposal = proposal or self._proposed(pending.batch.end, attempt)
+                    if proposal is None:
+                        with stage(self._observer, self.table.name, "prepare"):
+                            proposal = self._proposed(pending.batch.end, attempt)
                     if (refusal := self._sent(proposal)) is not None:
                         proposal = self._again(proposal, attempt, refusal, retries)
                         continue
@@ -260,6 +297,7 @@ class TableSink:
                 refused = error
                 log.info("%s: others changed it meanwhile; writing again", self.table.name)
             except SchemaEvolvedError:
+                self._observer(Refused(self.table.name, "schema"))
                 schemas += 1
                 if schemas > _MOST_SCHEMAS:
                     raise TableError(
@@ -282,10 +320,16 @@ class TableSink:
 
         :raises RowdeltaError: see `Committer.commit_once`.
         """
-        try:
-            return self._committer.commit_once(proposal.request, proposal.base)
-        except TableChangedError as error:
-            return error
+        self._observer(CommitTried(self.table.name))
+        with stage(self._observer, self.table.name, "commit"):
+            try:
+                refusal = self._committer.commit_once(proposal.request, proposal.base)
+            except TableChangedError as error:
+                refusal = error
+        if refusal is not None:
+            reason: Refusal = "changed" if isinstance(refusal, TableChangedError) else "conflict"
+            self._observer(Refused(self.table.name, reason))
+        return refusal
 
     def _again(self, proposal: Proposal, attempt: Attempt, refusal: Exception, retries: Retries) -> Proposal:
         """What to send after a refusal.
@@ -348,11 +392,39 @@ class TableSink:
     def _see_committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> None:
         """Go on from what was committed."""
         self._uncommitted.paths = []  # the files belong to the table now
+        logs.note_snapshot(self.table.snapshot_id())
         self._log(pending, attempt, time.monotonic() - proposal.started)
         self._minor_compaction.count(len(attempt.written.files))
         self._adopt(attempt.begun.operation)
         if self._key_index is not None:
             self._key_index.committed(self._stored)
+        if self._observer is not nobody:
+            self._observer(self._committed(pending, attempt, proposal))
+
+    def _committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> Committed:
+        written = attempt.written
+        files = {content: Files(*counted) for content, counted in written.contents.items()}
+        united = len(proposal.request.index.files) if proposal.request.index is not None else 0
+        if united:  # the driver knows only that it wrote them
+            told = files.get(FileContent.POSITION_DELETES.value, Files(0, 0))
+            files[FileContent.POSITION_DELETES.value] = replace(told, count=told.count + united)
+        return Committed(
+            self.table.name,
+            pending.batch_id,
+            self._base,
+            pending.batch.end,
+            written.counts,
+            files,
+            self._live(),
+            Index(*self._key_index.size) if self._key_index is not None and self._key_index.size else None,
+            written.probe_seconds,
+            written.peak_memory,
+            time.monotonic() - attempt.begun.started,
+        )
+
+    def _live(self) -> FileCounts | None:
+        last = self.table.last_commit()
+        return None if last is None else last.live
 
     def compact(self) -> None:
         """Merge small files, and compact the table if the configuration says so. Call this after each commit, at a time
@@ -361,8 +433,18 @@ class TableSink:
         if self._key_index is not None and self.plan.section.merge_small_files and self._minor_compaction.is_due():
             self._merge_small_files(self._key_index)
         if self._compaction is not None:
-            self._compaction.after_commit()
+            self._compact(self._compaction)
         self.table.tend()
+
+    def _compact(self, compaction: Compaction) -> None:
+        self._observer(RewriteStarted(self.table.name, "compaction"))
+        done, live = None, None
+        try:
+            done = compaction.after_commit()
+            live = self._live() if done is not None and self._observer is not nobody else None
+        finally:
+            facts = {} if done is None else vars(done)
+            self._observer(RewriteDone(self.table.name, "compaction", **facts, live=live))
 
     def _merge_small_files(self, key_index: KeyIndex) -> None:
         self._take_bearings()
@@ -396,6 +478,7 @@ class TableSink:
 
     def _forget_index(self, error: IndexLostError) -> None:
         assert self._key_index is not None
+        self._observer(Refused(self.table.name, "index lost"))
         self._key_index.forget()
         log.warning("%s: %s; building the key index again", self.table.name, error)
 
@@ -462,8 +545,10 @@ class TableSink:
         empty = not self._appends and self.table.is_empty()
         before = time.monotonic()
         if self._key_index is not None:
-            self._key_index.synchronize(self._stored)
+            with stage(self._observer, self.table.name, "index"):
+                self._key_index.synchronize(self._stored)
         index_seconds = time.monotonic() - before
+        self._observer(StageStarted(self.table.name, "write"))
         key_index = self._key_index
         return Begun(
             operation,
@@ -487,7 +572,9 @@ class TableSink:
         except (RowdeltaError, SchemaEvolvedError):
             self._uncommitted.delete()
             raise
-        return Attempt(begun, written, time.monotonic() - begun.started)
+        seconds = time.monotonic() - begun.started
+        self._observer(StageDone(self.table.name, "write", seconds - begun.index_seconds))
+        return Attempt(begun, written, seconds)
 
     def _compare_keys(self, stated: StatedKeys) -> None:
         """Compare the messages' key with the table's. This is the first check, since with a wrong key all files are
@@ -675,6 +762,7 @@ class TableSink:
             self._dead_letters.name,
             "; ".join(written.samples),
         )
+        self._observer(DeadLettersKept(self.table.name, written.bad_by_class))
         self._dead_letters.publish(target)
 
     def _log(self, pending: Pending, attempt: Attempt, commit_seconds: float) -> None:

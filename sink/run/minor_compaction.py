@@ -24,12 +24,13 @@ from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.errors import TemporaryError
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex
+from sink.run.observer import Observer, RewriteDone, RewriteStarted, nobody
 from sink.run.written import Uncommitted
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, SINK_ID, Committer, Mergeable, Rewrite, TableChangedError, Target
+from sink.targets.base import MINOR, SINK_ID, Committer, FileCounts, Mergeable, Rewrite, TableChangedError, Target
 
 log = logging.getLogger("rowdelta")
 
@@ -103,12 +104,14 @@ class MinorCompaction:
         committer: Committer,
         prefix: str,
         engine: Engine,
+        observer: Observer = nobody,
     ) -> None:
         self._table = table
         self._key = tuple(key)
         self._committer = committer
         self._prefix = prefix
         self._engine = engine
+        self._observer = observer
         # so the first commit looks for the small files of earlier runs
         self._commits, self._files = merge_levels.EVERY, _ENOUGH
 
@@ -121,7 +124,8 @@ class MinorCompaction:
         return _are_enough(self._commits, self._files)
 
     def run(self, spec: TableSpec, key_index: KeyIndex, operation: str) -> bool:
-        """Merge the small files, if there are enough of them. A failure before the commit is only logged.
+        """Merge the small files, if there are enough of them. A failure before the commit is only logged. The observer
+        hears of the beginning and, whatever happens, of the end.
 
         :param spec: the table.
         :param key_index: the index of the current snapshot.
@@ -131,19 +135,29 @@ class MinorCompaction:
         :raises TableError: see `Committer.rewrite`.
         :raises TemporaryError: see `Committer.rewrite`.
         """
+        self._observer(RewriteStarted(self._table.name, "minor compaction"))
+        done = RewriteDone(self._table.name, "minor compaction")
+        try:
+            made = self._run(spec, key_index, operation)
+            done = made or done
+            return made is not None
+        finally:
+            self._observer(done)
+
+    def _run(self, spec: TableSpec, key_index: KeyIndex, operation: str) -> RewriteDone | None:
         started = time.monotonic()
         written_for = self._table.layout
         try:
             found = self._table.merge_candidates(self._prefix, _are_enough)
         except TemporaryError as error:
             self._give_up(error)
-            return False
+            return None
         self._commits, self._files = found.commits, found.files
         if not self.is_due():
-            return False
+            return None
         by_partition = [chosen for files in found.partitions.values() if (chosen := _chosen(files))]
         if not by_partition:
-            return False  # the next commit makes it look again
+            return None  # the next commit makes it look again
         self._commits = self._files = 0
         # not that of the micro-batches: a failed micro-batch deletes the files that are in it
         written = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
@@ -157,6 +171,7 @@ class MinorCompaction:
             )
         ]
         gone = [file.path for group in groups for file in group.files]
+        scan_seconds = time.monotonic() - started
         try:
             files, runs = self._rewrite(spec, key_index, name, groups, written.paths)
             index = key_index.rewritten(name, gone, runs, written.paths)
@@ -167,7 +182,7 @@ class MinorCompaction:
             if failure is not None and failure.kind == "corrupt index":
                 raise IndexLostError(failure.message) from error
             self._give_up(error)
-            return False
+            return None
         replaced = [file.handle for chosen in by_partition for file in chosen]
         summary = {MINOR: str(found.number), SINK_ID: self._prefix.removeprefix("rowdelta.")}
         try:
@@ -175,7 +190,7 @@ class MinorCompaction:
         except TableChangedError as error:
             written.discard(index.new_paths)
             self._give_up(error)
-            return False
+            return None
         log.info(
             "%s: merged %d small files and %d delete files into %d | %.1f MB | %d ms",
             self._table.name,
@@ -185,7 +200,20 @@ class MinorCompaction:
             sum(group.size_in_bytes for group in groups) / 1e6,
             (time.monotonic() - started) * 1000,
         )
-        return True
+        return RewriteDone(
+            self._table.name,
+            "minor compaction",
+            len(replaced),
+            len(files),
+            sum(group.size_in_bytes for group in groups),
+            scan_seconds,
+            time.monotonic() - started - scan_seconds,
+            self._live() if self._observer is not nobody else None,
+        )
+
+    def _live(self) -> FileCounts | None:
+        last = self._table.last_commit()
+        return None if last is None else last.live
 
     def _counted(self, file: Mergeable, key_index: KeyIndex) -> Mergeable:
         """The file with the number of its live rows, if the table's metadata tell it."""

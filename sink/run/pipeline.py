@@ -20,7 +20,9 @@ from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
+from sink.run.observer import LoopTurned, Observer, nobody
 from sink.run.patterns import find_tables
+from sink.run.sampling import Sampling
 from sink.run.supervisor import Member, Supervisor, is_harmless
 from sink.sources.files import FilesSource
 from sink.sources.kafka import KafkaSource
@@ -57,9 +59,10 @@ class Pipeline:
     of `stop`.
     """
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
+    def __init__(self, spark: SparkSession, config: Config, observer: Observer = nobody) -> None:
         self._spark = spark
         self._config = config
+        self._observer = observer
         # Not an `Event`: a signal handler would wait for its lock for ever if the interrupted thread holds this lock.
         self._stopping = False
         self._runs: list[Run] = []
@@ -69,7 +72,7 @@ class Pipeline:
             start_workers(spark)
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
-        self._supervisor = Supervisor(spark, config, self._source, changelogs)
+        self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
         self._has_patterns = any(table.is_pattern for table in config.tables)
         self._looked_at = time.monotonic()
         try:
@@ -87,6 +90,7 @@ class Pipeline:
 
         :raises RowdeltaError: its message says what happened and what to do. Every table is as its last commit left it.
         """
+        sampling = Sampling(self._spark, self._supervisor, self._observer) if self._observer is not nobody else None
         try:
             self._raise_if_over()
             working = self._supervisor.working()
@@ -98,6 +102,8 @@ class Pipeline:
                 located = self._locate(working)
             self._read(located)
             self._raise_if_over()
+            if sampling is not None:
+                sampling.start()
             self._wait()
             broken = self._supervisor.broken()
             if broken:
@@ -108,6 +114,8 @@ class Pipeline:
                 raise  # the lock has waited for other queries' micro-batches in progress
         finally:
             self._stopping = True
+            if sampling is not None:
+                sampling.stop()
             self._supervisor.close()
             # the JVM may have gone; the error that ended the run is more important
             with suppress(Py4JError, OSError):
@@ -255,6 +263,7 @@ class Pipeline:
     def _wait(self) -> None:
         retried = False
         while not self._stopping:
+            self._observer(LoopTurned())
             for run in list(self._runs):
                 # each query is asked in turn, so that a failed one is noticed while others run on; handling one failure
                 # may end other queries

@@ -1,6 +1,7 @@
 """Opens target tables before any stream starts: creates them from the configuration, or checks them against it."""
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,12 @@ from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
 
 log = logging.getLogger("rowdelta")
+
+_MOST_NEW = 1000
+"""So many columns may a micro-batch add to a table."""
+_LONGEST_NAME = 255
+_NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that a column's name can't have: those that end a line or steer a terminal, and lone surrogates."""
 
 
 @dataclass(frozen=True)
@@ -201,21 +208,27 @@ def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> d
             "Correct table and configuration, or set schema_changes: evolve, or ignore."
         )
     known = {name.lower(): name for name in names}
-    for name in sorted(observed):
-        advice = (
-            f"Name it in exclude, or give it a column of another name (columns: {{…: {{type: …, from: {name!r}}}}})."
+    new = sorted(observed.keys() - names)
+    if len(new) > _MOST_NEW:
+        raise TableError(
+            f"{target}: messages have {len(new):,} fields that are no columns, such as {new[0][:80]!r} and "
+            f"{new[-1][:80]!r}. A micro-batch may add {_MOST_NEW:,}, since such names are probably data. Set "
+            "schema_changes: ignore, or name the fields in columns or exclude."
         )
-        if name in names:
-            continue
+    for name in new:
+        shown = name if len(name) <= 80 else f"{name[:80]}…"
+        advice = (
+            f"Name it in exclude, or give it a column of another name (columns: {{…: {{type: …, from: {shown!r}}}}})."
+        )
         if name.lower() in known:
             raise TableError(
-                f"{target}: messages have a field {name!r}, and there is {known[name.lower()]!r} too: Spark can't "
+                f"{target}: messages have a field {shown!r}, and there is {known[name.lower()]!r} too: Spark can't "
                 f"tell them apart. {advice}"
             )
         if not _can_be_column(name, can):
             raise TableError(
-                f"{target}: messages have a field {name!r}; a column's name can't have . or ', begin with {PREFIX} or "
-                f"be one of {can.name}'s own. {advice}"
+                f"{target}: messages have a field {shown!r}; a column's name can't have . or ' or control characters, "
+                f"be empty or longer than {_LONGEST_NAME}, begin with {PREFIX} or be one of {can.name}'s own. {advice}"
             )
         known[name.lower()] = name
     types: dict[str, T.DataType | None] = {}
@@ -293,6 +306,8 @@ def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
 
 
 def _can_be_column(name: str, can: Capabilities) -> bool:
+    if not 0 < len(name) <= _LONGEST_NAME or _NOT_IN_NAMES.search(name):
+        return False
     return not ("." in name or "'" in name or name.startswith(PREFIX) or name in can.reserved_columns)
 
 

@@ -5,6 +5,7 @@ A table that failed keeps its position, so it loses nothing. The supervisor open
 goes on from its position.
 """
 
+import contextvars
 import functools
 import logging
 import os
@@ -20,6 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from changelog.spec import ChangelogSpec
+from sink import logs
 from sink.config import Config
 from sink.deadletters.table import DeadLetters, open_dead_letters
 from sink.errors import NoMessagesError, RowdeltaError, TemporaryError, summary
@@ -27,6 +29,7 @@ from sink.run.attempt import Pending, TableShare
 from sink.run.inference import stated_keys
 from sink.run.joint import JointWriter
 from sink.run.microbatch import TableSink
+from sink.run.observer import Lags, Observer, TableFailed, TableFound, TableWaits, nobody
 from sink.run.patterns import ResolvedTable
 from sink.run.plan import open_table
 from sink.run.spark_engine import SparkEngine
@@ -86,13 +89,19 @@ class Supervisor:
     """All tables of a job, by source."""
 
     def __init__(
-        self, spark: SparkSession, config: Config, source: Source, changelogs: dict[str, ChangelogSpec]
+        self,
+        spark: SparkSession,
+        config: Config,
+        source: Source,
+        changelogs: dict[str, ChangelogSpec],
+        observer: Observer = nobody,
     ) -> None:
         self.members: dict[str, Member] = {}
         self._spark = spark
         self._config = config
         self._source = source
         self._changelogs = changelogs
+        self._observer = observer
         self._dead_letters: DeadLetters | None = None
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self.closed = False
@@ -138,6 +147,18 @@ class Supervisor:
             awaiting = [member for member in awaiting if member.source in come]
         return [member for member in late if member.error is not None] + awaiting
 
+    def lags(self) -> Lags:
+        """How far the open tables are behind their sources now. Another thread may ask while micro-batches are applied.
+
+        :raises TemporaryError: the source did not answer.
+        """
+        open_tables = [(member.resolved.section, sink) for member in self.members.values() if (sink := member.sink)]
+        behind = self._source.behind([(section, sink.position) for section, sink in open_tables])
+        return Lags(
+            {section.target: behind[section.source] for section, _ in open_tables if section.source in behind},
+            "messages" if self._config.source.type == "kafka" else "files",
+        )
+
     def broken(self) -> list[Member]:
         """Tables that failed with an error that isn't harmless."""
         return [member for member in self.failed() if not is_harmless(member.error)]
@@ -147,6 +168,8 @@ class Supervisor:
         new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
         # a new dictionary, because the streams' threads may be iterating over the old one
         self.members = self.members | {member.source: member for member in new}
+        for member in new:
+            self._observer(TableFound(member.target, member.source))
         return new
 
     def open(self, members: Sequence[Member]) -> list[Member]:
@@ -219,6 +242,10 @@ class Supervisor:
         One job writes all tables that have few records. Each other table has a job of its own. The threads inherit the
         query's job group, so stopping the query stops their jobs.
         """
+        with logs.about(batch=batch_id):
+            self._apply(stream, batch_id, frame)
+
+    def _apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
         touched = [self.members[name] for name in self._source.touched(stream, batch_id)]
         members = [member for member in touched if member.works]
         if len(members) == 1:
@@ -312,8 +339,9 @@ class Supervisor:
             work(*args)
 
         def submit(work: Callable[..., None], *args: Any) -> Future[None]:
+            # which copies what the log's lines are about, too
             try:
-                return self._pool.submit(inheriting, work, *args)
+                return self._pool.submit(contextvars.copy_context().run, inheriting, work, *args)
             except RuntimeError:
                 if not self.closed:
                     raise
@@ -332,16 +360,21 @@ class Supervisor:
         """Do a table's work. If it fails, set the table aside with its group."""
         if self._is_ending():
             return
-        try:
-            work(member)
-        except Exception as error:  # noqa: BLE001 - any error here is this table's own
-            self.set_aside(member, error)
+        with logs.about(table=member.target):
+            try:
+                work(member)
+            except Exception as error:  # noqa: BLE001 - any error here is this table's own
+                self.set_aside(member, error)
 
     def set_aside(self, culprit: Member, error: Exception) -> None:
         """Stop applying changes to a table for a while, and to the others of its group."""
         with self._setting_aside:
             culprit.fail(error)
             self._have_group_wait(culprit)
+        if is_harmless(error):
+            self._observer(TableWaits(culprit.target, summary(error)))
+        else:
+            self._observer(TableFailed(culprit.target, type(error).__name__, summary(error)))
         group = culprit.resolved.section.group
         others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
         if is_harmless(error):
@@ -368,6 +401,7 @@ class Supervisor:
             if member.error is None:
                 waiting = f"{member.target} waits for {culprit.target}, which is in the same group."
                 member.error = _WaitingError(waiting)
+                self._observer(TableWaits(member.target, waiting))
                 member.error.is_harmless = is_harmless(culprit.error)
 
     def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
@@ -409,13 +443,16 @@ class Supervisor:
         self._changelogs[plan.section.target] = plan.changelog
         letters = self._dead_letters
         engine = SparkEngine(self._config, table, letters)
-        member.opened = TableSink(self._config, member.resolved, table, plan, key, self._source, letters, engine)
+        member.opened = TableSink(
+            self._config, member.resolved, table, plan, key, self._source, letters, engine, self._observer
+        )
         member.awaits_messages = False
 
     def _wait_for_messages(self, member: Member, error: NoMessagesError) -> None:
         """Let a table wait for its first messages. This isn't an error. The table must not miss these messages, so it
         will read its source from the start.
         """
+        self._observer(TableWaits(member.target, str(error)))
         if not member.awaits_messages:
             log.info("%s", error)
         member.sink, member.error, member.awaits_messages, member.from_start = None, None, True, True

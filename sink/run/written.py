@@ -28,6 +28,7 @@ class Written:
     :param index: each task's part of the key index.
     :param truncates: how often the source emptied the table. The files then have all rows that it has now.
     :param tasks: number of tasks.
+    :param contents: number of files of the table and their bytes, by content.
     :param observed: what the messages have and the table can't store (`changelog.decoding.Observed`).
     :param stated_keys: keys that the messages state.
     """
@@ -47,6 +48,7 @@ class Written:
     index: list[dict[str, Any]]
     truncates: int = 0
     tasks: int = 0
+    contents: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     observed: Mapping[str, str] = field(default_factory=dict)
     stated_keys: StatedKeys = field(default_factory=dict)
 
@@ -108,6 +110,11 @@ class Written:
         found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self.keys(name)))
         return f"; keys: {found}" if found else ""
 
+    @property
+    def probe_seconds(self) -> float:
+        """That the tasks, all together, took to look keys up."""
+        return float(sum(result["probe_seconds"] for result in self.index))
+
     def keys(self, name: str) -> int:
         return sum(result["keys"][name] for result in self.index)
 
@@ -117,7 +124,11 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
     rows: dict[str, int] = {}
     bad, undecoded = Counter[str](), Counter[str]()
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
+    contents: dict[str, tuple[int, int]] = {}
     for result in results:
+        for content, (count, size) in result["contents"].items():
+            files, total = contents.get(content, (0, 0))
+            contents[content] = files + count, total + size
         for kind, count in result["rows"].items():
             rows[kind] = rows.get(kind, 0) + count
         for content, count in result["records"].items():
@@ -137,6 +148,7 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
         snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
         streamed_partitions={p for result in results for p in result["streamed_partitions"]},
         index=[result["index"] for result in results if "index" in result],
+        contents=contents,
         # each task gets every TRUNCATE
         truncates=max((result["truncates"] for result in results), default=0),
         peak_memory=max((result["peak_memory"] for result in results), default=0),

@@ -1,14 +1,15 @@
 """Directories of change files as they are listed: which directories exist, and how far a position is in them."""
 
 import re
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError
-from sink.sources.source import Position
+from sink.sources.source import Behind, Position
 
 _JSON = re.compile(r"\.(json|jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)
 
@@ -92,6 +93,19 @@ class Directories:
             return f"{len(waiting):,} files behind{late}{regardless}"
 
         return [behind(table, position) for table, position in tables]
+
+    def behind(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Mapping[str, Mapping[str, Behind]]:
+        """As with `lag`, late files don't count."""
+        found: dict[str, Mapping[str, Behind]] = {}
+        for table, position in tables:
+            try:
+                files = [self.change_file(table, path, modified) for path, modified in self.listed(table)]
+            except ConfigError:
+                continue
+            times = [file.modified for file in files if position is None or is_beyond(file, position)]
+            seconds = max(0.0, time.time() - min(times) / 1000) if times else 0.0
+            found[table.source] = {"": Behind(len(times), seconds)}
+        return found
 
     def check(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]

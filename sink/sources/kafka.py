@@ -7,8 +7,10 @@ once, and no messages are held in memory for other tables.
 """
 
 import functools
+import heapq
 import json
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
@@ -19,16 +21,26 @@ from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
-from sink.sources.source import Position, Range, SharedRead, Stream, TableBatch
+from sink.sources.source import Behind, Position, Range, SharedRead, Stream, TableBatch
 from sink.sources.topics import EARLIEST, Admin, Offsets, Topics
 
 _TIMEOUT_MS = 15_000
+_MOST_TIMED = 100
+"""The age of what isn't applied is asked of so many partitions, those with the most messages: that takes some requests
+each."""
+_AGE_FACTOR = 1.25
+_AGE_STEPS = 70
+"""1.25 to this power is 70 days in seconds."""
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 _STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
 _READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10"}
 """After each poll Spark asks for the partition's ends. The broker answers only after the next fetch has ended. At the
 end of a topic, where a stream nearly always is, Kafka's default lets this fetch wait for half a second. That happens
 for each partition that has messages."""
+
+
+Part = tuple[str, str]
+"""A topic and a partition of it."""
 
 
 class KafkaSource(Topics):
@@ -133,6 +145,17 @@ class KafkaSource(Topics):
             return None
         return self._frame(self._spark, [Range(topic, begin, {p: int(end[p]) for p in begin})])
 
+    def ends(self, topic: str) -> Offsets:
+        """Where the topic ends at the moment.
+
+        :raises ConfigError: there is no such topic.
+        """
+        with self._admin() as admin:
+            found = admin.offsets([topic], admin.latest())
+            if topic not in found:
+                raise admin.no_topic(topic)
+            return found[topic]
+
     def offsets_since(self, topic: str, timestamp: int | None) -> dict[int, int]:
         """Partition -> offset of the first message at or after a time. A partition without such a message is left out.
 
@@ -189,6 +212,28 @@ class KafkaSource(Topics):
         if not begin:
             return None
         return self._frame(self._spark, [Range(table.source, begin, {p: end[p] for p in begin})])
+
+    def behind(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Mapping[str, Mapping[str, Behind]]:
+        with self._admin() as admin:
+            topics = [table.source for table, _ in tables]
+            latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
+            reached = {
+                (table.source, p): max(int((position or {}).get(p, first)), first)
+                for table, position in tables
+                for p, first in earliest.get(table.source, {}).items()
+            }
+            counts = {
+                (topic, p): max(0, latest.get(topic, {}).get(p, offset) - offset)
+                for (topic, p), offset in reached.items()
+            }
+            most = heapq.nlargest(
+                _MOST_TIMED, (part for part, count in counts.items() if count), key=counts.__getitem__
+            )
+            ages = _ages({part: reached[part] for part in most}, admin.first_since, time.time())
+        found: dict[str, dict[str, Behind]] = {}
+        for (topic, p), count in counts.items():
+            found.setdefault(topic, {})[p] = Behind(count, ages.get((topic, p)) if count else 0.0)
+        return found
 
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
         with self._admin() as admin:
@@ -278,6 +323,23 @@ class _Admin(Admin):
             result.setdefault(str(place.topic()), {})[str(place.partition())] = int(entry.getValue().offset())
         return result
 
+    def first_since(self, times: Mapping[Part, int]) -> dict[Part, tuple[int, int]]:
+        """Of each partition the first message at or after a time: its offset and its own time. Without such a message,
+        the partition is left out.
+
+        :param times: topic and partition -> milliseconds since 1970.
+        """
+        query = self._jvm.java.util.HashMap()
+        partition_of = self._jvm.org.apache.kafka.common.TopicPartition
+        for (topic, partition), timestamp in times.items():
+            query.put(partition_of(topic, int(partition)), self.at(timestamp))
+        found: dict[Part, tuple[int, int]] = {}
+        for entry in self._get(self._client.listOffsets(query).all(), "any topic").entrySet():
+            place, info = entry.getKey(), entry.getValue()
+            if int(info.offset()) >= 0:
+                found[str(place.topic()), str(place.partition())] = int(info.offset()), int(info.timestamp())
+        return found
+
     def _partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
         names = self._jvm.java.util.ArrayList()
         for topic in topics:
@@ -302,6 +364,40 @@ class _Admin(Admin):
             if "UnknownTopicOrPartition" in reason or "InvalidTopicException" in reason:
                 raise _UnknownTopicError from None
             raise TemporaryError(f"Kafka at {self.servers} did not answer for topic {topic!r}: {reason}") from None
+
+
+def _ages(
+    reached: Mapping[Part, int], first_since: Callable[[Mapping[Part, int]], Mapping[Part, tuple[int, int]]], now: float
+) -> dict[Part, float]:
+    """How old the first message is that a position hasn't passed, by the message's timestamp.
+
+    No message is read. The broker is asked which message is the first one at or after a time, and the time is halved on
+    and on, for all partitions at once. If it finds the message itself, the answer is exact, because the broker also
+    says the message's own time. Otherwise it is at most a quarter too high.
+
+    :param reached: partition -> offset of that message.
+    :param now: seconds since 1970.
+    """
+    bounds = dict.fromkeys(reached, (0, _AGE_STEPS))
+    ages: dict[Part, float] = {}
+    while bounds:
+        middles = {part: (low + high) // 2 for part, (low, high) in bounds.items()}
+        found = first_since({part: int((now - _AGE_FACTOR**step) * 1000) for part, step in middles.items()})
+        for part, step in middles.items():
+            low, high = bounds.pop(part)
+            offset, timestamp = found.get(part, (None, 0))
+            if offset == reached[part]:
+                ages[part] = max(0.0, now - timestamp / 1000)
+                continue
+            if offset is None or offset > reached[part]:
+                low = step + 1  # it is older than that
+            else:
+                high = step
+            if low < high:
+                bounds[part] = low, high
+            else:
+                ages[part] = _AGE_FACTOR**high
+    return ages
 
 
 def _innermost(error: Py4JJavaError) -> str:

@@ -53,8 +53,18 @@ def jaas(mechanism: str, username: str, password: str) -> str:
             f"sasl.mechanism is {mechanism!r}; with sasl.username and sasl.password it is PLAIN, SCRAM-SHA-256 or "
             f"SCRAM-SHA-512. For another one give {JAAS}."
         )
-    quoted = [text.replace("\\", "\\\\").replace('"', '\\"') for text in (username, password)]
-    return f'org.apache.kafka.common.security.{module} required username="{quoted[0]}" password="{quoted[1]}";'
+    user = f'username="{_escaped(username)}" password="{_escaped(password)}"'
+    return f"org.apache.kafka.common.security.{module} required {user};"
+
+
+def oauth_jaas(options: Mapping[str, str]) -> str:
+    """The Java client's `sasl.jaas.config` for a client of an OpenID provider.
+
+    :param options: librdkafka's `sasl.oauthbearer.client.id`, `.client.secret` and `.scope`.
+    """
+    given = {java: options[name] for name, java in _OAUTH.items() if name in options}
+    quoted = (f'{java}="{_escaped(value)}"' for java, value in given.items())
+    return f"org.apache.kafka.common.security.{_OAUTH_MODULE} required {' '.join(quoted)};"
 
 
 def client_settings(options: Mapping[str, str]) -> dict[str, str]:
@@ -63,33 +73,64 @@ def client_settings(options: Mapping[str, str]) -> dict[str, str]:
     :raises ConfigError: librdkafka has no such setting.
     """
     given = {name.removeprefix(PREFIX): value for name, value in options.items() if name.startswith(PREFIX)}
-    settings = {name: value for name, value in given.items() if name not in _JAVA_ONLY}
+    settings = {_RENAMED.get(name, name): value for name, value in given.items() if name not in _JAVA_ONLY}
     if JAAS in given:
-        found = dict(re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', given[JAAS]))
-        if {"username", "password"} <= found.keys():
-            for name in ("username", "password"):
-                settings[f"sasl.{name}"] = re.sub(r"\\(.)", r"\1", found[name])
+        settings |= _of_jaas(given[JAAS])
+    for store in ("truststore", "keystore"):
+        kind = given.get(f"ssl.{store}.type", "JKS").upper()
+        file = given.get(f"ssl.{store}.location")
+        if file is None:
+            continue
+        if kind == "PEM":
+            # a key store has key and certificates in one file, and OpenSSL finds each
+            files = ("ssl.ca",) if store == "truststore" else ("ssl.certificate", "ssl.key")
+            settings |= {f"{name}.location": file for name in files}
+        elif (store, kind) == ("keystore", "PKCS12"):
+            settings |= {n: given[n] for n in ("ssl.keystore.location", "ssl.keystore.password") if n in given}
         else:
             raise ConfigError(
-                f"source.options.kafka.{JAAS} has no username and password. This command doesn't use Java, and knows "
-                "PLAIN and SCRAM only."
+                f"source.options.kafka.ssl.{store}.location is a Java {store.replace('store', ' store')} ({kind}), "
+                f"which this command can't read. Give the certificates as PEM, with kafka.ssl.{store}.type: PEM."
             )
-    if given.get("ssl.truststore.type", "").upper() == "PEM" and "ssl.truststore.location" in given:
-        settings["ssl.ca.location"] = given["ssl.truststore.location"]
-    elif "ssl.truststore.location" in given:
-        raise ConfigError(
-            "source.options.kafka.ssl.truststore.location is a Java key store, which this command can't read. Give "
-            "the certificates as PEM, with kafka.ssl.truststore.type: PEM."
-        )
     return settings
 
 
+def _of_jaas(line: str) -> dict[str, str]:
+    found = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(line)}
+    if {"username", "password"} <= found.keys():
+        return {f"sasl.{name}": found[name] for name in ("username", "password")}
+    if _OAUTH_MODULE in line and {"clientId", "clientSecret"} <= found.keys():
+        return {"sasl.oauthbearer.method": "oidc"} | {n: found[java] for n, java in _OAUTH.items() if java in found}
+    raise ConfigError(
+        f"source.options.kafka.{JAAS} has neither username and password, nor clientId and clientSecret. This command "
+        "doesn't use Java, and knows PLAIN, SCRAM and OAUTHBEARER only."
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+OAUTH_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+"""The Java client's `sasl.login.callback.handler.class` that gets tokens from an OpenID provider."""
+_OAUTH_MODULE = "oauthbearer.OAuthBearerLoginModule"
+_OAUTH = {
+    "sasl.oauthbearer.client.id": "clientId",
+    "sasl.oauthbearer.client.secret": "clientSecret",
+    "sasl.oauthbearer.scope": "scope",
+}
+"""librdkafka's settings -> the options of Java's login module."""
+_JAAS_OPTION = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_RENAMED = {
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+}
+"""Settings that have PEM text: Java's name -> librdkafka's name."""
 _JAVA_ONLY = {
     JAAS,
-    "ssl.truststore.location",
-    "ssl.truststore.type",
-    "ssl.truststore.password",
-    "ssl.keystore.type",
+    "sasl.login.callback.handler.class",
+    *(f"ssl.{store}.{part}" for store in ("truststore", "keystore") for part in ("location", "type", "password")),
 }
 
 

@@ -72,6 +72,18 @@ class TableBatch:
     files: Mapping[str, int] | None = None
 
 
+@dataclass(frozen=True)
+class Behind:
+    """How far a table is behind a part of its source: a partition of a topic, or a directory.
+
+    :param count: messages or files that aren't applied yet.
+    :param seconds: age of the oldest of them by its own timestamp; 0 if there is none, None if it isn't known.
+    """
+
+    count: int
+    seconds: float | None
+
+
 class SourceView(Protocol):
     """Kafka or files, only looked at."""
 
@@ -130,6 +142,14 @@ class Source(SourceView, Protocol):
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         """Whether `other` may have passed records that `position` hasn't. Both positions belong to the same table."""
+
+    def behind(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Mapping[str, Mapping[str, Behind]]:
+        """How far positions are behind the source: source -> part -> what it lacks. The part of a directory is `""`.
+
+        Another thread may call this while streams are read.
+
+        :raises TemporaryError: the source did not answer.
+        """
 
     def start_position(self, table: TableSection) -> Position | None:
         """The start position of a table without a position. It is known after `locate`, and the table stores it."""

@@ -376,6 +376,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         "truncates": truncates,
         "bytes": sum(file.size_in_bytes for file in result.files),
         "records": {content.value: result.records(content) for content in FileContent},
+        "contents": _contents(result.files),
         "bad": bad,
         "undecoded": undecoded,
         "samples": samples,
@@ -571,6 +572,15 @@ def _forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
+def _contents(files: Sequence[ContentFile]) -> dict[str, tuple[int, int]]:
+    """Number of files and their bytes, by content."""
+    counts, sizes = Counter[str](), Counter[str]()
+    for file in files:
+        counts[file.content.value] += 1
+        sizes[file.content.value] += file.size_in_bytes
+    return {content: (count, sizes[content]) for content, count in counts.items()}
+
+
 def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[dict[str, Any], list[str]]:
     """What the driver has to know for the key index, and the paths of the index's files that the task wrote."""
     found = result.index
@@ -586,6 +596,7 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
         "old_rows": rows,
         "new_vectors": dict(file.vector for file in result.files if file.vector is not None),
         "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
+        "probe_seconds": found.probe_seconds,
     }
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
     return summary, paths if file is None else [*paths, file]

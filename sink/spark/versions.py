@@ -16,7 +16,7 @@ from sink.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
 
@@ -247,3 +247,10 @@ def to_arrow(rows: "DataFrame") -> "pa.Table":
     if installed().minor == "3.5":
         return pa.Table.from_batches(frame._collect_as_arrow(), to_arrow_schema(rows.schema))
     return frame.toArrow()
+
+
+def try_cast(column: "Column", dtype: "DataType") -> "Column":
+    """`Column.try_cast`, which Spark 3.5 lacks. There a plain cast makes null of a text that doesn't fit."""
+    if installed().minor == "3.5":
+        return column.cast("string").cast(dtype)
+    return column.try_cast(dtype)

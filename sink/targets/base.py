@@ -81,16 +81,30 @@ class StoredPosition:
 
 
 @dataclass(frozen=True)
+class FileCounts:
+    """How many files a reader of the whole table opens.
+
+    :param data: data files.
+    :param deletes: delete files; of deletion vectors, the data files that have one.
+    """
+
+    data: int
+    deletes: int
+
+
+@dataclass(frozen=True)
 class LastCommit:
     """The newest commit of a table, by whomever.
 
     :param timestamp_ms: milliseconds since 1970.
     :param counts: in words, the table's files and deletes after it.
+    :param live: the files; None if the table doesn't tell.
     """
 
     snapshot_id: int
     timestamp_ms: int
     counts: str
+    live: FileCounts | None = None
 
 
 class TableState(ABC):
@@ -507,11 +521,32 @@ class Target(TableState):
         """The compactions of the whole table, after a number of commits."""
 
 
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction of a whole table did.
+
+    :param touched: number of data and delete files that are gone.
+    :param written: number of new data files.
+    :param bytes: of the data files that were read; 0 if the format doesn't tell.
+    :param scan_seconds: to find out that it was due.
+    :param rewrite_seconds: all else.
+    """
+
+    touched: int
+    written: int
+    bytes: int
+    scan_seconds: float
+    rewrite_seconds: float
+
+
 class Compaction(Protocol):
     """Compacts a table between micro-batches."""
 
-    def after_commit(self) -> None:
-        """Compact the table if it is due. A failure is only logged."""
+    def after_commit(self) -> Compacted | None:
+        """Compact the table if it is due. A failure is only logged.
+
+        :return: what was done; None if nothing was.
+        """
 
 
 class Committer(ABC):

@@ -27,7 +27,7 @@ from tests.changelog import fuzz, test_debezium_samples
 from tests.changelog.avro_messages import Pair, batch, message, outcome, sample, sample_schemas, spec
 from tests.changelog.messages import Decoded, in_order
 from tests.changelog.messages import spec as typed_spec
-from tests.services.registry import Registry, running_registry
+from tests.stack.registry import Registry, running_registry
 
 ROW = {
     "type": "record",

@@ -21,8 +21,8 @@ from sink.config import Config
 from sink.spark import session
 from sink.spark.versions import to_arrow
 from tests.delta.harness import DeltaJob
-from tests.services.jars import ivy_to_itself
 from tests.sink.harness import Row
+from tests.stack.jars import ivy_to_itself
 
 SETTINGS = {
     "spark.master": "local[2]",

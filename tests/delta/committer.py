@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sink.targets.delta.log import CommitRefusedError, DeltaLog, Proposal
-from tests.services.jars import delta_jars
+from tests.stack.jars import delta_jars
 
 ROUNDS = ("txn", "domain", "add") * 4
 PROCESSES = 2

@@ -20,9 +20,9 @@ from tests.delta.catalog_story import SETTINGS, command, row
 from tests.delta.conftest import INTERPRETED
 from tests.delta.harness import DeltaJob
 from tests.delta.readers import Rows, plain
-from tests.services.jars import HERE, ivy_to_itself, jars
-from tests.services.s3 import S3
 from tests.sink.harness import Row
+from tests.stack.jars import HERE, ivy_to_itself, jars
+from tests.stack.s3 import S3
 
 KEY, SECRET = "AKIDROWDELTATEST", "NobodyMaySeeThisSecret"
 REGIONS = ("eu", "a b", "ä:/%?#=")

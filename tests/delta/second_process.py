@@ -10,7 +10,7 @@ from sink.config import Config
 from sink.errors import RowdeltaError
 from sink.run.pipeline import Pipeline
 from sink.spark import session
-from tests.services.jars import ivy_to_itself
+from tests.stack.jars import ivy_to_itself
 
 
 def main(path: Path) -> None:

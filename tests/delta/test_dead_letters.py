@@ -20,7 +20,7 @@ from sink.spark import session
 from sink.spark.versions import to_arrow
 from sink.targets.delta.log import CommitRefusedError, DeltaLog
 from tests.delta.harness import DeltaJob, When, before_commit, crashing
-from tests.services.process import wait_until
+from tests.stack.process import wait_until
 
 pytestmark = pytest.mark.spark
 

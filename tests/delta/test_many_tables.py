@@ -26,10 +26,10 @@ from sink.spark.versions import to_arrow
 from tests.delta.harness import vacuum
 from tests.delta.log_model import DeltaLog
 from tests.delta.readers import plain
-from tests.services.kafka import Kafka, running_kafka
 from tests.sink.harness import CrashError
 from tests.sink.test_dead_letters import messages
 from tests.sink.test_kafka import KafkaJob, insert, order
+from tests.stack.kafka import Kafka, running_kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from sink.targets.delta.storage import storage_properties
 from tests.delta.own_process import follow_in_own_process
-from tests.services.s3 import running_s3
+from tests.stack.s3 import running_s3
 
 pytestmark = pytest.mark.spark
 

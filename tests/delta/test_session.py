@@ -17,8 +17,8 @@ from sink.spark import jars as spark_jars
 from sink.spark import session, versions
 from sink.spark.versions import KNOWN, SparkVersion
 from sink.targets.delta.table_properties import FEATURES, PROPERTIES
-from tests.services.jars import delta_jars, ivy_to_itself, jars
 from tests.sink.test_submit import LOCAL, environment, write_config
+from tests.stack.jars import delta_jars, ivy_to_itself, jars
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"

@@ -9,8 +9,8 @@ from pyiceberg.io import FileIO
 
 from deltawriters.keyindex import Entries, IndexedFile, open_run, runs, write_run
 from deltawriters.storage import file_io
-from tests.services.counting import CountingProxy, counted, counting, s3_operation
-from tests.services.s3 import running_s3
+from tests.stack.counting import CountingProxy, counted, counting, s3_operation
+from tests.stack.s3 import S3, running_s3
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def reached(store: CountingProxy) -> FileIO:
     return file_io(
         (
             ("s3.endpoint", store.uri),
-            ("s3.access-key-id", "key"),
-            ("s3.secret-access-key", "secret"),
+            ("s3.access-key-id", S3.KEY),
+            ("s3.secret-access-key", S3.SECRET),
             ("s3.region", "us-east-1"),
         )
     )

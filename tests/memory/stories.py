@@ -32,9 +32,10 @@ from deltawriters import DeltaOptions
 from deltawriters.keyindex import runs as index_runs
 from sink.config import Config
 from sink.errors import FencedError, RolledBackError, TemporaryError
-from sink.run import attempt, minor_compaction
+from sink.run import attempt, minor_compaction, observer
 from sink.run.keys import TableKey
 from sink.run.microbatch import TableSink
+from sink.run.observer import Event, Files
 from sink.run.patterns import ResolvedTable, resolve_tables
 from sink.run.plan import plan_table
 from sink.sources.source import TableBatch
@@ -277,6 +278,42 @@ class Warnings(logging.Handler):
         self.texts.append(record.getMessage())
 
 
+class Told:
+    """Hears what a process tells, and compares it with the table."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._doing: str | None = None
+        self._sent = 0
+
+    def __call__(self, event: Event, /) -> None:
+        assert event.table == TARGET  # type: ignore[union-attr]  # no other event is told by a table
+        match event:
+            case observer.StageStarted():
+                self._doing = event.stage
+            case observer.StageDone():
+                assert (self._doing, event.seconds >= 0) == (event.stage, True)
+                self._doing = None
+            case observer.CommitTried():
+                self._sent += 1
+            case observer.Committed():
+                assert (self._doing, self._sent > 0) == (None, True)
+                self._sent = 0
+                self._compare(event)
+            case observer.RewriteDone() if event.touched:
+                assert event.written <= event.touched
+
+    def _compare(self, event: observer.Committed) -> None:
+        snapshots = self._store.snapshots
+        ours = [found for found in snapshots.values() if found.sink.get("position") == event.position][-1]
+        before = snapshots[ours.parent].files if ours.parent is not None else {}
+        written = event.files.get("DATA", Files(0, 0))
+        assert written.count == len(ours.files.keys() - before.keys())
+        assert (written.bytes > 0) == (written.count > 0)
+        if event.snapshot is not None and event.live is not None:
+            assert event.live.data == len(snapshots[event.snapshot].files)
+
+
 class Player:
     """Plays a story, and checks every snapshot of the table after it.
 
@@ -342,7 +379,7 @@ class Player:
         )
         source: Any = _Source()
         key = TableKey(self.story.key, configured=True)
-        sink = TableSink(config, resolved, table, plan, key, source, None, engine)
+        sink = TableSink(config, resolved, table, plan, key, source, None, engine, Told(self.store))
         sink.remember_start(None)
         return sink
 

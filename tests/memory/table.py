@@ -30,6 +30,7 @@ from sink.targets.base import (
     SINK_ID,
     ChangeSet,
     Committer,
+    FileCounts,
     LastCommit,
     LiveFile,
     Mergeable,
@@ -228,7 +229,10 @@ class MemoryTable(Target):
         return iter(())
 
     def last_commit(self) -> LastCommit | None:
-        return None if self.seen is None else LastCommit(self.seen, 0, f"{len(self.files)} data files")
+        if self.seen is None:
+            return None
+        counts = FileCounts(len(self.files), sum(file.vector is not None for file in self.files.values()))
+        return LastCommit(self.seen, 0, f"{counts.data} data files", counts)
 
     def index_forbidden_at(self, location: str) -> str | None:
         return None

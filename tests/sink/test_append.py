@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from sink.errors import ConfigError, DataError, FencedError, TemporaryError
 from sink.run.plan import truncate_refused
-from tests.services.kafka import Kafka, running_kafka
 from tests.sink.harness import Fault, Job, before_commit, crashing
 from tests.sink.test_kafka import ORDERS, KafkaJob, event, insert, order
+from tests.stack.kafka import Kafka, running_kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

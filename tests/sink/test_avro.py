@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 
 from sink.errors import TemporaryError
 from tests.changelog.avro_messages import message
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.registry import Registry, running_registry
 from tests.sink.test_kafka import KafkaJob
 from tests.sink.test_keys import stops
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.registry import Registry, running_registry
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

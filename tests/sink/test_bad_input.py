@@ -206,6 +206,7 @@ def test_how_many_failures_are_the_formats(
     counts = {
         "files": [],
         "records": {},
+        "contents": {},
         "bytes": 0,
         "truncates": 0,
         "samples": [],

@@ -15,9 +15,9 @@ from sink.config import Config
 from sink.errors import ConfigError, NeedsSparkError, TemporaryError
 from sink.run import attempt, writing
 from sink.run.pipeline import Pipeline
-from tests.services.process import free_ports
-from tests.services.rest_catalog import RestCatalog, running_rest_catalog
 from tests.sink.harness import seen
+from tests.stack.process import free_ports
+from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
 
 pytestmark = pytest.mark.spark
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
 import pyarrow as pa
@@ -26,12 +25,13 @@ import yaml
 from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.table import StaticTable
 
+from deltawriters.storage import file_io
 from sink import cli, config
 from sink.commands import packaging
-from tests.services.counting import CountingProxy, Request, counting
-from tests.services.jars import HERE, jars, sqlite_jdbc_jar
-from tests.services.process import Process, free_ports, wait_until
-from tests.services.s3 import S3, running_s3
+from tests.stack.counting import CountingProxy, Request, counting
+from tests.stack.jars import HERE, jars, sqlite_jdbc_jar
+from tests.stack.process import Process, free_ports, wait_until
+from tests.stack.s3 import S3, running_s3
 
 CONFIG = """
 sink: {id: shop, checkpoint: /tmp/none}
@@ -147,7 +147,6 @@ def test_an_existing_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[st
 # a cluster ------------------------------------------------------------------------------------------------------------
 
 SPARK_HOME = Path(pyspark.__file__).parent
-BINARY = {"Content-Type": "application/octet-stream"}
 FILES, ROWS = 3, 12_000
 """Enough rows in a file for a shuffle, so that both executors write."""
 
@@ -279,6 +278,7 @@ class AMachineFails:
 def write_changes(store: CountingProxy) -> dict[int, int]:
     """Change files for two tables, each of which updates keys of those before it. Returns the tables' content."""
     content: dict[int, int] = {}
+    bucket = file_io(tuple(of_s3(store).items()))
     for number in range(FILES):
         lines = []
         for seq in range(number * ROWS, (number + 1) * ROWS):
@@ -289,17 +289,16 @@ def write_changes(store: CountingProxy) -> dict[int, int]:
             if kind == "+U":
                 content[key] = seq
         for folder in ("changes", "changes2"):
-            url = f"{store.uri}/{S3.BUCKET}/{folder}/{number:03d}.json"
-            with urlopen(HttpRequest(url, "\n".join(lines).encode(), BINARY, method="PUT"), timeout=60):
-                pass
+            with bucket.new_output(f"s3://{S3.BUCKET}/{folder}/{number:03d}.json").create(overwrite=True) as stream:
+                stream.write("\n".join(lines).encode())
     return content
 
 
 def of_s3(store: CountingProxy) -> dict[str, str]:
     return {
         "s3.endpoint": store.uri,
-        "s3.access-key-id": "key",
-        "s3.secret-access-key": "secret",
+        "s3.access-key-id": S3.KEY,
+        "s3.secret-access-key": S3.SECRET,
         "s3.region": "us-east-1",
     }
 
@@ -350,8 +349,8 @@ def submitted(path: Path, archive: Path, cluster: Cluster, store: CountingProxy)
         "spark.hadoop.fs.s3a.endpoint": store.uri,
         "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
         "spark.hadoop.fs.s3a.path.style.access": "true",
-        "spark.hadoop.fs.s3a.access.key": "key",
-        "spark.hadoop.fs.s3a.secret.key": "secret",
+        "spark.hadoop.fs.s3a.access.key": S3.KEY,
+        "spark.hadoop.fs.s3a.secret.key": S3.SECRET,
     }
     assert lines[1] == "spark-submit \\"
     lines[2:2] = [f"  --conf '{name}={value}' \\" for name, value in settings.items()]
@@ -388,8 +387,8 @@ def delta_content(store: CountingProxy) -> list[Mapping[str, int]]:
     options = {
         # not by the proxy, which is a thread of this process: delta-rs waits with Python's lock held
         "AWS_ENDPOINT_URL": store.server,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_ACCESS_KEY_ID": S3.KEY,
+        "AWS_SECRET_ACCESS_KEY": S3.SECRET,
         "AWS_REGION": "us-east-1",
         "AWS_ALLOW_HTTP": "true",
     }

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sink.commands.verify import database_table
 from sink.config import Config, PartitionField, load
 from sink.errors import ConfigError
+from sink.run.patterns import resolve_tables
 
 KAFKA = """\
 sink:
@@ -187,6 +189,15 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
         ("    key: [id]\n", "    key: [id]\n    properties: {write.format.default: orc}\n",
          r"write\.format\.default: got 'orc', but rowdelta writes Parquet only"),
         ("type: hadoop", "type: hadop", r":11: catalogs\.lake\.type: got 'hadop' \(did you mean 'hadoop'\?\)"),
+        *(("  id: shop", f"  id: shop\n  http: '{value}'",
+           rf":3: sink\.http\.address: got '{re.escape(value)}'; write an address of this machine")
+          for value in ("8088", ":8088", "127.0.0.1", "127.0.0.1:0", "[::1]", "::1:8088", "http://127.0.0.1:80")),
+        ("  id: shop", "  id: shop\n  http: 8088", r":3: sink\.http\.address: got '8088'; write an address of this"),
+        ("  id: shop", "  id: shop\n  http: {adress: '127.0.0.1:8088'}",
+         r":3: sink\.http\.adress: unknown key \(did you mean 'address'\?\)\. Known here: address, ready_within"),
+        ("  id: shop", "  id: shop\n  http: {address: '127.0.0.1:8088', ready_within: soon}",
+         r":3: sink\.http\.ready_within: got 'soon'; write an interval"),
+        ("  id: shop", "  id: shop\n  log_format: xml", r":3: sink\.log_format: got 'xml', expected 'text' or 'json'"),
         ("type: hadoop, ", "", r":11: catalogs\.lake: a catalog needs a type \(hadoop, .*\), or the class "
                                r"catalog-impl"),
         ("catalogs:", "spark:\n  spark.master: locale[2]\ncatalogs:",
@@ -199,6 +210,22 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, before: str, after: s
     assert before in KAFKA
     message = refusal(tmp_path, KAFKA.replace(before, after, 1))
     assert re.search(expected, message), message
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "ready_seconds"),
+    [
+        ("http: 127.0.0.1:8088", "127.0.0.1", 8088, 600),
+        ("http: '[::1]:80'", "::1", 80, 600),
+        ("http: {address: '0.0.0.0:65535', ready_within: 1 hour}", "0.0.0.0", 65535, 3600),
+        ("http: sink.example.org:1\n  trigger: 10 minutes", "sink.example.org", 1, 1800),
+    ],
+)
+def test_the_address_to_watch_a_run_at(tmp_path: Path, text: str, host: str, port: int, ready_seconds: float) -> None:
+    sink = load_text(tmp_path, KAFKA.replace("  id: shop", f"  id: shop\n  {text}")).sink
+    assert sink.http is not None
+    assert (sink.http.host, sink.http.port, sink.ready_seconds) == (host, port, ready_seconds)
+    assert load_text(tmp_path, KAFKA).sink.http is None
 
 
 @pytest.mark.parametrize(
@@ -409,3 +436,77 @@ def test_partition_fields(text: str, expected: tuple[str, int | None, str]) -> N
 def test_no_partition_fields(text: str) -> None:
     with pytest.raises(ValueError, match="is not a partition field; write a column name"):
         PartitionField.parse(text)
+
+
+VERIFY = "verify: {url: 'jdbc:postgresql://db/shop', user: reader, password: planted, slot: debezium}\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (
+            "jdbc:postgresql",
+            "postgresql",
+            "verify.url: got 'postgresql://db/shop'; expected jdbc:postgresql://host:5432",
+        ),
+        (
+            "slot: debezium",
+            "slots: debezium",
+            "verify.slots: unknown key (did you mean 'slot'?). Known",
+        ),
+        ("slot: debezium", "spark_table: a.b.c", "verify.url: url is of a database, and spark_table is given too"),
+        ("jdbc:postgresql", "jdbc:mysql", "verify.slot: only Postgres has replication slots; leave it out"),
+        ("slot: debezium", "settle: soon", "verify.settle: got 'soon'; write an interval such as \"10 seconds\""),
+        ("password: planted", "password: [planted]", "verify.password: got ****, expected text"),
+    ],
+)
+def test_a_mistake_in_verify_is_named(tmp_path: Path, before: str, after: str, expected: str) -> None:
+    message = refusal(tmp_path, KAFKA + VERIFY.replace(before, after))
+    assert expected in message
+    assert "planted" not in message
+
+
+def test_a_table_has_its_own_verify_section_in_place_of_the_global_one(tmp_path: Path) -> None:
+    def section(own: str) -> dict[str, object]:
+        config = load_text(tmp_path, KAFKA.rstrip() + f"\n    verify: {own}\n" + VERIFY)
+        found = config.verify_of(config.tables[0])
+        assert found is not None
+        return found.model_dump(exclude_unset=True)
+
+    own_table = section("{table: public.other, settle: 1 second}")
+    assert own_table.pop("password") == "planted"
+    assert own_table == {
+        "url": "jdbc:postgresql://db/shop",
+        "user": "reader",
+        "slot": "debezium",
+        "table": "public.other",
+        "settle": "1 second",
+    }
+    assert section("{spark_table: lake.backup.orders}") == {"spark_table": "lake.backup.orders"}
+
+
+PATTERN = (
+    KAFKA.replace("    subscribe: shop.public.orders\n", "")
+    .replace("source: shop.public.orders", r"source: shop\.(\w+)\.(.+)")
+    .replace("lake.shop.orders", "lake.shop.$2")
+)
+
+
+def test_a_group_in_verify_must_be_one_of_the_source(tmp_path: Path) -> None:
+    text = PATTERN.rstrip() + "\n    verify: {table: public.$3}\n" + VERIFY
+    assert "tables[0].verify.table: $3 names a group that source" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("topic", "table", "expected"),
+    [
+        ("shop.public.orders", None, "public.orders"),
+        ("shop.public.orders", "$2.$1", "orders.public"),
+        ("shop.public.or-ders", None, "public.or-ders"),
+        ("shop.public.or-ders", "${1}.x", "public.x"),
+    ],
+)
+def test_the_databases_table_of_a_topic(tmp_path: Path, topic: str, table: str | None, expected: str) -> None:
+    config = load_text(tmp_path, PATTERN)
+    (resolved,) = resolve_tables(config, [topic])
+    assert database_table(config, resolved, table) == expected

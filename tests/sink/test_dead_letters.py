@@ -27,10 +27,10 @@ from sink.errors import ConfigError, DataError, RowdeltaError, TableError, Tempo
 from sink.run.pipeline import Pipeline
 from sink.spark import session
 from sink.spark.versions import to_arrow
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.process import wait_until
 from tests.sink.harness import CrashError, Job, crashing
 from tests.sink.test_kafka import KafkaJob
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

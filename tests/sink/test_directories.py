@@ -20,8 +20,8 @@ from sink.run import supervisor
 from sink.run.pipeline import Pipeline
 from sink.targets.base import ChangeSet
 from sink.targets.iceberg.commit import IcebergCommitter
-from tests.services.process import wait_until
 from tests.sink.harness import java_catalog
+from tests.stack.process import wait_until
 
 pytestmark = pytest.mark.spark
 

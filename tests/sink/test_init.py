@@ -25,10 +25,10 @@ from sink.errors import ConfigError, NeedsSparkError
 from sink.run.pipeline import Pipeline
 from sink.sources.kafka_client import client_settings
 from tests.changelog.messages import SAMPLES
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.process import free_ports
-from tests.services.registry import Registry, running_registry
 from tests.sink.harness import seen
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.process import free_ports
+from tests.stack.registry import Registry, running_registry
 
 ORDERS_OF_SHOP = [  # what dml.sql left of the table, in the messages with an envelope
     {"id": 1, "customer": "ann", "amount": "11.00", "status": "paid"},

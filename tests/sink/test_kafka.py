@@ -24,11 +24,13 @@ from sink.config import Config
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.run.plan import truncate_refused
+from sink.sources.kafka import KafkaSource
+from sink.sources.source import Behind
 from sink.spark.versions import to_arrow
 from tests.changelog.messages import sample
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.process import free_ports, wait_until
 from tests.sink.harness import before_commit, java_catalog, seen
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.process import free_ports, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -382,6 +384,12 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     assert_refused(job, DataError, r"is offset 1, but Kafka has removed what follows before offset 3\.")
     lag = "  lag: 4 messages behind, of which Kafka has removed 2"
     assert seen(inspection.status, spark, job.config())[-1] == lag
+    (table,) = job.config().tables
+    behind = KafkaSource(spark, job.config()).behind([(table, {"0": 1})])[job.topic()]["0"]
+    assert behind.count == 2, "of those that are left"
+    assert behind.seconds is not None
+    assert 0 < behind.seconds < 600
+    assert KafkaSource(spark, job.config()).behind([(table, {"0": 5})]) == {job.topic(): {"0": Behind(0, 0.0)}}
     assert job.rows() == [order(1, "a")]
     job.options = {"failOnDataLoss": "false"}
     job.run()

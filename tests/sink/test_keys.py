@@ -17,10 +17,10 @@ from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, RowdeltaError, TableError
 from tests.changelog.messages import sample
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.process import wait_until
 from tests.sink.harness import seen
 from tests.sink.test_kafka import KafkaJob, Running
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -37,10 +37,10 @@ from sink.spark.versions import to_arrow
 from sink.targets.base import ChangeSet
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.process import wait_until
 from tests.sink.harness import merging_soon
 from tests.sink.test_kafka import Running
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

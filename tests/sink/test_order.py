@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
-from tests.services.kafka import Kafka, running_kafka
 from tests.sink.harness import Job
 from tests.sink.test_kafka import KafkaJob
+from tests.stack.kafka import Kafka, running_kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

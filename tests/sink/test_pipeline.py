@@ -19,8 +19,8 @@ from sink.run.patterns import find_tables
 from sink.run.pipeline import Pipeline, open_source
 from sink.run.supervisor import Supervisor
 from sink.sources.files import FilesSource
-from tests.services.process import wait_until
 from tests.sink.harness import Job, crashing
+from tests.stack.process import wait_until
 
 pytestmark = pytest.mark.spark
 

@@ -1,19 +1,23 @@
 """What looks like a secret is printed nowhere: not by rowdelta, and not by Spark."""
 
+import base64
+import re
 from pathlib import Path
+from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
 import yaml
 from pyspark.sql import SparkSession
 
+from sink import redaction
 from sink.config import Config
 from sink.errors import RowdeltaError, summary
 from sink.redaction import masked, redacted, spark_pattern
 from sink.spark import session
 from sink.targets.iceberg.catalog import IcebergCatalogs
-from tests.services.process import free_ports
 from tests.sink.test_config import KAFKA, refusal
+from tests.stack.process import free_ports
 
 URLS = {
     "https://ada:hunter2@catalog:8181/v1?warehouse=lake": "https://****@catalog:8181/v1?warehouse=lake",
@@ -126,3 +130,62 @@ def test_spark_redacts_by_it(spark: SparkSession, given: str | None) -> None:
     assert is_redacted("spark.my.custom", "x") == (given is not None)
     assert not is_redacted("spark.sql.catalog.lake.type", "rest")
     assert not is_redacted("spark.master", "local[2]")
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("token", "tell it nobody", "tell it nobody"),
+        ("credential", "ada:hun+ter/2ä", "hun+ter/2ä"),
+        ("kafka.sasl.jaas.config", 'x.PlainLoginModule required username="ada" password="hun\\"ter2";', 'hun"ter2'),
+        ("kafka.sasl.jaas.config", 'x.Module required clientId="ada" clientSecret="hunter2";', "hunter2"),
+        ("uri", "jdbc:postgresql://ada:hunter2@db/lake", "hunter2"),
+        ("uri", "jdbc:postgresql://db/lake?user=ada&password=hunter%202", "hunter 2"),
+        ("s3.secret-access-key", "hun+ter/2", "hun+ter/2"),
+        ("kafka.ssl.keystore.key", "-----BEGIN X-----\nMIIEvQIBADANBgkqhkiG9w0\n", "MIIEvQIBADANBgkqhkiG9w0"),
+    ],
+)
+def test_known_secrets_are_masked_wherever_they_stand(name: str, value: str, secret: str) -> None:
+    forms = [secret, quote(secret), quote(secret, safe=""), base64.b64encode(secret.encode()).decode(), f'"{secret}"']
+    assert any(form in masked(f"refused: {form}, of ada") for form in forms), "unknown yet"
+    redaction.remember({name: value, "other": "refused"})
+    for form in forms:
+        shown = masked(f"refused: {form}, of ada")
+        assert secret not in shown
+        assert form not in shown
+        assert re.fullmatch(r'refused: "?\*{4}=*"?, of ada', shown)
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("token", "short"),
+        ("s3.access-key-id", "rowdelta"),
+        ("fs.s3a.access.key", "rowdelta"),
+        ("uri", "http://rowdelta"),
+    ],
+)
+def test_words_that_may_stand_anywhere_are_not_masked(name: str, value: str) -> None:
+    redaction.remember({name: value})
+    assert masked(f"rowdelta: {value}") == f"rowdelta: {value}"
+
+
+@pytest.mark.parametrize(
+    "name", ["kafka.sasl.oauthbearer.token.endpoint.url", "schema.registry.bearer.auth.credentials.source"]
+)
+def test_where_a_token_comes_from_is_no_secret(name: str) -> None:
+    assert redacted({name: "https://sso/token"}) == {name: "https://sso/token"}
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_a_configuration_that_was_read_is_known(tmp_path: Path) -> None:
+    text = KAFKA.replace("{type: hadoop, warehouse: ./warehouse}", "{type: rest, token: hunter2hunter2, unknown: {}}")
+    refusal(tmp_path, text)
+    assert masked("hunter2hunter2") == "****"

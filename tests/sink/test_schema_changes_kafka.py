@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from sink.commands import inspection
 from sink.errors import DataError
 from tests.changelog.avro_messages import message
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.registry import running_registry
 from tests.sink.test_kafka import KafkaJob
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.registry import running_registry
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -18,7 +18,7 @@ from sink.spark import archive, cache, jars, session
 from sink.spark import versions as spark_versions
 from sink.spark.jars import Jar
 from sink.spark.versions import SparkVersion
-from tests.services.process import java_command, wait_until
+from tests.stack.process import java_command, wait_until
 
 OPTIONS = {"spark.master": "local[2]", "spark.jars.packages": "org.example:first:1.0,org.example:second:2.1"}
 PROGRAM = ("org.apache.spark.launcher.Main", "org.example.Program")

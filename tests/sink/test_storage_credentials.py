@@ -27,8 +27,8 @@ from sink.targets.iceberg import table as iceberg
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.storage_access import StorageAccess
 from sink.targets.iceberg.table import IcebergTable
-from tests.services.rest_catalog import RestCatalog, running_rest_catalog
 from tests.sink.test_catalogs import add_catalog, configuration, content, write
+from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
 
 KEY = "s3.access-key-id"
 ENDS = "s3.session-token-expires-at-ms"

@@ -22,7 +22,7 @@ import sink
 from sink import cli
 from sink.spark import session
 from sink.spark.archive import WARM
-from tests.services.process import free_ports, wait_until
+from tests.stack.process import free_ports, wait_until
 
 pytestmark = pytest.mark.spark
 

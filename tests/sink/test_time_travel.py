@@ -15,8 +15,8 @@ from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.spark import session
 from sink.targets.iceberg.catalog import IcebergCatalogs
-from tests.services.kafka import Kafka, running_kafka
 from tests.sink.test_kafka import KafkaJob, event, insert, order
+from tests.stack.kafka import Kafka, running_kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sink.errors import RowdeltaError
 from sink.spark.java_errors import JAVA_ERRORS, message_of
+from sink.targets.base import Compacted
 from sink.targets.delta.live_files import file_actions
 
 if TYPE_CHECKING:
@@ -25,16 +26,17 @@ class Optimize:
         self._every = every
         self._last: int | None = None
 
-    def after_commit(self) -> None:
+    def after_commit(self) -> Compacted | None:
         """Compact the table if it is due. A failure is only logged: the table stays as it was, and is only slower to
         read.
         """
+        started = time.monotonic()
         version = self._table.snapshot_id()
         if self._last is None:
             self._last = self._last_optimized()
         if version - self._last < self._every:
-            return
-        started = time.monotonic()
+            return None
+        scan_seconds = time.monotonic() - started
         log.info("%s: compacting after %d commits", self._table.name, version - self._last)
         try:
             removed, added = self._table.log.optimize()
@@ -42,7 +44,7 @@ class Optimize:
             reason = message_of(error).split("\n", 1)[0]
             log.warning("%s: not compacted, tried again after %d commits: %s", self._table.name, self._every, reason)
             self._last = version
-            return
+            return None
         self._table.refresh()
         self._last = self._table.snapshot_id()
         log.info(
@@ -52,6 +54,7 @@ class Optimize:
             added,
             (time.monotonic() - started) * 1000,
         )
+        return Compacted(removed, added, 0, scan_seconds, time.monotonic() - started - scan_seconds)
 
     def _last_optimized(self) -> int:
         """The version of the newest OPTIMIZE, as far as the last commits tell; else that after which one is due."""

@@ -14,15 +14,16 @@ import pyarrow.compute as pc
 
 from deltawriters.collapse import Ints, dense_ids
 from deltawriters.content import Partition
-from deltawriters.partitioning import storage
+from deltawriters.partitioning import path_part, storage
 from sink.targets.delta.schema import Column
 
 Values = Mapping[str, str | None]
 """Physical name of a partition column -> value."""
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED = re.compile("[\x01-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
-"""What Spark escapes in the names of partition folders (`ExternalCatalogUtils.escapePathName`)."""
+_ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
+"""What Spark escapes in the names of partition folders (`ExternalCatalogUtils.escapePathName`), and NUL, which no
+file's name can have."""
 _SAFE_IN_PATHS = "/_-!.~'()*,;:$&+=@"
 """ASCII punctuation that `java.net.URI` leaves as it is in a path."""
 
@@ -55,7 +56,7 @@ def folder(columns: Sequence[Column], values: Values) -> str:
         if value is not None and pa.types.is_timestamp(column.type) and column.type.tz is not None:
             # Spark's folders have the time as it is cast to a text
             value = value.replace("T", " ").removesuffix("Z").rstrip("0").rstrip(".")
-        parts.append(f"{_escaped(column.name)}={_NO_VALUE if value is None else _escaped(value)}")
+        parts.append(path_part(f"{_escaped(column.name)}={_NO_VALUE if value is None else _escaped(value)}"))
     return "/".join(parts)
 
 

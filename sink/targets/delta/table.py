@@ -27,6 +27,7 @@ from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.session import activate
 from sink.targets.base import (
+    FileCounts,
     LastCommit,
     LiveFile,
     MergeCandidates,
@@ -163,7 +164,8 @@ class DeltaTable(Target):
         live = self.live
         with_vectors = sum("deletionVector" in add for add in live.values())
         counts = f"{len(live)} data files, {with_vectors} of them with deletion vectors"
-        return LastCommit(self._snapshot.version, self._snapshot.timestamp_ms, counts)
+        files = FileCounts(len(live), with_vectors)
+        return LastCommit(self._snapshot.version, self._snapshot.timestamp_ms, counts, files)
 
     def next_txn(self, prefix: str) -> int:
         """The version of the sink's next `txn` action."""

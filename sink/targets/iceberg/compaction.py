@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from py4j.java_gateway import JavaObject
 
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import MINOR
+from sink.targets.base import MINOR, Compacted
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -34,18 +34,19 @@ class RewriteDataFiles:
         self._every = every
         self._commits = every  # so the first commit counts the commits of earlier runs
 
-    def after_commit(self) -> None:
+    def after_commit(self) -> Compacted | None:
         """Compact the table if it is due. A failure is only logged: the table stays as it was, and is only slower to
         read.
         """
         self._commits += 1
         if self._commits < self._every:
-            return
+            return None
         started = time.monotonic()
         try:
             self._commits = self._since_last()
             if self._commits < self._every:
-                return
+                return None
+            scan_seconds = time.monotonic() - started
             log.info("%s: compacting after %d commits", self._table.name, self._commits)
             result = self._rewrite()
         except JAVA_ERRORS as error:
@@ -55,17 +56,25 @@ class RewriteDataFiles:
                 self._every,
                 java_message(error).split("\n", 1)[0],
             )
-        else:
-            log.info(
-                "%s: compacted %d data files into %d and removed %d delete files | %.1f MB | %d ms",
-                self._table.name,
-                result.rewrittenDataFilesCount(),
-                result.addedDataFilesCount(),
-                result.removedDeleteFilesCount(),
-                result.rewrittenBytesCount() / 1e6,
-                (time.monotonic() - started) * 1000,
-            )
+            self._commits = 0
+            return None
+        log.info(
+            "%s: compacted %d data files into %d and removed %d delete files | %.1f MB | %d ms",
+            self._table.name,
+            result.rewrittenDataFilesCount(),
+            result.addedDataFilesCount(),
+            result.removedDeleteFilesCount(),
+            result.rewrittenBytesCount() / 1e6,
+            (time.monotonic() - started) * 1000,
+        )
         self._commits = 0
+        return Compacted(
+            int(result.rewrittenDataFilesCount()) + int(result.removedDeleteFilesCount()),
+            int(result.addedDataFilesCount()),
+            int(result.rewrittenBytesCount()),
+            scan_seconds,
+            time.monotonic() - started - scan_seconds,
+        )
 
     def _since_last(self) -> int:
         """Number of commits since the newest compaction in the current snapshot's history. Counts up to `every`."""

@@ -19,7 +19,7 @@ from pyiceberg.types import DateType, IcebergType, PrimitiveType, TimestampType,
 
 from deltawriters.collapse import Ints, dense_ids
 from deltawriters.content import Partition
-from deltawriters.partitioning import storage
+from deltawriters.partitioning import path_part, storage
 from deltawriters.table import Bucket
 
 
@@ -105,6 +105,9 @@ class _TransformedKey(PartitionKey):
         return Record(*(value.value for value in self.field_values))
 
     def to_path(self) -> str:
+        return "/".join(map(path_part, self._whole_path().split("/")))
+
+    def _whole_path(self) -> str:
         try:
             return super().to_path()
         except (OverflowError, ValueError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sink.errors import TableError
-from sink.targets.base import NO_FLOATS, LastCommit, StoredPosition, TableState
+from sink.targets.base import NO_FLOATS, FileCounts, LastCommit, StoredPosition, TableState
 from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, check_types
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class IcebergState(TableState):
             f"{current.summary.get('total-data-files')} data files, {current.summary.get('total-delete-files')} delete "
             f"files, {int(current.summary.get('total-equality-deletes') or 0):,} equality deletes"
         )
-        return LastCommit(current.snapshot_id, current.timestamp_ms, counts)
+        return LastCommit(current.snapshot_id, current.timestamp_ms, counts, _live(current.summary))
 
     def identifiers(self) -> tuple[str, ...]:
         check_types(self)
@@ -294,3 +294,9 @@ class IcebergState(TableState):
         if current != number and not self.is_ancestor(number, current):
             return stored
         return replace(stored, index=newer["index"], index_snapshot_id=number)
+
+
+def _live(summary: Mapping[str, str]) -> FileCounts | None:
+    """Writers may leave the totals out (Iceberg spec, Snapshots: `summary` is optional)."""
+    data, deletes = summary.get("total-data-files"), summary.get("total-delete-files")
+    return None if data is None or deletes is None else FileCounts(int(data), int(deletes))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyspark
 
-from tests.services.process import java_command
+from tests.stack.process import java_command
 
 HERE = Path(__file__).parent
 
@@ -27,8 +27,13 @@ def cache_folder() -> Path:
 
 
 def jars(module: Path) -> list[Path]:
-    """The jars of an `ivy-*.xml`, sorted by name. The first call for this content of the file downloads them, and
-    unpacks zip files.
+    """The jars of an `ivy-*.xml`, sorted by name; `unpacked` says more."""
+    return sorted(unpacked(module).glob("*.jar"))
+
+
+def unpacked(module: Path) -> Path:
+    """The folder with what an `ivy-*.xml` names: jars, and the contents of its archives. The first call for this
+    content of the file downloads them.
 
     Raises RuntimeError with Ivy's output when they cannot be resolved.
     """
@@ -40,13 +45,13 @@ def jars(module: Path) -> list[Path]:
             partial = Path(tempfile.mkdtemp(prefix=f"{module.stem}-partial-", dir=cache))
             try:
                 _retrieve(module, partial, cache / "ivy")
-                for archive in partial.glob("*.zip"):
+                for archive in [*partial.glob("*.zip"), *partial.glob("*.tar.gz")]:
                     shutil.unpack_archive(archive, partial)
                     archive.unlink()
                 partial.rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    return sorted(folder.glob("*.jar"))
+    return folder
 
 
 @contextmanager
@@ -79,7 +84,7 @@ def _retrieve(module: Path, target: Path, cache: Path) -> None:
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     pattern = f"{target}/[artifact]-[revision](-[classifier]).[ext]"
     command = [java_command(), "-jar", str(ivy), "-cache", str(cache), "-ivy", str(module), "-confs", "default"]
-    command += ["-types", "jar", "bundle", "test-jar", "zip", "-retrieve", pattern]
+    command += ["-types", "jar", "bundle", "test-jar", "zip", "tar.gz", "-retrieve", pattern]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode != 0:
         raise RuntimeError(f"Ivy could not resolve {module.name}:\n{result.stdout[-4000:]}")

@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import docker  # type: ignore[import-untyped]
@@ -15,8 +16,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from testcontainers.core.container import DockerContainer
 
-from tests.services.jars import HERE, jars
-from tests.services.process import (
+from tests.stack.certificate import Certificate
+from tests.stack.jars import HERE, jars
+from tests.stack.process import (
     LOG_TAIL_CHARACTERS,
     START_SECONDS,
     STOP_SECONDS,
@@ -32,11 +34,54 @@ IMAGE = "apache/kafka:4.3.1"
 CLUSTER_ID = "rowdeltaTestClusterIdA"
 
 
-class Kafka(ABC):
-    """A Kafka broker on 127.0.0.1 which keeps its port and its topics while it is stopped."""
+@dataclass(frozen=True)
+class Door:
+    """A listener of the broker that wants TLS, and user and password by SCRAM."""
 
-    def __init__(self, port: int) -> None:
+    port: int
+    user: str
+    password: str
+    certificate: Certificate
+
+    MECHANISM = "SCRAM-SHA-512"
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def java_options(self) -> dict[str, str]:
+        """What a Java client needs beside the address."""
+        login = "org.apache.kafka.common.security.scram.ScramLoginModule"
+        return {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": self.MECHANISM,
+            "sasl.jaas.config": f'{login} required username="{self.user}" password="{self.password}";',
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.certificate.authority),
+        }
+
+    def broker_settings(self) -> dict[str, str]:
+        """Beside those of `broker_settings`, whose listeners it is added to."""
+        return {
+            "sasl.enabled.mechanisms": self.MECHANISM,
+            "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+            ),
+            "listener.name.sasl_ssl.ssl.keystore.type": "PEM",
+            "listener.name.sasl_ssl.ssl.keystore.location": str(self.certificate.server),
+        }
+
+
+class Kafka(ABC):
+    """A Kafka broker on 127.0.0.1 which keeps its port and its topics while it is stopped.
+
+    `bootstrap_servers` is a listener that wants nothing; `door` is the other one, where there is one.
+    """
+
+    def __init__(self, port: int, door: Door | None = None) -> None:
         self.bootstrap_servers = f"127.0.0.1:{port}"
+        self.door = door
 
     @abstractmethod
     def start(self) -> None:
@@ -99,15 +144,24 @@ def docker_answers() -> bool:
 
 
 class LocalKafka(Kafka):
-    """A broker which keeps its settings, topics and log in `folder`."""
+    """A broker which keeps its settings, topics and log in `folder`.
 
-    def __init__(self, folder: Path) -> None:
-        port, controller_port = free_ports(2)
-        super().__init__(port)
+    :param certificate: for a listener with TLS and SCRAM, beside the plain one.
+    """
+
+    def __init__(self, folder: Path, certificate: Certificate | None = None) -> None:
+        port, controller_port, door_port = free_ports(3)
+        door = None if certificate is None else Door(door_port, "rowdelta", "secret-of-kafka", certificate)
+        super().__init__(port, door)
         self._classpath = jars(HERE / "ivy-kafka.xml")
         self._folder = folder
         self._settings = folder / "server.properties"
         settings = broker_settings("127.0.0.1", port, controller_port, str(folder / "data"))
+        if door is not None:
+            settings |= door.broker_settings()
+            for key in ("listeners", "advertised.listeners"):
+                settings[key] += f",SASL_SSL://{door.bootstrap_servers}"
+            settings["listener.security.protocol.map"] += ",SASL_SSL:SASL_SSL"
         self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         command = java(self._classpath, "kafka.Kafka", str(self._settings))
         self._process = Process(command, folder / "kafka.log", self._answers)
@@ -120,8 +174,20 @@ class LocalKafka(Kafka):
     def stop(self) -> None:
         self._process.stop()
 
+    def kill(self) -> None:
+        self._process.kill()
+
+    def pause(self) -> None:
+        self._process.pause()
+
+    def resume(self) -> None:
+        self._process.resume()
+
     def _format(self) -> None:
         arguments = ["format", "-t", CLUSTER_ID, "-c", str(self._settings)]
+        if self.door is not None:
+            secret = f"name={self.door.user},password={self.door.password}"
+            arguments += ["--add-scram", f"{self.door.MECHANISM}=[{secret}]"]
         command = java(self._classpath, "kafka.tools.StorageTool", *arguments)
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if result.returncode != 0:

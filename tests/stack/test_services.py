@@ -7,9 +7,9 @@ from urllib.request import Request, urlopen
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.services.jars import sqlite_jdbc_jar
-from tests.services.kafka import Kafka, running_kafka
-from tests.services.rest_catalog import RestCatalog, running_rest_catalog
+from tests.stack.jars import sqlite_jdbc_jar
+from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,23 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.services.jars import HERE, jars
-from tests.services.process import Process, free_ports, java
+from tests.stack.jars import HERE, jars
+from tests.stack.process import Process, free_ports, java
 
 
 class Registry:
-    """A registry on 127.0.0.1. `url` is what confluent-kafka's client takes."""
+    """A registry on 127.0.0.1.
+
+    `url` is what confluent-kafka's client takes, `own_url` what Apicurio's converter does; both are below `address`.
+    """
+
+    PATH = "/apis/ccompat/v7"
 
     def __init__(self, folder: Path) -> None:
         (port,) = free_ports(1)
-        self.url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
+        self.address = f"http://127.0.0.1:{port}"
+        self.url = self.address + self.PATH
+        self.own_url = f"{self.address}/apis/registry/v2"
         # its manifest names the libraries beside it
         (server,) = jars(HERE / "ivy-registry.xml")
         program, *arguments = java([server], "io.quarkus.runner.GeneratedMain")

@@ -1,0 +1,231 @@
+"""`rowdelta verify`: compares tables with their sources. It changes nothing."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import SparkSession
+
+from sink.config import Config, TableSection, VerifySection
+from sink.deadletters import table as dead_letters
+from sink.deadletters.table import Selection
+from sink.errors import ConfigError, TableError
+from sink.run.inference import SparkSample
+from sink.run.keys import table_key, with_key
+from sink.run.patterns import ResolvedTable, find_tables, source_pattern
+from sink.run.pipeline import open_source
+from sink.run.plan import plan_table
+from sink.targets.base import property_prefix
+from sink.targets.catalogs import Catalogs
+from sink.verify.comparison import Difference
+from sink.verify.mysql import MySQL
+from sink.verify.postgres import Postgres
+from sink.verify.rounds import Outcome, Patience, Rounds
+from sink.verify.source import SparkTable, VerifySource
+from sink.verify.topic import Topic
+
+_PACKAGES = "spark.jars.packages"
+_REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
+_TEXT_LENGTH = 60
+_WAY_OUT = (
+    "Say with what it is compared: verify: {url: 'jdbc:postgresql://host:5432/db', user: …, password: '${…}'} for all "
+    "tables or in tables[], or verify: {spark_table: catalog.namespace.table} (see docs/verify.md)."
+)
+
+
+def with_drivers(config: Config) -> Config:
+    """The configuration with the JDBC drivers that its databases need among Spark's packages."""
+    sections = [section for table in config.tables if (section := config.verify_of(table)) is not None]
+    needed = {_database(section.url).package for section in sections if section.url is not None}
+    given = [name.strip() for name in config.spark.get(_PACKAGES, "").split(",") if name.strip()]
+    mine = {name.rsplit(":", 1)[0] for name in given}
+    added = [package for package in sorted(needed) if package.rsplit(":", 1)[0] not in mine]
+    if not added:
+        return config
+    return config.model_copy(update={"spark": {**config.spark, _PACKAGES: ",".join([*given, *added])}})
+
+
+def verify(spark: SparkSession, config: Config, names: Sequence[str], limit: int, timeout: float) -> Iterator[Outcome]:
+    """Compare tables with their sources, one after the other.
+
+    :param names: targets, or ends of their names. Without any it is all tables.
+    :param limit: differences that are shown of each table, at most.
+    :param timeout: seconds that a round waits for the sink.
+    :raises ConfigError: a table can't be compared as the configuration says.
+    :raises TableError: a table doesn't exist.
+    :raises TemporaryError: the sink, the source or the connector isn't there in time.
+    """
+    source = open_source(spark, config, {})
+    resolved = find_tables(config, source)
+    chosen = _chosen(resolved, names)
+    for table in chosen:
+        if table.error is not None:
+            raise table.error
+        if config.verify_of(table.section) is None:
+            raise ConfigError(f"{table.path}: {table.section.target} has no verify section. {_WAY_OUT}")
+    for table in chosen:
+        yield _verify(spark, config, table, limit, timeout)
+
+
+def lines(outcome: Outcome) -> Iterator[str]:
+    """An outcome for people."""
+    yield f"{outcome.table} against {outcome.source}: {_verdict(outcome)}"
+    at = f"source at {outcome.position}, table at" if outcome.position else "table at"
+    rounds = f"{outcome.rounds} rounds" if outcome.rounds > 1 else "1 round"
+    yield f"  {at} {outcome.table_state}; {outcome.source_rows:,} and {outcome.table_rows:,} rows, {rounds}"
+    for reason, columns in _by_reason(outcome).items():
+        yield f"  not compared: {', '.join(columns)} ({reason})"
+    if outcome.changing:
+        yield f"  changed all the time: {outcome.changing:,} keys not compared"
+    for difference in outcome.differences:
+        key = ", ".join(f"{name}={_shown(value)}" for name, value in difference.key.items())
+        names = ", ".join(column.column for column in difference.columns)
+        yield f"  {key}: {difference.kind}{f' in {names}' if names else ''}"
+        for column in difference.columns:
+            yield f"    {column.column}: source {_shown(column.source)}, table {_shown(column.table)}"
+    hidden = outcome.different - len(outcome.differences)
+    if hidden:
+        yield f"  and {hidden:,} more keys (--limit shows more)"
+    if outcome.dead_letters:
+        yield (
+            f"  the table has {outcome.dead_letters:,} dead letters, which may be why: rowdelta dead-letters list"
+            if outcome.different
+            else f"  the table has {outcome.dead_letters:,} dead letters: rowdelta dead-letters list"
+        )
+
+
+def as_json(outcome: Outcome) -> str:
+    """An outcome for machines."""
+
+    def difference(found: Difference) -> dict[str, object]:
+        columns = {column.column: {"source": column.source, "table": column.table} for column in found.columns}
+        return {
+            "key": found.key,
+            "kind": found.kind,
+            "source_rows": found.source_rows,
+            "table_rows": found.table_rows,
+            "columns": columns,
+        }
+
+    return json.dumps(
+        {
+            "table": outcome.table,
+            "source": outcome.source,
+            "equal": outcome.is_equal,
+            "position": outcome.position,
+            "state": outcome.table_state,
+            "source_rows": outcome.source_rows,
+            "table_rows": outcome.table_rows,
+            "rounds": outcome.rounds,
+            "not_compared": outcome.not_compared,
+            "changing": outcome.changing,
+            "different": outcome.different,
+            "differences": [difference(found) for found in outcome.differences],
+            "dead_letters": outcome.dead_letters,
+        },
+        ensure_ascii=False,
+    )
+
+
+def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit: int, timeout: float) -> Outcome:
+    section = resolved.section
+    catalogs = Catalogs(spark, config)
+    target = catalogs.load(section.target)
+    if target is None:
+        raise TableError(f"{section.target} does not exist. rowdelta run creates it.")
+    wanted = config.verify_of(section)
+    assert wanted is not None
+    key = table_key(config, resolved, target, SparkSample(spark, config, section, open_source(spark, config, {})))
+    plan = plan_table(catalogs, config, with_key(resolved, key), target)
+    topic = Topic(spark, config, plan) if config.source.type == "kafka" else None
+    source = _source(spark, config, resolved, wanted)
+    try:
+        patience = Patience(wanted.settle_seconds, timeout)
+        outcome = Rounds(plan, target, source, topic, property_prefix(config), patience, limit).run()
+    finally:
+        source.close()
+    outcome.dead_letters = _dead_letters(spark, config, section)
+    return outcome
+
+
+def _source(spark: SparkSession, config: Config, resolved: ResolvedTable, section: VerifySection) -> VerifySource:
+    if section.spark_table is not None:
+        return SparkTable(spark, _expanded(config, resolved, section.spark_table))
+    if section.url is None:
+        raise ConfigError(f"{resolved.path}: verify has neither url nor spark_table. {_WAY_OUT}")
+    return _database(section.url)(spark, section, database_table(config, resolved, section.table))
+
+
+def database_table(config: Config, resolved: ResolvedTable, configured: str | None) -> str:
+    """The database's table.
+
+    :param configured: `verify.table`.
+    """
+    if configured is not None and (resolved.from_pattern or not _REFERENCE.search(configured)):
+        return _expanded(config, resolved, configured)
+    # Debezium's topics are <prefix>.<schema or database>.<table>
+    source = resolved.section.source.rpartition("/")[2]
+    return source.partition(".")[2] if source.count(".") > 1 else source
+
+
+def _database(url: str) -> type[Postgres] | type[MySQL]:
+    return Postgres if url.startswith("jdbc:postgresql:") else MySQL
+
+
+def _expanded(config: Config, resolved: ResolvedTable, text: str) -> str:
+    """Replace `$1` by the group of a pattern, as it is in the topic's name."""
+    if not resolved.from_pattern:
+        return text
+    entry = config.tables[int(re.sub(r"\D", "", resolved.path))]
+    pattern = source_pattern(entry, is_path=config.source.type == "files")
+    match = pattern.fullmatch(resolved.section.source)
+    assert match is not None
+    return _REFERENCE.sub(lambda reference: match[int(reference[1] or reference[2])] or "", text)
+
+
+def _chosen(resolved: Sequence[ResolvedTable], names: Sequence[str]) -> list[ResolvedTable]:
+    """:raises ConfigError: a name fits no table, or several."""
+    if not names:
+        return list(resolved)
+    chosen = []
+    for name in names:
+        found = [
+            table
+            for table in resolved
+            if table.section.target == name or table.section.target.endswith(f".{name}") or table.section.source == name
+        ]
+        if len(found) != 1:
+            known = ", ".join(table.section.target for table in resolved[:10])
+            what = "fits several tables" if found else "is no table of this configuration"
+            raise ConfigError(f"--table {name} {what}. The targets: {known}.")
+        chosen += found
+    return chosen
+
+
+def _dead_letters(spark: SparkSession, config: Config, section: TableSection) -> int:
+    """How many dead letters the table has."""
+    if config.sink.on_bad_record != "dead-letter":
+        return 0
+    if Catalogs(spark, config).load(config.dead_letter_table) is None:
+        return 0
+    return dead_letters.find(spark, config, Selection(table=section.target)).count()
+
+
+def _verdict(outcome: Outcome) -> str:
+    if outcome.different:
+        return f"DIFFERENT in {outcome.different:,} {'key' if outcome.different == 1 else 'keys'}"
+    return "EQUAL"
+
+
+def _by_reason(outcome: Outcome) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for column, reason in outcome.not_compared.items():
+        reasons.setdefault(reason, []).append(column)
+    return reasons
+
+
+def _shown(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    printable = text if text.isprintable() else repr(text)[1:-1]
+    return printable if len(printable) <= _TEXT_LENGTH else f"{printable[:_TEXT_LENGTH]}… ({len(text):,} characters)"

@@ -1,0 +1,68 @@
+"""Asks from time to time, beside the job, what no micro-batch tells: how far tables are behind, and the memory
+in use."""
+
+import logging
+import threading
+import time
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sink.errors import RowdeltaError, summary
+from sink.run.observer import JvmMemory, LagsUnknown, Observer
+from sink.run.supervisor import Supervisor
+from sink.spark.session import activate
+
+log = logging.getLogger("rowdelta")
+
+SECONDS = 15.0
+_SHARE = 20
+"""Between two questions to the source it pauses this many times as long as the last answer took, if that is longer."""
+_STOP_SECONDS = 5.0
+
+
+class Sampling:
+    """A thread of a run that somebody watches."""
+
+    def __init__(self, spark: SparkSession, supervisor: Supervisor, observer: Observer) -> None:
+        self._spark = spark
+        self._supervisor = supervisor
+        self._observer = observer
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rowdelta-sampling", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it. If the source doesn't answer just then, it isn't waited for."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            started = time.monotonic()
+            self._sample()
+            self._ending.wait(max(SECONDS, _SHARE * (time.monotonic() - started)))
+
+    def _sample(self) -> None:
+        try:
+            activate(self._spark)
+            self._observer(JvmMemory(self._heap()))
+            self._observer(self._supervisor.lags())
+        except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
+            if not self._ending.is_set():
+                self._observer(LagsUnknown(summary(error)))
+        except Exception:
+            # a question that nobody needs for the tables must not end their job
+            if not self._ending.is_set():
+                log.exception("can't tell how far the tables are behind")
+                self._ending.set()
+
+    def _heap(self) -> int:
+        jvm = self._spark.sparkContext._jvm
+        assert jvm is not None
+        runtime = jvm.java.lang.Runtime.getRuntime()
+        return int(runtime.totalMemory()) - int(runtime.freeMemory())

@@ -1,0 +1,1 @@
+"""Compares tables with their sources (`rowdelta verify`)."""

@@ -1,0 +1,214 @@
+"""Compares two frames of canonical rows (`sink.verify.canonical`), wherever they come from.
+
+First by counts and checksums of buckets: a key's bucket depends on a hash of it, which Spark computes for both sides.
+So it doesn't matter in which order an engine sorts texts, or which of them it calls equal. Only what is in buckets that
+differ is then compared key by key.
+
+The work is Spark's, in tasks that spill to disk. The driver gets a few numbers for each bucket, and the differences
+that are shown.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sink.spark.versions import to_arrow
+from sink.verify.canonical import key_hash, misfit, row_hash, shown, value
+
+BUCKETS = 16_384
+"""With a billion rows, a bucket has 60,000."""
+HASH = "row_hash"
+_SOURCE, _TABLE = "source", "table"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is compared.
+
+    :param names: the compared columns, as the table calls them.
+    :param types: their canonical types.
+    :param key: numbers of the key's columns. Without a key it is all columns, and rows are counted.
+    """
+
+    names: Sequence[str]
+    types: Sequence[T.DataType]
+    key: Sequence[int]
+
+    @property
+    def key_columns(self) -> list[str]:
+        """Names of the key's columns in a canonical frame."""
+        return [value(number) for number in self.key]
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """:param differing: the buckets whose rows differ."""
+
+    source_rows: int
+    table_rows: int
+    differing: Sequence[int]
+
+
+@dataclass(frozen=True)
+class ColumnDifference:
+    """A column whose values differ, as text. None is NULL."""
+
+    column: str
+    source: str | None
+    table: str | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key whose rows differ.
+
+    :param key: column -> value as text.
+    :param source_rows: how many rows the source has of it. A table may have two rows of a key, too.
+    :param columns: the columns that differ, if both have it.
+    """
+
+    key: dict[str, str | None]
+    source_rows: int
+    table_rows: int
+    columns: Sequence[ColumnDifference]
+
+    @property
+    def kind(self) -> str:
+        if not self.table_rows:
+            return "missing in table"
+        if not self.source_rows:
+            return "missing in source"
+        if self.source_rows != self.table_rows:
+            return f"{self.source_rows:,} in source, {self.table_rows:,} in table"
+        return "differs"
+
+
+def hashed(frame: DataFrame, layout: Layout, *, with_values: bool) -> DataFrame:
+    """Each row's key and hash, and its values if they are to be shown."""
+    if with_values:
+        return frame.withColumn(HASH, row_hash(frame, len(layout.names)))
+    return frame.select(*layout.key_columns, row_hash(frame, len(layout.names)).alias(HASH))
+
+
+def checksums(source: DataFrame, table: DataFrame, layout: Layout) -> Checksums:
+    """Count and add up the hashes in each bucket, in one pass over both sides (`hashed`)."""
+    sums = _both(source, table, [_bucket(layout).alias("bucket"), HASH]).groupBy("bucket").agg(*_sums())
+    found = {name: column.to_numpy() for name, column in zip(_SUMS, to_arrow(sums.select(*_SUMS)).columns, strict=True)}
+    differs = (found["source_rows"] != found["table_rows"]) | (found["low"] != 0) | (found["high"] != 0)
+    return Checksums(
+        int(found["source_rows"].sum()),
+        int(found["table_rows"].sum()),
+        np.sort(found["bucket"][differs]).tolist(),
+    )
+
+
+def in_buckets(frame: DataFrame, buckets: Sequence[int], layout: Layout) -> DataFrame:
+    """The rows of some buckets."""
+    return frame if len(buckets) == BUCKETS else frame.where(_bucket(layout).isin(list(buckets)))
+
+
+def differing(source: DataFrame, table: DataFrame, layout: Layout) -> DataFrame:
+    """The keys whose rows differ, with the number of rows on each side.
+
+    If the sides have values, there are also `source` and `table`, structs with one canonical row of each side.
+    """
+    sides = []
+    if all(value(number) in source.columns for number in range(len(layout.names))):
+        sides = [
+            F.first(F.when(F.col("side") == side, F.struct(*_row(layout))), ignorenulls=True).alias(side)
+            for side in (_SOURCE, _TABLE)
+        ]
+    columns = [*_row(layout), HASH] if sides else [*layout.key_columns, HASH]
+    both = _both(_completed(source, columns), _completed(table, columns), columns)
+    groups = both.groupBy(*layout.key_columns).agg(*_sums(), *sides)
+    differs = (F.col("source_rows") != F.col("table_rows")) | (F.col("low") != 0) | (F.col("high") != 0)
+    return groups.where(differs).drop("low", "high")
+
+
+def shown_differences(found: DataFrame, layout: Layout, limit: int) -> list[Difference]:
+    """Some of the differences for people, in the key's order.
+
+    :param found: the result of `differing`, with values.
+    """
+    numbers = range(len(layout.names))
+    key = [shown(F.col(value(n)), layout.types[n]) for n in layout.key]
+
+    def texts(side: str) -> Column:
+        # what doesn't fit is shown as the source has it
+        return F.array(
+            *(
+                F.coalesce(F.col(f"{side}.{misfit(n)}"), shown(F.col(f"{side}.{value(n)}"), layout.types[n]))
+                for n in numbers
+            )
+        )
+
+    equal = [
+        F.col(f"{_SOURCE}.{value(n)}").eqNullSafe(F.col(f"{_TABLE}.{value(n)}"))
+        & F.col(f"{_SOURCE}.{misfit(n)}").eqNullSafe(F.col(f"{_TABLE}.{misfit(n)}"))
+        for n in numbers
+    ]
+    rows = found.orderBy(*layout.key_columns).limit(limit)
+    read = rows.select(
+        F.array(*key).alias("key"),
+        "source_rows",
+        "table_rows",
+        F.array(*equal).alias("equal"),
+        texts(_SOURCE).alias(_SOURCE),
+        texts(_TABLE).alias(_TABLE),
+    )
+    return [_difference(row, layout) for row in to_arrow(read).to_pylist()]
+
+
+def _difference(row: dict[str, Any], layout: Layout) -> Difference:
+    counts = row["source_rows"], row["table_rows"]
+    compared = zip(layout.names, row["equal"], row[_SOURCE], row[_TABLE], strict=True)
+    columns = [
+        ColumnDifference(name, source, table) for name, equal, source, table in compared if all(counts) and not equal
+    ]
+    key = dict(zip((layout.names[n] for n in layout.key), row["key"], strict=True))
+    return Difference(key, *counts, columns)
+
+
+_SUMS = ("bucket", "source_rows", "table_rows", "low", "high")
+
+
+def _sums() -> list[Column]:
+    """How many rows there are on each side, and the difference of the sums of their hashes' halves. The sum of whole
+    hashes could overflow, and Spark's ANSI mode ends the job then.
+    """
+    sign = F.when(F.col("side") == _SOURCE, F.lit(1).cast("bigint")).otherwise(F.lit(-1).cast("bigint"))
+    low = F.col(HASH).bitwiseAND(F.lit(0xFFFFFFFF).cast("bigint"))
+    return [
+        F.sum(F.when(F.col("side") == _SOURCE, 1).otherwise(0)).alias("source_rows"),
+        F.sum(F.when(F.col("side") == _TABLE, 1).otherwise(0)).alias("table_rows"),
+        F.sum(sign * low).alias("low"),
+        F.sum(sign * F.shiftrightunsigned(F.col(HASH), 32)).alias("high"),
+    ]
+
+
+def _both(source: DataFrame, table: DataFrame, columns: Sequence[Column | str]) -> DataFrame:
+    one, other = (
+        frame.select(F.lit(side).alias("side"), *columns) for frame, side in ((source, _SOURCE), (table, _TABLE))
+    )
+    return one.unionAll(other)
+
+
+def _bucket(layout: Layout) -> Column:
+    return F.pmod(key_hash(layout.key), F.lit(BUCKETS))
+
+
+def _row(layout: Layout) -> list[str]:
+    return [name for number in range(len(layout.names)) for name in (value(number), misfit(number))]
+
+
+def _completed(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Columns for what doesn't fit are null where there is nothing that could not fit."""
+    for name in columns:
+        if name not in frame.columns:
+            frame = frame.withColumn(name, F.lit(None).cast("string"))
+    return frame

@@ -1,0 +1,234 @@
+"""Reads databases by JDBC: a connection of the driver's own for questions, and Spark's reader for rows.
+
+Spark's reader opens a connection for each of its tasks. Only one statement at the beginning of a task is ours
+(`sessionInitStatement`). In Postgres it makes the task read a snapshot that our own connection has exported, so several
+tasks read one point of the history. MySQL and MariaDB can't share a snapshot, so one task reads the whole table by one
+query, which is a snapshot of its own.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, ClassVar
+
+from py4j.java_gateway import JavaClass
+from pyspark.sql import DataFrame, SparkSession
+
+from sink.config import VerifySection
+from sink.errors import ConfigError, RowdeltaError, TemporaryError
+from sink.redaction import MASK, masked
+from sink.spark.java_errors import JAVA_ERRORS, java_exception, java_message
+from sink.verify.conversion import Selected
+from sink.verify.source import Delivered, Keys, Reading
+
+_FETCH_ROWS = "5000"
+"""Rows of one round trip. By default drivers hold a whole result in memory."""
+INTEGER = r"-?\d{1,20}"
+"""Fits the texts of all integers of 64 bits. A database compares longer numbers with a column of them, too."""
+_REFUSED = ("28", "3D", "08004", "42")
+"""Beginnings of SQLSTATEs that mean a wrong user, password, database or table."""
+
+
+class Connection:
+    """A JDBC connection in the driver's JVM.
+
+    :param driver: name of the driver's class.
+    :raises ConfigError: there is no such driver, or the database refuses user or password.
+    :raises TemporaryError: the database doesn't answer.
+    """
+
+    def __init__(self, spark: SparkSession, driver: str, package: str, section: VerifySection) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        made: Any = jvm
+        for part in driver.split("."):
+            made = getattr(made, part)
+        if not isinstance(made, JavaClass):
+            raise ConfigError(f"Spark was started without the driver {driver}. Start it with --packages {package}.")
+        self._section = section
+        properties = jvm.java.util.Properties()
+        for name in ("user", "password"):
+            if (value := getattr(section, name)) is not None:
+                properties.setProperty(name, value)
+        with self.errors("can't be reached"):
+            self._connection = made().connect(address(section), properties)
+
+    def rows(self, sql: str, *parameters: str) -> list[tuple[str | None, ...]]:
+        """The rows of a query, with all values as text."""
+        with self.errors("refuses a query"):
+            statement = self._connection.prepareStatement(sql)
+            for number, value in enumerate(parameters, 1):
+                statement.setString(number, value)
+            result = statement.executeQuery()
+            count = range(1, int(result.getMetaData().getColumnCount()) + 1)
+            found = []
+            while result.next():
+                found.append(tuple(result.getString(number) for number in count))
+            statement.close()
+        return found
+
+    def run(self, sql: str) -> None:
+        with self.errors("refuses a statement"):
+            statement = self._connection.createStatement()
+            statement.execute(sql)
+            statement.close()
+
+    @contextmanager
+    def transaction(self, sql: str) -> Iterator[None]:
+        """A transaction that only reads. It ends with the context.
+
+        :param sql: its first statement.
+        """
+        self._connection.setAutoCommit(False)
+        try:
+            self.run(sql)
+            yield
+        finally:
+            with suppress(*JAVA_ERRORS, OSError):  # the connection is gone, and the transaction with it
+                self._connection.rollback()
+                self._connection.setAutoCommit(True)
+
+    def close(self) -> None:
+        with suppress(Exception):  # the JVM may be gone already, after Ctrl-C
+            self._connection.close()
+
+    @contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        """Turn Java's errors into ours, without secrets."""
+        try:
+            yield
+        except JAVA_ERRORS as error:
+            raise self._translated(error, what) from None
+
+    def _translated(self, error: Exception, what: str) -> RowdeltaError:
+        cause = java_exception(error)
+        while cause.getCause() is not None and not hasattr(cause, "getSQLState"):
+            cause = cause.getCause()
+        text = java_message(error).strip()
+        inner = masked(str(cause.getMessage())).strip()
+        message = re.sub(r"\s+", " ", inner if "Exception" in text or len(inner) < len(text) else text).rstrip(".")
+        if self._section.password:
+            message = message.replace(self._section.password, MASK)
+        state = ""
+        with suppress(*JAVA_ERRORS, TypeError):
+            state = str(cause.getSQLState())
+        place = masked(str(self._section.url))
+        if state.startswith(_REFUSED):
+            return ConfigError(f"verify: {place} {what}: {message}. Correct verify.url, verify.user, verify.password.")
+        return TemporaryError(f"verify: {place} {what}: {message}. Run again when it answers, or correct verify.url.")
+
+
+def address(section: VerifySection) -> str:
+    """The JDBC URL for the drivers and for Spark's dialects. The driver of MariaDB is used for MySQL too."""
+    url = str(section.url)
+    if url.startswith("jdbc:postgresql:"):
+        return url
+    # Spark's dialect for MySQL quotes names as both do; it has none for MariaDB, and would quote as in standard SQL
+    url = re.sub("^jdbc:mariadb:", "jdbc:mysql:", url)
+    return url if "permitMysqlScheme" in url else f"{url}{'&' if '?' in url else '?'}permitMysqlScheme"
+
+
+class Database(ABC):
+    """One table of a database.
+
+    :param section: with a URL.
+    :param table: the table, as `schema.table`.
+    :raises ConfigError: the database refuses the user, or there is no such table.
+    :raises TemporaryError: the database doesn't answer.
+    """
+
+    is_live = True
+    driver: ClassVar[str]
+    package: ClassVar[str]
+    """Maven coordinates of the driver."""
+
+    def __init__(self, spark: SparkSession, section: VerifySection, table: str) -> None:
+        self.name = f"{table} of {masked(str(section.url))}"
+        self._spark = spark
+        self._section = section
+        self._table = table
+        self._connection = Connection(spark, self.driver, self.package, section)
+        try:
+            self._known, self._unknown = self._find_columns()
+        except BaseException:
+            self.close()
+            raise
+
+    def columns(self) -> Mapping[str, Selected]:
+        return self._known
+
+    def unknown(self) -> Mapping[str, str]:
+        return self._unknown
+
+    @abstractmethod
+    def reading(self, columns: Sequence[str], keys: Keys | None) -> AbstractContextManager[Reading]:
+        """See `VerifySource.reading`."""
+
+    @abstractmethod
+    def delivered(self) -> tuple[Delivered, str]:
+        """See `VerifySource.delivered`."""
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @abstractmethod
+    def _find_columns(self) -> tuple[dict[str, Selected], dict[str, str]]:
+        """The table's columns, and those of unknown types with these.
+
+        :raises ConfigError: there is no such table.
+        """
+
+    @abstractmethod
+    def _quoted(self, name: str) -> str: ...
+
+    @abstractmethod
+    def _literal(self, text: str) -> str: ...
+
+    @property
+    def _quoted_table(self) -> str:
+        return ".".join(map(self._quoted, self._table.split(".")))
+
+    def _query(self, columns: Sequence[str], condition: str = "") -> str:
+        selected = ", ".join(f"{self._known[name].sql} AS {self._quoted(f'c{n}')}" for n, name in enumerate(columns))
+        return f"SELECT {selected} FROM {self._quoted_table}" + (f" WHERE {condition}" if condition else "")
+
+    def _with_keys(self, keys: Keys | None) -> str:
+        """A condition that holds for the keys' rows. Empty if the database can't look them up by their texts."""
+        if keys is None:
+            return ""
+        forms = [self._known[name].key_text for name in keys.columns]
+        if None in forms:
+            return ""
+        # a text of another form isn't in the source
+        fits = [re.compile(str(form), re.DOTALL) for form in forms]
+        possible = [row for row in keys.values if all(f.fullmatch(text) for f, text in zip(fits, row, strict=True))]
+        if not possible:
+            return "1 = 0"
+
+        def literal(number: int, text: str) -> str:
+            return text if forms[number] == INTEGER else self._literal(text)
+
+        rows = [", ".join(literal(number, text) for number, text in enumerate(row)) for row in possible]
+        names = ", ".join(map(self._quoted, keys.columns))
+        if len(keys.columns) == 1:
+            return f"{names} IN ({', '.join(rows)})"
+        return f"({names}) IN ({', '.join(f'({row})' for row in rows)})"
+
+    def _frame(self, query: str, columns: Sequence[str], first: str) -> DataFrame:
+        """The rows of a query, in one task.
+
+        :param first: the first statement of the task's connection.
+        """
+        options = {
+            "url": address(self._section),
+            "driver": self.driver,
+            "query": query,
+            "fetchsize": _FETCH_ROWS,
+            "sessionInitStatement": first,
+        }
+        for name in ("user", "password"):
+            if (value := getattr(self._section, name)) is not None:
+                options[name] = value
+        with self._connection.errors("refuses a query"):
+            frame = self._spark.read.format("jdbc").options(**options).load()
+        return frame.toDF(*columns)

@@ -1,0 +1,182 @@
+"""A table of Postgres: an exported snapshot, its LSN, and how far Debezium's replication slot is."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+
+from sink.errors import ConfigError
+from sink.verify.conversion import Kind, Selected
+from sink.verify.database import INTEGER, Database
+from sink.verify.source import Delivered, Keys, Reading
+
+_PAGES_A_TASK = 2_000
+"""Of 8 KB. A smaller table is read by one task."""
+_RANGES_SINCE = 140_000
+"""Version of the server that reads a range of pages without reading the others."""
+_REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+_COLUMNS = """
+SELECT a.attname, t.typname, t.typtype, CASE c.typtype WHEN 'd' THEN c.typtypmod ELSE a.atttypmod END,
+       e.typname, e.typtype
+FROM pg_attribute a
+JOIN pg_type c ON c.oid = a.atttypid
+JOIN pg_type t ON t.oid = CASE c.typtype WHEN 'd' THEN c.typbasetype ELSE c.oid END
+LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
+WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum
+"""
+_SLOTS = """
+SELECT s.slot_name, s.active, s.confirmed_flush_lsn >= ?::pg_lsn, w.sent_lsn >= ?::pg_lsn,
+       pg_size_pretty(greatest(0, pg_wal_lsn_diff(?::pg_lsn, coalesce(w.sent_lsn, s.confirmed_flush_lsn))))
+FROM pg_replication_slots s LEFT JOIN pg_stat_get_wal_senders() w ON w.pid = s.active_pid
+WHERE s.slot_type = 'logical' AND s.database = current_database()
+ORDER BY s.slot_name
+"""
+_AS_TEXT = {"text", "varchar", "name", "citext", "xml", "ltree", "tsvector", "tsquery", "macaddr", "macaddr8", "char"}
+"""Types whose cast to text is what the server sends to a connector."""
+_ANY_TEXT = r"[^\x00]*"
+_BY_OUTPUT = frozenset(["bpchar", "inet", "cidr"])
+"""Types whose cast to text is something else: it takes blanks away, or adds a mask."""
+
+
+class Postgres(Database):
+    driver = "org.postgresql.Driver"
+    package = "org.postgresql:postgresql:42.7.7"
+    _lsn = "0/0"
+
+    @contextmanager
+    def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[Reading]:
+        connection = self._connection
+        # the transaction is idle while tasks read
+        connection.run("SET idle_in_transaction_session_timeout = 0")
+        with connection.transaction(_REPEATABLE):
+            # the snapshot is older than the LSN: all that it sees is before it
+            ((snapshot,),) = connection.rows("SELECT pg_export_snapshot()")
+            ((lsn, version, pages),) = connection.rows(
+                "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, "
+                "current_setting('server_version_num'), "
+                "coalesce((SELECT relpages FROM pg_class WHERE oid = to_regclass(?) AND relkind IN ('r', 'm')), 0)",
+                self._quoted_table,
+            )
+            self._lsn = str(lsn)
+            conditions = [self._with_keys(keys)]
+            if not conditions[0] and int(str(version)) >= _RANGES_SINCE:
+                conditions = _page_ranges(int(str(pages)), self._spark.sparkContext.defaultParallelism)
+            first = f"{_REPEATABLE}; SET TRANSACTION SNAPSHOT '{snapshot}'"
+            frames = [self._frame(self._query(columns, part), columns, first) for part in conditions]
+            yield Reading(reduce(lambda one, other: one.unionAll(other), frames), f"LSN {lsn}")
+
+    def delivered(self) -> tuple[Delivered, str]:
+        wanted = self._section.slot
+        slots = [
+            slot
+            for slot in self._connection.rows(_SLOTS, self._lsn, self._lsn, self._lsn)
+            if (slot[0] == wanted if wanted is not None else slot[1] == "t")
+        ]
+        if wanted is not None and not slots:
+            raise ConfigError(
+                f"verify.slot: {self.name} has no logical replication slot {wanted!r}. Correct it, or leave it out."
+            )
+        if not slots:
+            return Delivered.UNKNOWN, "no connector reads from the database"
+        if all(confirmed == "t" for _, _, confirmed, _, _ in slots):
+            return Delivered.YES, ""
+        behind = ", ".join(f"slot {name} is {size} behind" for name, _, _, sent, size in slots if sent != "t")
+        if not behind:
+            return Delivered.TO_CONNECTOR, "the connector has the changes"
+        idle = [str(name) for name, active, *_ in slots if active != "t"]
+        return Delivered.NOT_YET, behind + (f", and no connector reads slot {', '.join(idle)}" if idle else "")
+
+    def _find_columns(self) -> tuple[dict[str, Selected], dict[str, str]]:
+        known, unknown = {}, {}
+        found = self._connection.rows(_COLUMNS, self._quoted_table)
+        if not found:
+            raise ConfigError(f"verify: there is no table {self.name}. Correct verify.table or verify.url.")
+        for row in found:
+            name, type_name, type_kind, modifier, element, element_kind = map(str, row)
+            column = self._quoted(name)
+            if row[4] is None:
+                selected = _selected(column, type_name, type_kind, int(modifier))
+            else:
+                selected = _array(column, _selected("x", element, element_kind, int(modifier)))
+            if selected is None:
+                unknown[name] = type_name
+            else:
+                known[name] = selected
+        return known, unknown
+
+    def _quoted(self, name: str) -> str:
+        return '"' + name.replace('"', '""') + '"'
+
+    def _literal(self, text: str) -> str:
+        # of no type, so it is read as the column's
+        escaped = text.replace("'", "''")
+        return "E'" + escaped.replace("\\", "\\\\") + "'" if "\\" in text else f"'{escaped}'"
+
+
+def _page_ranges(pages: int, most: int) -> list[str]:
+    """Conditions for parts of a table. The last one has no end, since the table may have grown."""
+    count = max(1, min(most, pages // _PAGES_A_TASK))
+    bounds = [f"'({pages * n // count},0)'::tid" for n in range(count)]
+    ends = [f" AND ctid < {bound}" for bound in bounds[1:]] + [""]
+    return [f"ctid >= {bound}{end}" for bound, end in zip(bounds, ends, strict=True)] if count > 1 else [""]
+
+
+def _selected(column: str, type_name: str, type_kind: str, modifier: int) -> Selected | None:
+    """How a column is selected; None if its type is unknown.
+
+    :param type_kind: `pg_type.typtype`.
+    :param modifier: `pg_attribute.atttypmod`.
+    """
+    if type_kind in ("e", "r", "m") or type_name in _AS_TEXT:
+        return Selected(f"{column}::text", Kind.TEXT, key_text=_ANY_TEXT if type_name in ("text", "varchar") else None)
+    if type_name in _BY_OUTPUT:
+        text = f"CASE WHEN {column} IS NOT NULL THEN format('%s', {column}) END"
+        return Selected(text, Kind.TEXT, key_text=_ANY_TEXT if type_name == "bpchar" else None)
+    micros = f"extract(microseconds FROM {column})::int8"
+    epoch = f"extract(epoch FROM date_trunc('second', {column}))::int8 * 1000000 + {micros} % 1000000"
+    digits = modifier if modifier >= 0 else 6
+    of_day = "(extract(hour FROM {0})::int8 * 60 + extract(minute FROM {0})::int8) * 60000000 + " + (
+        "extract(microseconds FROM {0})::int8"
+    )
+    found = {
+        **dict.fromkeys(("int2", "int4", "int8", "oid"), Selected(f"{column}::int8", Kind.INTEGER, key_text=INTEGER)),
+        "uuid": Selected(f"{column}::text", Kind.TEXT, key_text=r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+        "float4": Selected(column, Kind.FLOAT),
+        "float8": Selected(column, Kind.DOUBLE),
+        "numeric": Selected(f"{column}::text", Kind.DECIMAL, (modifier - 4) & 0x7FF if modifier >= 4 else None),
+        "money": Selected(f"{column}::numeric::text", Kind.DECIMAL, 2),
+        "bool": Selected(column, Kind.BOOLEAN),
+        "bytea": Selected(column, Kind.BYTES),
+        "json": Selected(f"{column}::text", Kind.JSON),
+        "jsonb": Selected(f"{column}::text", Kind.JSON),
+        "hstore": Selected(f"hstore_to_json({column})::text", Kind.PAIRS),
+        # an infinite date or time fits into no column, so the row is a dead letter
+        "date": Selected(f"CASE WHEN isfinite({column}) THEN ({column} - DATE '1970-01-01')::int8 END", Kind.DATE),
+        "timestamp": Selected(f"CASE WHEN isfinite({column}) THEN {epoch} END", Kind.TIMESTAMP, digits),
+        "timestamptz": Selected(f"CASE WHEN isfinite({column}) THEN {epoch} END", Kind.INSTANT, digits),
+        "time": Selected(of_day.format(column), Kind.TIME, digits),
+        "timetz": Selected(of_day.format(f"({column} AT TIME ZONE 'UTC')"), Kind.TIME, digits),
+        "interval": Selected(_interval(column), Kind.INTERVAL),
+        "bit": Selected(f"{column}::text", Kind.BITS),
+        "varbit": Selected(f"{column}::text", Kind.BITS),
+    }.get(type_name)
+    if type_name == "bit" and modifier == 1:
+        return Selected(f"({column}::text = '1')", Kind.BOOLEAN)
+    return found
+
+
+def _interval(column: str) -> str:
+    parts = ", ".join(f"extract({part} FROM {column})::int8" for part in ("year", "month", "day", "hour", "minute"))
+    seconds = f"(extract(microseconds FROM {column})::int8 / 1000000.0)::numeric(18,6)"
+    return f"CASE WHEN {column} IS NOT NULL THEN format('P%sY%sM%sDT%sH%sM%sS', {parts}, {seconds}) END"
+
+
+def _array(column: str, element: Selected | None) -> Selected | None:
+    if element is None:
+        return None
+    text = f"encode({element.sql}, 'hex')" if element.kind is Kind.BYTES else f"({element.sql})::text"
+    elements = f"ARRAY(SELECT {text} FROM unnest({column}) WITH ORDINALITY AS each(x, n) ORDER BY n)"
+    return Selected(
+        f"CASE WHEN {column} IS NOT NULL THEN array_to_json({elements})::text END", Kind.ARRAY, element=element
+    )

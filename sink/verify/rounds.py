@@ -1,0 +1,404 @@
+"""Compares a table with its source while both may change.
+
+There is no moment at which both are read. So a round finds out which keys may have changed between its two readings,
+and leaves them to the next round:
+
+1. E is where the topic ends. A change that is in the topic before E was made before step 2.
+2. The source is read: a snapshot. Only keys and hashes are kept, in Spark, so that its transaction is short.
+3. All that the snapshot saw gets into the topic, before E' or at E'. The sink passes E'.
+4. S is the table's state then, and P its position. The keys of all messages from E to P are left out, since the
+   snapshot and S may differ in them. All other keys are the same in both, or source and table differ.
+
+The first round compares the whole table by checksums. Later ones compare single keys: those that were left out, and
+those that differed. A key that differs counts only if it differs in two rounds, since a message may have been late.
+When nothing changes, the first round finds nothing to leave out, and there is no other one.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from changelog.row_kind_columns import quoted
+from sink.errors import ConfigError, TemporaryError, summary
+from sink.run.job_errors import JOB_ERRORS
+from sink.run.plan import TablePlan
+from sink.sources.source import Position
+from sink.spark.progress import Line, progress
+from sink.spark.versions import to_arrow
+from sink.targets.base import Target
+from sink.verify import canonical
+from sink.verify.canonical import comparable, misfit, value
+from sink.verify.comparison import (
+    Difference,
+    Layout,
+    checksums,
+    differing,
+    hashed,
+    in_buckets,
+    shown_differences,
+)
+from sink.verify.conversion import Conversion, conversion
+from sink.verify.source import Delivered, Keys, VerifySource
+from sink.verify.topic import Topic
+
+_ROUNDS = 6
+"""Rounds at most. Keys that changed in each of them aren't compared."""
+_LOOKED_UP = 5_000
+"""So many keys are looked up in the source. For more of them the source is read whole."""
+_POLL_SECONDS = 0.5
+_QUIET_SECONDS = 30.0
+"""If the sink hasn't committed for so long, it may not be running."""
+_SEEN = "seen"
+"""Whether the key has differed before."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """:param settle: seconds that a change takes from the connector into the topic, at most.
+    :param timeout: seconds that a round waits for the connector and the sink, at most.
+    """
+
+    settle: float
+    timeout: float
+
+
+@dataclass
+class Outcome:
+    """How a table compares with its source.
+
+    :param position: the point of the source's history that the first round read, in words.
+    :param table_state: the table's state that it was compared with, in words.
+    :param source_rows: rows that the first round read.
+    :param table_rows: likewise. Rows of keys that it left out aren't counted.
+    :param not_compared: columns that aren't compared, and why.
+    :param differences: the first ones.
+    :param different: how many keys differ.
+    :param changing: how many keys changed in every round, and weren't compared.
+    :param dead_letters: how many dead letters the table has.
+    """
+
+    table: str
+    source: str
+    position: str = ""
+    table_state: str = ""
+    source_rows: int = 0
+    table_rows: int = 0
+    rounds: int = 0
+    not_compared: dict[str, str] = field(default_factory=dict)
+    differences: list[Difference] = field(default_factory=list)
+    different: int = 0
+    changing: int = 0
+    dead_letters: int = 0
+
+    @property
+    def is_equal(self) -> bool:
+        return self.different == 0
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A compared column.
+
+    :param field: its name in the source.
+    :param conversion: how both sides are brought into one type.
+    """
+
+    name: str
+    field: str
+    conversion: Conversion
+    is_uuid: bool
+
+
+class Rounds:
+    """:param topic: None if the table's source is files: then nothing is waited for.
+    :param prefix: prefix of the sink's state in the table.
+    :raises ConfigError: a key column can't be compared.
+    """
+
+    def __init__(
+        self,
+        plan: TablePlan,
+        target: Target,
+        source: VerifySource,
+        topic: Topic | None,
+        prefix: str,
+        patience: Patience,
+        limit: int,
+    ) -> None:
+        self._target = target
+        self._source = source
+        self._topic = topic
+        self._prefix = prefix
+        self._patience = patience
+        self._limit = limit
+        self._spark: SparkSession = target.spark
+        self.outcome = Outcome(target.name, source.name)
+        self._compared = _compared(plan, target, source, self.outcome.not_compared)
+        names = [column.name for column in self._compared]
+        key = plan.section.key or names  # in mode append rows are counted
+        for name in key:
+            if name not in names:
+                raise ConfigError(
+                    f"{target.name}: the key column {name} can't be compared ({self.outcome.not_compared.get(name)}). "
+                    "Correct verify.table, or compare with a table that has it (verify.spark_table)."
+                )
+        types = [comparable(F.lit(None), column.conversion.dtype)[1] for column in self._compared]
+        self._layout = Layout(names, types, [names.index(name) for name in key])
+
+    def run(self) -> Outcome:
+        """Compare.
+
+        :raises TemporaryError: the sink didn't get far enough in time, or a job failed.
+        """
+        scope: DataFrame | None = None
+        for number in range(1, _ROUNDS + 1):
+            try:
+                scope = self._round(number, scope)
+            except JOB_ERRORS as error:
+                raise TemporaryError(
+                    f"{self._target.name}: a Spark job failed, so it isn't known whether the table is equal to "
+                    f"{self._source.name}: {summary(error)}. Run again."
+                ) from error
+            self.outcome.rounds = number
+            if scope is None:
+                return self.outcome
+        assert scope is not None
+        self.outcome.changing = scope.count()
+        return self.outcome
+
+    def _round(self, number: int, scope: DataFrame | None) -> DataFrame | None:
+        """One round.
+
+        :param scope: the keys to compare. None means all.
+        :return: the keys for the next round; None if there are none.
+        """
+        layout, name = self._layout, self._target.name
+        begin = self._topic.ends() if self._topic is not None else {}
+        source = self._read_source(number, scope)
+        position = self._wait()
+        table = self._read_table(scope)
+        changed = self._changed(begin, position)
+        if changed is not None:
+            source, table = (_joined(side, changed, layout, "left_anti") for side in (source, table))
+        if scope is None:
+            with progress(self._spark, f"{name}: comparing checksums"):
+                sums = checksums(source, table, layout)
+            self.outcome.source_rows, self.outcome.table_rows = sums.source_rows, sums.table_rows
+            if not sums.differing:
+                return None if changed is None else changed.withColumn(_SEEN, F.lit(False))
+            source, table = (in_buckets(side, sums.differing, layout) for side in (source, table))
+            what = f"{name}: comparing the keys of {len(sums.differing):,} of 16,384 buckets"
+        else:
+            what = f"{name}: comparing keys again, round {number}"
+        with progress(self._spark, what):
+            found = differing(source, table, layout).localCheckpoint()
+        if scope is None:
+            again = found.select(*layout.key_columns, F.lit(True).alias(_SEEN))
+            left = None if changed is None else changed.withColumn(_SEEN, F.lit(False))
+        else:
+            counts = F.col(_SEEN) | F.lit(not self._is_live)
+            seen = _joined(found, scope, layout, "inner").localCheckpoint()
+            self._tell(seen.where(counts))
+            again = seen.where(~counts).select(*layout.key_columns, F.lit(True).alias(_SEEN))
+            left = None if changed is None else _joined(scope, changed, layout, "left_semi")
+        following = (again if left is None else again.unionByName(left)).localCheckpoint()
+        return None if following.isEmpty() else following
+
+    @property
+    def _is_live(self) -> bool:
+        return self._source.is_live or self._topic is not None
+
+    def _tell(self, found: DataFrame) -> None:
+        """Keep differences for the outcome."""
+        self.outcome.different += found.count()
+        room = self._limit - len(self.outcome.differences)
+        if room > 0:
+            self.outcome.differences += shown_differences(found, self._layout, room)
+
+    def _read_source(self, number: int, scope: DataFrame | None) -> DataFrame:
+        fields = [column.field for column in self._compared]
+        keys = self._looked_up(scope)
+        with self._source.reading(fields, keys) as reading:
+            if number == 1:
+                self.outcome.position = reading.position
+            columns: list[Column] = []
+            for n, column in enumerate(self._compared):
+                raw = F.col(quoted(column.field))
+                columns += _canonical(
+                    n, raw, column.conversion.source(raw), column.conversion.dtype, column.conversion.may_misfit
+                )
+            rows = hashed(reading.frame.select(*columns), self._layout, with_values=scope is not None)
+            if scope is not None:
+                rows = _joined(rows, scope, self._layout, "left_semi")
+            if not self._is_live:
+                return rows  # may be read again at any time
+            with progress(self._spark, f"{self._target.name}: reading {self._source.name}"):
+                return rows.localCheckpoint()
+
+    def _read_table(self, scope: DataFrame | None) -> DataFrame:
+        snapshot = self._target.snapshot_id()
+        frame = self._target.frame(self._spark).limit(0) if snapshot is None else self._target.frame_at(snapshot)
+        if not self.outcome.table_state:
+            state = "empty" if snapshot is None else f"{self._target.snapshot_word} {snapshot}"
+            self.outcome.table_state = state
+        rows = hashed(self._of_table(frame, range(len(self._compared))), self._layout, with_values=scope is not None)
+        return rows if scope is None else _joined(rows, scope, self._layout, "left_semi")
+
+    def _of_table(self, frame: DataFrame, numbers: Sequence[int]) -> DataFrame:
+        """The canonical columns of a frame with the table's columns."""
+        columns: list[Column] = []
+        for n in numbers:
+            column = self._compared[n]
+            raw = F.col(quoted(column.name))
+            if column.is_uuid and isinstance(frame.schema[column.name].dataType, T.BinaryType):
+                raw = F.lower(F.regexp_replace(F.hex(raw), "^(.{8})(.{4})(.{4})(.{4})(.{12})$", "$1-$2-$3-$4-$5"))
+            converted = column.conversion.table(raw)
+            columns += _canonical(n, raw, converted, column.conversion.dtype, column.conversion.table_may_misfit)
+        return frame.select(*columns)
+
+    def _changed(self, begin: Mapping[str, int], position: Position) -> DataFrame | None:
+        """The keys of the messages between a place of the topic and the table's position."""
+        if self._topic is None:
+            return None
+        changes = self._topic.changes(dict(begin), position)
+        if changes is None:
+            return None
+        keys = self._of_table(changes, self._layout.key).select(*self._layout.key_columns).distinct().localCheckpoint()
+        return None if keys.isEmpty() else keys
+
+    def _looked_up(self, scope: DataFrame | None) -> Keys | None:
+        """The scope as texts, if it is small, and its texts are those that the source has."""
+        types = [self._layout.types[n] for n in self._layout.key]
+        if scope is None or not all(isinstance(dtype, T.IntegralType | T.StringType) for dtype in types):
+            return None
+        texts = [canonical.shown(F.col(value(n)), self._layout.types[n]) for n in self._layout.key]
+        rows = to_arrow(scope.select(F.array(*texts).alias("key")).limit(_LOOKED_UP + 1)).column("key").to_pylist()
+        if len(rows) > _LOOKED_UP or any(text is None for row in rows for text in row):
+            return None
+        return Keys([self._compared[n].field for n in self._layout.key], [tuple(row) for row in rows])
+
+    def _wait(self) -> Position:
+        """Wait until the table has all that the source's reading saw. The table is then in its newest state.
+
+        :raises TemporaryError: it takes too long.
+        """
+        target = self._target
+        if self._topic is None:
+            target.refresh()
+            return {}
+        line = Line()
+        until = time.monotonic() + self._patience.timeout
+        try:
+            self._wait_for_topic(line, until)
+            ends = self._topic.ends()
+            last: Position | None = None
+            moved = time.monotonic()
+            while True:
+                target.refresh()
+                position = self._position()
+                left = self._topic.left(position, ends)
+                if not left:
+                    return position
+                if position != last:
+                    last, moved = position, time.monotonic()
+                quiet = time.monotonic() - moved
+                hint = f"; no commit for {quiet:.0f} s, does the sink run?" if quiet > _QUIET_SECONDS else ""
+                text = f"{target.name}: the sink has {left:,} messages of {self._topic.name} before it"
+                if time.monotonic() > until:
+                    raise TemporaryError(
+                        f"{text}, and verify has waited for {self._patience.timeout:.0f} s. Start the sink (rowdelta "
+                        "run), or give it more time with --timeout."
+                    )
+                line.tell(f"{text}{hint}")
+                time.sleep(_POLL_SECONDS)
+        finally:
+            line.clear()
+
+    def _wait_for_topic(self, line: Line, until: float) -> None:
+        """Wait until the topic has all that the source's reading saw."""
+        if not self._source.is_live:
+            return
+        settled = None
+        while True:
+            state, text = self._source.delivered()
+            now = time.monotonic()
+            if state is Delivered.YES:
+                return
+            if state is Delivered.NOT_YET:
+                settled = None
+            elif settled is None:
+                settled = now + self._patience.settle
+            elif now >= settled:
+                return
+            if now > until:
+                raise TemporaryError(
+                    f"{self._target.name}: the changes of {self._source.name} don't get into {self._topic_name}: "
+                    f"{text}. verify has waited for {self._patience.timeout:.0f} s. Start the connector, or give it "
+                    "more time with --timeout."
+                )
+            line.tell(f"{self._target.name}: waiting for the connector; {text}")
+            time.sleep(_POLL_SECONDS)
+
+    @property
+    def _topic_name(self) -> str:
+        return self._topic.name if self._topic is not None else ""
+
+    def _position(self) -> Position:
+        stored = self._target.position(self._prefix)
+        return (stored.position if stored else self._target.start_position(self._prefix)) or {}
+
+
+def _compared(plan: TablePlan, target: Target, source: VerifySource, not_compared: dict[str, str]) -> list[_Compared]:
+    """The columns that can be compared. The others are added to `not_compared`, with the reason."""
+    fields = {column.name: column.field for column in plan.changelog.columns}
+    computed = {name for name, _ in plan.computed}
+    known, unknown = source.columns(), source.unknown()
+    lower = {name.lower(): name for name in known}
+    types = {f.name: f.dataType for f in target.frame(target.spark).schema}
+    found = []
+    for column in plan.columns:
+        name = column.name
+        if name in computed or name not in fields:
+            not_compared[name] = "computed" if name in computed else "about the change, not of the source"
+            continue
+        own = fields[name] if fields[name] in known else lower.get(fields[name].lower())
+        if own is None:
+            why = unknown.get(fields[name])
+            not_compared[name] = f"of type {why} in the source" if why else f"the source has no column {fields[name]}"
+            continue
+        made = conversion(known[own], types[name])
+        if made is None:
+            kind = known[own].kind.name.lower()
+            not_compared[name] = f"how a source's {kind} is a {types[name].simpleString()} isn't known"
+            continue
+        found.append(_Compared(name, own, made, column.is_uuid))
+    taken = {column.field for column in found} | {fields[name] for name in not_compared if name in fields}
+    excluded = set(plan.section.exclude)
+    for name in [*known, *unknown]:
+        if name not in taken and name not in excluded:
+            not_compared[name] = "the table has no such column"
+    return found
+
+
+def _canonical(number: int, raw: Column, converted: Column, dtype: T.DataType, may_misfit: bool) -> list[Column]:
+    """The columns of a canonical frame for one compared column (`sink.verify.canonical`)."""
+    columns = [comparable(converted, dtype)[0].alias(value(number))]
+    if may_misfit:
+        columns.append(F.when(raw.isNotNull() & converted.isNull(), raw.cast("string")).alias(misfit(number)))
+    return columns
+
+
+def _joined(rows: DataFrame, keys: DataFrame, layout: Layout, how: str) -> DataFrame:
+    """Rows whose key is, or isn't, one of `keys`. NULL equals NULL. An inner join adds the keys' other columns."""
+    others = keys.select(
+        *(F.col(name).alias(f"key_{name}") for name in layout.key_columns),
+        *(name for name in keys.columns if name not in layout.key_columns),
+    )
+    same = [F.col(name).eqNullSafe(F.col(f"key_{name}")) for name in layout.key_columns]
+    joined = rows.join(others, reduce(lambda one, other: one & other, same), how)
+    return joined.drop(*(f"key_{name}" for name in layout.key_columns))

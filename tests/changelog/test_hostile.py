@@ -1,0 +1,237 @@
+"""Messages and schemas that are made to do harm end as values or bad records, in bounded time and memory."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import types as T
+
+from changelog.avro_body import read_bodies
+from changelog.avro_schema import SchemaError, parse
+from changelog.row_kind_parquet import PlainRows
+from tests.changelog.messages import decode, messages, raw_records, spec
+
+ROOT = Path(__file__).parents[2]
+TYPES = ("bigint", "decimal(12,2)", "decimal(38,0)", "double", "float", "string", "timestamp", "date", "boolean")
+TYPES_IN_TYPES = ("array<decimal(12,2)>", "map<string,decimal(12,2)>", "struct<a:decimal(12,2)>")
+NUMBERS = (
+    "1e999999999", "-1E400000000", "1e-400000000", "0.5E-0400000000", "1e-77", "1.5e-40", "1E+2147483648",
+    "1e99999999999999999999", "9" * 100_000, "0." + "1" * 300_000, "NaN", "-Infinity",
+)  # fmt: skip
+GOOD = '{"row_kind":"+I","id":2,"v":1}'
+
+
+def decoded(dtype: str) -> int:
+    """Decode each number as a column of this type, spelled in several ways. Returns how many were no value."""
+    bad = 0
+    for number in NUMBERS:
+        escaped = "".join(f"\\u{ord(c):04x}" for c in number[:20]) + number[20:]
+        for value in (number, f'"{number}"', f'"{escaped}"', f"[{number}]", f'{{"a":{number}}}'):
+            record = f'{{"row_kind":"+I","id":1,"v":{value}}}'
+            # alone, and between good ones
+            for records in ([record], [GOOD] * 20 + [record] + [GOOD] * 20):
+                found = decode("row-kind", raw_records(messages(*records)), spec({"id": "bigint", "v": dtype}))
+                assert len(found) == len(records)
+                bad += sum(d.error is not None for d in found if d.row["id"] != 2)
+                assert not any("decoder_failed" in (d.error or "") for d in found)
+    return bad
+
+
+def test_huge_and_tiny_numbers() -> None:
+    """In a process of its own: Arrow's reader used to end it at `1e-400000000` in a decimal."""
+    code = "from tests.changelog.test_hostile import *; print(*(decoded(t) for t in [*TYPES, *TYPES_IN_TYPES]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    bad = dict(zip([*TYPES, *TYPES_IN_TYPES], map(int, done.stdout.split()), strict=True))
+    assert [dtype for dtype, count in bad.items() if count < 20] == ["string"]
+
+
+def test_a_small_number_is_no_zero() -> None:
+    records = messages(*(f'{{"row_kind":"+I","id":1,"v":{number}}}' for number in ("1e-3", "1e-40", "1e-400", "0e-99")))
+    found = decode("row-kind", raw_records(records), spec({"id": "bigint", "v": "decimal(12,2)"}))
+    assert [d.error is None for d in found] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ('"v":"a","v":"b"', "b"),  # as most parsers have it
+        ('"v":"b","\\u0076":"b"', "b"),
+        ('"v":"\\ud800"', None),
+        ('"v":"b","\\udc00":1', None),
+        ('"v":"b","w":"\\ud800"', None),
+        ('"v":"\\u0000\\u001b[2J\\u202e"', "\0\x1b[2J\u202e"),
+        (f'"v":"b","{"n" * 100_000}":1', "b"),
+        ('"v":"b",' + ",".join(f'"f{n}":{n}' for n in range(20_000)), "b"),
+        (f'"v":"{"x" * 2_000_000}"', "x" * 2_000_000),
+        ('"v":"b"}{"row_kind":"+I","id":3,"v":"b"', None),
+        ('"v":"b"}\n{"row_kind":"-D","id":2', None),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+@pytest.mark.parametrize("around", [0, 20])
+def test_odd_objects(fields: str, expected: str | None, around: int) -> None:
+    odd = f'{{"row_kind":"+I","id":1,{fields}}}'
+    records = raw_records(messages(*[GOOD] * around, odd, *[GOOD] * around))
+    found = decode("row-kind", records, spec({"id": "bigint", "v": "string"}, schema_changes="evolve"))
+    assert len(found) == 2 * around + 1
+    (one,) = [d for d in found if d.bad or d.row["id"] != 2]
+    assert (None if one.bad else one.row["v"]) == expected
+
+
+def test_bytes_that_are_no_text() -> None:
+    for damage in (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"):
+        records = raw_records(messages(GOOD, GOOD, GOOD))
+        value = b'{"row_kind":"+I","id":2,"v":"' + damage + b'"}'
+        records = records.set_column(
+            records.schema.get_field_index("value"),
+            records.schema.field("value"),
+            pa.array([GOOD.encode(), value, GOOD.encode()], records.schema.field("value").type),
+        )
+        found = decode("row-kind", records, spec({"id": "bigint", "v": "string"}))
+        assert sorted(d.error is None for d in found) == [False, True, True]
+
+
+def zigzag(number: int) -> bytes:
+    number = (number << 1 ^ number >> 63) & (2**64 - 1)
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
+def record(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields.items()]}
+
+
+def read(schema: Any, want: Any, *bodies: bytes) -> tuple[pa.Array, list[bool]]:
+    array, good = read_bodies(parse(json.dumps(schema)), pa.array(bodies, pa.binary()), 0, want)
+    return array, good.tolist()
+
+
+@pytest.mark.parametrize("count", [-1, -(2**31), -(2**63), 2**31, 10**9, 2**63 - 1])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "string",
+        "bytes",
+        {"type": "array", "items": "int"},
+        {"type": "map", "values": "int"},
+        {"type": "fixed", "name": "F", "size": 10**18},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rest", [b"", b"\x00" * 50, b"\x80" * 50])
+def test_sizes_that_are_lies(dtype: Any, count: int, rest: bytes) -> None:
+    array, good = read(
+        record("T", id="long", x=dtype), {"id": True}, zigzag(7) + zigzag(count) + rest, zigzag(8) + b"\0"
+    )
+    is_fixed = isinstance(dtype, dict) and dtype["type"] == "fixed"
+    assert good == [False, not is_fixed]
+    assert array.field("id").to_pylist()[1] == 8
+
+
+TREE = record("A", left=["null", "A"], right=["null", "A"])
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x02" * 3, b"\x02" * 100_000])
+def test_a_recursive_schema(rest: bytes) -> None:
+    """The body that is too short is followed by bytes that would make it go on."""
+    _, good = read(record("T", id="long", x=TREE), {"id": True}, zigzag(1) + rest, b"\x02" * 20, zigzag(3) + b"\0\0")
+    assert good == [False, False, True]
+
+
+def test_a_list_of_lists_of_itself() -> None:
+    tree = record("A", inner={"type": "array", "items": "A"}, n="int")
+    _, good = read(
+        record("T", id="long", x=tree), {"id": True}, b"\x02\x00\x02", b"\x02\x02\x00\x04\x00\x02", b"\x02\x02"
+    )
+    assert good == [True, True, False]
+
+
+def doubled(depth: int, leaf: Any) -> Any:
+    """A type that has another one twice, which has another one twice, and so on."""
+    schema = record(f"R{depth}", a=leaf)
+    for n in range(depth - 1, -1, -1):
+        schema = record(f"R{n}", a=schema, b=f"R{n + 1}")
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (doubled(28, "null"), "unfolds to more than 100,000 types"),
+        (doubled(28, ["null", "int"]), "unfolds to more than 100,000 types"),
+        ({"type": "array", "items": doubled(28, "null")}, "unfolds to more than 100,000 types"),
+        ({"type": "array", "items": doubled(4, "null")}, "take no bytes"),
+        (record("A", x="A", y="A"), "contains itself"),
+        (record("A", u=["null", record("B", a="A")], b="B"), "contains itself"),
+        (record("T", **{f"f{n}": ["null", "string"] for n in range(40_000)}), "unfolds to more than 100,000 types"),
+        ({"type": "fixed", "name": "F", "size": -1}, "negative"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_schemas_that_would_never_end(schema: Any, reason: str) -> None:
+    with pytest.raises(SchemaError, match=reason):
+        parse(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"array","items":' * 100_000 + '"int"' + "}" * 100_000,
+        '{"type":"fixed","name":"F","size":1' + "0" * 5000 + "}",
+    ],
+    ids=["deep", "a huge number"],
+)
+def test_texts_that_are_no_schemas(text: str) -> None:
+    with pytest.raises(SchemaError):
+        parse(text)
+
+
+def test_a_schema_of_ten_megabytes() -> None:
+    fields = [{"name": f"f{n}", "type": "int", "default": 0, "doc": "x" * 500} for n in range(20_000)]
+    text = json.dumps({"type": "record", "name": "T", "fields": fields})
+    assert len(text) > 10_000_000
+    assert len(parse(text).fields) == 20_000
+
+
+def test_an_array_of_many_items() -> None:
+    count = 30_000
+    body = zigzag(count) + b"\x06" * count + b"\0"
+    array, good = read({"type": "array", "items": "int"}, True, body, b"\0", body)
+    assert good == [True, True, True]
+    assert np.array_equal(array.value_lengths().to_numpy(), [count, 0, count])
+    assert set(array.flatten().to_pylist()) == {3}
+
+
+def test_a_small_file_of_very_many_rows() -> None:
+    """50 million equal rows, of 6 GB, in 1.2 MB are read by and by."""
+    rows, groups = 1_000_000, 50
+    ones = pa.repeat(pa.scalar(1, pa.int64()), rows)
+    table = pa.table({"row_kind": pa.repeat("+I", rows), "id": ones, "v": pa.repeat("x" * 100, rows), "seq": ones})
+    table = table.set_column(0, "row_kind", table.column(0).dictionary_encode())
+    table = table.set_column(2, "v", table.column(2).dictionary_encode())
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, table.schema, store_schema=False) as writer:
+        for _ in range(groups):
+            writer.write_table(table, row_group_size=rows)
+    assert len(sink.getvalue()) < 2_000_000
+    order = (("seq", T.LongType()),)
+    decoder = PlainRows(spec({"id": "bigint", "v": "string"}, order_by=order, source_order=False), batch_rows=8192)
+    before, most, seen = pa.total_allocated_bytes(), 0, 0
+    for number, batch in enumerate(decoder(sink.getvalue())):
+        seen += batch.num_rows
+        most = max(most, pa.total_allocated_bytes() - before)
+        if number == 300:
+            break
+    assert seen > 2 * rows
+    assert most < 300_000_000

@@ -1,0 +1,65 @@
+"""Texts of others can't steer the terminal, nor look like lines of ours, nor show a secret."""
+
+import io
+import json
+import logging
+
+import pytest
+
+from sink.cli import _as_table
+from sink.printing import PrintedRecords, one_line, printable
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b2J"
+HIDDEN = "a\u202etxt.exe\u2066\u200f"
+
+
+def test_a_line_can_not_steer_a_terminal() -> None:
+    assert printable(f"{ESCAPE}\r\x00\x7f\ud800") == (
+        "\\u001b]0;owned\\u0007\\u001b[2J\\u009b2J\\u000d\\u0000\\u007f\\ud800"
+    )
+    assert printable(HIDDEN) == "a\\u202etxt.exe\\u2066\\u200f"
+    assert printable("größe 数 ١\tx") == "größe 数 ١\tx"
+
+
+def test_json_keeps_its_meaning() -> None:
+    row = {"v": f"{ESCAPE}{HIDDEN}\n\\", "\x9b": 1}
+    assert json.loads(printable(json.dumps(row, ensure_ascii=False))) == row
+
+
+def test_cells_stay_in_their_row() -> None:
+    assert list(_as_table(["id", "v"], [["1\n2", f"x\n2  forged{ESCAPE[:1]}"], ["3", "y"]])) == [
+        "id    v",
+        "1\\n2  x\\n2  forged\\u001b",
+        "3     y",
+    ]
+    assert one_line("a\tb") == "a\\tb"
+
+
+def test_a_name_can_not_forge_a_line_of_the_log() -> None:
+    logger, stream = logging.Logger("rowdelta"), io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    handler.addFilter(PrintedRecords())
+    logger.addHandler(handler)
+    logger.error("topic %s: %d", f"a\nINFO all is well\r\nINFO{ESCAPE[:1]}", 7)
+    try:
+        raise ValueError("b\nINFO all is well://u:hunter2@h")
+    except ValueError:
+        logger.exception("failed")
+    lines = stream.getvalue().splitlines()
+    assert lines[:4] == ["ERROR topic a", "  INFO all is well\\u000d", "  INFO\\u001b: 7", "ERROR failed"]
+    assert all(line.startswith("  ") or line == "Traceback (most recent call last):" for line in lines[4:])
+    assert "hunter2" not in stream.getvalue()
+
+
+def test_a_defect_shows_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no answer from https://ada:hunter2@catalog")
+
+    monkeypatch.setattr("sink.cli._packages", fail)
+    from sink.cli import main
+
+    assert main(["packages", "sink.yaml"]) == 1
+    told = capsys.readouterr().err
+    assert "RuntimeError: no answer from https://****@catalog" in told
+    assert "hunter2" not in told

@@ -1,0 +1,202 @@
+"""A secret of each kind is planted, and searched for in all that the commands print and all files that they leave."""
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from sink.config import load
+from sink.spark import session
+from tests.stack.process import free_ports
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = """
+import json, sys, urllib.request
+from contextlib import contextmanager
+from sink import cli
+from sink.spark import session
+
+@contextmanager
+def going_on(spark):
+    yield
+session.stopping = going_on  # one JVM for all commands
+
+for command in json.loads(sys.argv[1]):
+    print("::", command, cli.main(command), flush=True)
+from pyspark.sql import SparkSession
+spark = SparkSession.getActiveSession()
+api = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
+for page in (f"{api}/environment", f"{api}/sql?length=1000", f"{spark.sparkContext.uiWebUrl}/environment/"):
+    with urllib.request.urlopen(page) as answer:
+        print(answer.read().decode())
+print("SEEN")
+spark.stop()
+"""
+
+
+class Plants:
+    """Secrets by where they are planted."""
+
+    def __init__(self) -> None:
+        self.by_place: dict[str, str] = {}
+
+    def new(self, place: str) -> str:
+        self.by_place[place] = f"p/{uuid4().hex[:12]}+ä"
+        return self.by_place[place]
+
+    def found_in(self, content: bytes) -> set[str]:
+        return {place for place, secret in self.by_place.items() if any(form in content for form in forms(secret))}
+
+
+def forms(secret: str) -> list[bytes]:
+    raw = secret.encode()
+    texts = [quote(secret), quote(secret, safe=""), quote_plus(secret), json.dumps(secret)[1:-1]]
+    # what is in the middle of a longer base64 text, wherever the secret begins in it
+    encoded = [base64.b64encode(b"x" * shift + raw)[4:-4] for shift in range(3)]
+    # the part that no encoding changes
+    return [raw, raw[2:14], *(text.encode() for text in texts), *encoded]
+
+
+def configurations(folder: Path, plants: Plants, ui: int) -> dict[str, Path]:
+    (dead,) = free_ports(1)
+    table = {"key": ["id"], "columns": {"id": "bigint", "v": "string"}}
+    hadoop = {
+        "type": "hadoop",
+        "warehouse": str(folder / "warehouse"),
+        "credential": f"ada:{plants.new('catalog credential')}",
+        "token": plants.new("catalog token"),
+        "s3.secret-access-key": plants.new("S3 key of a catalog"),
+        "header.X-Gateway": plants.new("header"),
+        "jdbc.password": plants.new("jdbc.password"),
+    }
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    kafka: dict[str, Any] = {
+        "kafka.bootstrap.servers": f"127.0.0.1:{dead}",
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.jaas.config": f'{login} username="ada" password="{plants.new("JAAS")}";',
+        "kafka.ssl.key.password": plants.new("key password"),
+        "kafka.ssl.truststore.password": plants.new("store password"),
+        "kafka.default.api.timeout.ms": "3000",
+        "kafka.request.timeout.ms": "2000",
+    }
+    letters = {**kafka, "kafka.sasl.jaas.config": f'{login} username="ada" password="{plants.new("dead letters")}";'}
+    registry = {
+        "schema.registry.url": f"http://ada:{plants.new('registry URL')}@127.0.0.1:{dead}",
+        "schema.registry.basic.auth.user.info": f"ada:{plants.new('registry user')}",
+        "schema.registry.bearer.auth.token": plants.new("registry token"),
+    }
+    spark = {
+        "spark.master": "local[2]",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.ui.enabled": "true",
+        "spark.ui.port": str(ui),
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": (folder / "events").as_uri(),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.hadoop.fs.s3a.secret.key": plants.new("S3 key of Hadoop"),
+        "spark.hadoop.fs.s3a.session.token": plants.new("S3 token"),
+        "spark.executorEnv.DB_PASSWORD": plants.new("executor's environment"),
+    }
+    of_kafka = {"type": "kafka", "format": "debezium-avro", "options": kafka, "format_options": registry}
+    topic = {"source": "orders", "target": "lake.shop.orders", **table}
+    sink = {"dead_letter_topic": "bad", "dead_letter_options": letters}
+    index = {"properties": {"s3.secret-access-key": plants.new("S3 key of the index")}}
+    files: dict[str, Any] = {
+        "sink": {},
+        "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
+        "catalogs": {"lake": hadoop},
+        "tables": [{"source": str(folder / "changes"), "target": "lake.shop.orders", **table, "order_by": ["seq"]}],
+        "index": index,
+        "spark": spark,
+    }
+    no_kafka = {**files, "source": of_kafka, "sink": sink, "tables": [topic]}
+    no_catalog = {**no_kafka, "catalogs": {"gone": {**hadoop, "type": "rest", "uri": ""}}}
+    no_catalog["catalogs"]["gone"]["uri"] = f"http://ada:{plants.new('catalog URI')}@127.0.0.1:{dead}"
+    no_catalog["tables"] = [{**topic, "target": "gone.shop.orders"}]
+    database = f"jdbc:postgresql://127.0.0.1:{dead}/lake?user=ada&password={plants.new('JDBC URI')}"
+    no_driver = {**no_catalog, "catalogs": {"db": {**hadoop, "type": "jdbc", "uri": database}}}
+    no_driver["tables"] = [{**topic, "target": "db.shop.orders"}]
+    broken = f'{login} username="ada" password="{plants.new("broken JAAS")}'
+    no_login = {**no_kafka, "source": {**of_kafka, "options": {**kafka, "kafka.sasl.jaas.config": broken}}}
+    refused = {**files, "sink": {"trigger": "never"}, "unknown": {"password": plants.new("unknown key")}}
+    refused["catalogs"] = {"lake": {**hadoop, "type": "nonsense", "token": {"inner": plants.new("misplaced token")}}}
+    made: Mapping[str, dict[str, Any]] = {
+        "files": files,
+        "no_kafka": no_kafka,
+        "no_catalog": no_catalog,
+        "no_driver": no_driver,
+        "no_login": no_login,
+        "refused": refused,
+    }
+    paths = {}
+    for name, values in made.items():
+        values = {**values, "sink": {"id": name, "checkpoint": str(folder / "state" / name), **values["sink"]}}
+        paths[name] = folder / "configurations" / f"{name}.yaml"
+        paths[name].parent.mkdir(exist_ok=True)
+        paths[name].write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
+    # the session must have Kafka's packages too
+    needed = ",".join(session.packages(load(paths["no_kafka"])))
+    files["spark"] = {**spark, "spark.jars.packages": needed}
+    files["sink"] = {"id": "files", "checkpoint": str(folder / "state" / "files")}
+    paths["files"].write_text(yaml.safe_dump(files, allow_unicode=True), encoding="utf-8")
+    return paths
+
+
+def test_secrets_are_nowhere(tmp_path: Path) -> None:
+    plants = Plants()
+    (tmp_path / "events").mkdir()
+    (tmp_path / "changes").mkdir()
+    lines = [{"row_kind": "+I", "seq": n, "id": n, "v": "a"} for n in range(3)]
+    content = "".join(f"{json.dumps(line)}\n" for line in lines) + "no JSON\n"
+    (tmp_path / "changes" / "1.json").write_text(content)
+    (ui,) = free_ports(1)
+    paths = {name: str(path) for name, path in configurations(tmp_path, plants, ui).items()}
+    commands = [
+        ["run", paths["files"]],
+        ["check", paths["files"]],
+        ["status", paths["files"]],
+        ["history", paths["files"], "lake.shop.orders"],
+        ["show", paths["files"], "lake.shop.orders"],
+        ["dead-letters", "list", paths["files"]],
+        ["dead-letters", "counts", paths["files"]],
+        ["packages", paths["files"]],
+        *([command, paths[name]] for name in paths if name.startswith("no_") for command in ("check", "run")),
+        ["status", paths["no_catalog"]],
+        ["run", paths["refused"]],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    told = done.stdout + done.stderr
+    assert "SEEN" in done.stdout, told[-6000:]
+    ends = [line.rsplit(" ", 1)[1] for line in told.splitlines() if line.startswith(":: ")]
+    failed = [(command[-1], code) for command, code in zip(commands, ends, strict=True) if code != "0"]
+    assert {path for path, _ in failed} == {path for name, path in paths.items() if name != "files"}
+    assert {code for _, code in failed} == {"2", "75"}, told[-6000:]
+    configured = b"".join(Path(path).read_bytes() for path in paths.values())
+    assert plants.found_in(configured) == plants.by_place.keys(), "it can find them"
+    leaks = {f"output: {place}" for place in plants.found_in(told.encode())}
+    files = [file for file in tmp_path.rglob("*") if file.is_file() and file.parent.name != "configurations"]
+    assert any(file.stat().st_size and "events" in file.parts for file in files)
+    for file in files:
+        leaks |= {f"{file}: {place}" for place in plants.found_in(file.read_bytes())}
+    assert leaks == set(), told

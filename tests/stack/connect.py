@@ -1,0 +1,223 @@
+"""Kafka Connect with Debezium's connectors of PostgreSQL and MariaDB, and Apicurio's Avro converter."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+from zipfile import ZipFile
+
+from tests.stack.jars import HERE, jars, unpacked
+from tests.stack.kafka import Kafka
+from tests.stack.mariadb import MariaDB
+from tests.stack.postgres import Postgres
+from tests.stack.process import Process, ServiceError, free_ports, java, wait_until
+
+JSON = "org.apache.kafka.connect.json.JsonConverter"
+AVRO = "io.apicurio.registry.utils.converter.AvroConverter"
+
+
+class Connect:
+    """A distributed worker on 127.0.0.1, which keeps its connectors in topics of the broker. `url` is its REST API."""
+
+    def __init__(self, folder: Path, kafka: Kafka) -> None:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        plugins = folder / "plugins"
+        plugins.mkdir()
+        for connector in unpacked(HERE / "ivy-debezium.xml").iterdir():
+            if connector.is_dir():
+                (plugins / connector.name).symlink_to(connector)
+        _link_avro_converter(plugins / "avro-converter")
+        settings = folder / "connect.properties"
+        properties = _worker_settings(kafka.bootstrap_servers, port, plugins)
+        settings.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+        classpath = jars(HERE / "ivy-connect.xml")
+        command = java(classpath, "org.apache.kafka.connect.cli.ConnectDistributed", str(settings))
+        self._process = Process(command, folder / "connect.log", self._answers)
+
+    def start(self) -> None:
+        """Start, or start again with the same connectors; returns when the REST API serves."""
+        self._process.start()
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def pause(self) -> None:
+        self._process.pause()
+
+    def resume(self) -> None:
+        self._process.resume()
+
+    def put(self, name: str, connector: Mapping[str, str]) -> None:
+        """Create a connector, or change it, and return when its task runs; ServiceError with the worker's words."""
+        self._ask("PUT", f"/connectors/{name}/config", dict(connector))
+
+        def runs() -> bool:
+            states = [task["state"] for task in self.status(name).get("tasks", [])]
+            return states == ["RUNNING"] or "FAILED" in states
+
+        if not wait_until(runs) or self.status(name)["tasks"][0]["state"] == "FAILED":
+            raise ServiceError(f"connector {name} does not run: {self.status(name)}")
+
+    def delete(self, name: str) -> None:
+        """Remove a connector. What it left in the database stays: a slot, a publication."""
+        self._ask("DELETE", f"/connectors/{name}")
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What the worker says of a connector and its tasks; empty while it knows of none."""
+        try:
+            return dict(self._ask("GET", f"/connectors/{name}/status"))
+        except ServiceError:
+            return {}
+
+    def _ask(self, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.url + path, data=data, method=method, headers={"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=60) as answer:
+                text = answer.read()
+        except HTTPError as error:
+            with error:
+                raise ServiceError(f"{method} {path}: {error.code} {error.read().decode(errors='replace')}") from error
+        return json.loads(text) if text else None
+
+    def _answers(self) -> bool:
+        try:
+            self._ask("GET", "/connectors")
+            return True
+        except (URLError, ConnectionError, TimeoutError, ServiceError):
+            return False
+
+
+def postgres_connector(postgres: Postgres, prefix: str, tables: str, **more: str) -> dict[str, str]:
+    """A connector of the tables that match `tables` (`public\\.orders,…`), into topics `<prefix>.<schema>.<table>`."""
+    return {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "tasks.max": "1",
+        "database.hostname": postgres.host,
+        "database.port": str(postgres.port),
+        "database.user": postgres.user,
+        "database.password": postgres.password,
+        "database.dbname": postgres.database,
+        "plugin.name": "pgoutput",
+        "slot.name": prefix,
+        "publication.name": prefix,
+        "publication.autocreate.mode": "filtered",
+        "topic.prefix": prefix,
+        "table.include.list": tables,
+        **_TOPICS,
+        **{key.replace("_", "."): value for key, value in more.items()},
+    }
+
+
+def mariadb_connector(mariadb: MariaDB, prefix: str, tables: str, kafka: Kafka, **more: str) -> dict[str, str]:
+    """A connector of the tables that match `tables` (`shop\\.orders,…`), into topics `<prefix>.<database>.<table>`."""
+    return {
+        "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
+        "tasks.max": "1",
+        "database.hostname": mariadb.host,
+        "database.port": str(mariadb.port),
+        "database.user": mariadb.user,
+        "database.password": mariadb.password,
+        "database.server.id": "4711",
+        "database.include.list": mariadb.database,
+        "topic.prefix": prefix,
+        "table.include.list": tables,
+        "schema.history.internal.kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "schema.history.internal.kafka.topic": f"{prefix}.history",
+        **_TOPICS,
+        **{key.replace("_", "."): value for key, value in more.items()},
+    }
+
+
+_TOPICS = {
+    "topic.creation.default.partitions": "2",
+    "topic.creation.default.replication.factor": "1",
+    "poll.interval.ms": "50",
+    # Its timer would wake each 5 s only.
+    "offset.flush.interval.ms": "1000",
+}
+
+
+def json_converter(*, schemas: bool) -> dict[str, str]:
+    """Messages as JSON, with their schemas or without."""
+    settings: dict[str, str] = {}
+    for side in ("key", "value"):
+        settings[f"{side}.converter"] = JSON
+        settings[f"{side}.converter.schemas.enable"] = str(schemas).lower()
+        # A NULL is a NULL, also in a column with a default.
+        settings[f"{side}.converter.replace.null.with.default"] = "false"
+    return settings
+
+
+def avro_converter(registry_url: str) -> dict[str, str]:
+    """Messages as Avro in Confluent's wire format.
+
+    :param registry_url: where Apicurio's own API is (`…/apis/registry/v2`); with user and password if it wants them.
+    """
+    settings: dict[str, str] = {}
+    for side in ("key", "value"):
+        settings[f"{side}.converter"] = AVRO
+        settings |= {
+            f"{side}.converter.apicurio.{key}": value
+            for key, value in {
+                "registry.url": registry_url,
+                "registry.auto-register": "true",
+                "registry.find-latest": "true",
+                "registry.as-confluent": "true",
+                "registry.id-handler": "io.apicurio.registry.serde.Legacy4ByteIdHandler",
+                "registry.headers.enabled": "false",
+                "use-id": "contentId",
+            }.items()
+        }
+    return settings
+
+
+def _link_avro_converter(plugin: Path) -> None:
+    plugin.mkdir()
+    for jar in jars(HERE / "ivy-avro-converter.xml"):
+        (plugin / jar.name).symlink_to(jar)
+    # Its own jar does not declare it, and `service_load` finds what is declared.
+    with ZipFile(plugin / "declaration.jar", "w") as archive:
+        archive.writestr("META-INF/services/org.apache.kafka.connect.storage.Converter", AVRO)
+
+
+def _worker_settings(bootstrap_servers: str, port: int, plugins: Path) -> dict[str, str]:
+    topics = {f"{kind}.storage.topic": f"connect-{kind}" for kind in ("config", "offset", "status")}
+    single = {f"{kind}.storage.replication.factor": "1" for kind in ("config", "offset", "status")}
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "listeners": f"http://127.0.0.1:{port}",
+        "rest.advertised.host.name": "127.0.0.1",
+        "group.id": "connect",
+        **topics,
+        **single,
+        "offset.storage.partitions": "1",
+        "status.storage.partitions": "1",
+        "key.converter": JSON,
+        "value.converter": JSON,
+        "offset.flush.interval.ms": "1000",
+        "scheduled.rebalance.max.delay.ms": "0",
+        "plugin.path": str(plugins),
+        # The others load every class of every plugin: 10 s more.
+        "plugin.discovery": "service_load",
+    }
+
+
+@contextmanager
+def running_connect(kafka: Kafka) -> Iterator[Connect]:
+    """A started worker, without connectors."""
+    with tempfile.TemporaryDirectory(prefix="rowdelta-connect-") as folder:
+        worker = Connect(Path(folder), kafka)
+        try:
+            worker.start()
+            yield worker
+        finally:
+            worker.stop()

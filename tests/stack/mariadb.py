@@ -1,0 +1,136 @@
+"""MariaDB with a binlog of rows and GTIDs; it stands for MySQL, which Debian doesn't have."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pymysql
+
+from tests.stack.process import Process, ServiceError, as_user, free_ports, give_to, unprivileged
+
+_SETTINGS = {
+    "bind-address": "127.0.0.1",
+    "socket": "mariadb.sock",  # relative to the data: the whole path might be too long for a socket
+    "log-bin": "binlog",
+    "binlog-format": "ROW",
+    "binlog-row-image": "FULL",
+    "binlog-row-metadata": "FULL",
+    "gtid-strict-mode": "ON",
+    "server-id": "1",
+    "innodb-flush-log-at-trx-commit": "2",  # to the disk each second: only a crash of the machine would show it
+    "innodb-buffer-pool-size": "64M",
+}
+
+
+class MariaDB:
+    """A server on 127.0.0.1 which keeps its databases while it is stopped.
+
+    `user` may do everything, and replicate. `jdbc_url` is what Spark's JDBC source takes, beside user and password.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self.host = "127.0.0.1"
+        self.user = "debezium"
+        self.password = "secret-of-mariadb"
+        self.database = "shop"
+        self.jdbc_url = f"jdbc:mariadb://{self.host}:{self.port}/{self.database}"
+        self._data = folder / "data"
+        self._first = folder / "first.sql"
+        self._os_user = unprivileged("mysql")
+        command = [_program("mariadbd"), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
+        command += [f"--{key}={value}" for key, value in _SETTINGS.items()]
+        command += [f"--init-file={self._first}"]
+        self._process = Process(command, folder / "mariadb.log", self._answers, user=self._os_user)
+
+    def start(self) -> None:
+        """Start, or start again on the same port with the same databases; returns when the server serves."""
+        if not self._data.exists():
+            self._create()
+        self._process.start()
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def pause(self) -> None:
+        self._process.pause()
+
+    def resume(self) -> None:
+        self._process.resume()
+
+    def connect(self) -> "pymysql.connections.Connection[pymysql.cursors.Cursor]":
+        """A connection to `database` that commits each statement, in UTC and strict mode."""
+        return pymysql.connect(
+            host=self.host,
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            database=self.database,
+            autocommit=True,
+            connect_timeout=5,
+            init_command="SET time_zone = '+00:00'",
+        )
+
+    def execute(self, script: str) -> None:
+        """Run SQL statements, separated by a semicolon at the end of a line."""
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
+            for statement in script.split(";\n"):
+                if statement.strip():
+                    cursor.execute(statement)
+
+    def _answers(self) -> bool:
+        try:
+            self.connect().close()
+            return True
+        except pymysql.err.OperationalError:
+            return False
+
+    def _create(self) -> None:
+        self._data.mkdir()
+        give_to(self._data, self._os_user)
+        # Run at each start.
+        self._first.write_text(
+            f"CREATE DATABASE IF NOT EXISTS {self.database} CHARACTER SET utf8mb4;\n"
+            f"CREATE USER IF NOT EXISTS {self.user}@'127.0.0.1' IDENTIFIED BY '{self.password}';\n"
+            f"GRANT ALL ON *.* TO {self.user}@'127.0.0.1';\n"
+        )
+        command = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self._data}"]
+        command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            cwd=self._data,
+            **as_user(self._os_user),
+        )
+        if done.returncode != 0:
+            raise ServiceError(f"mariadb-install-db failed\n{done.stdout}")
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/usr/libexec")
+    if found is None:
+        raise ServiceError(
+            f"There is no {name}. Debian, Ubuntu: apt install mariadb-server; macOS: brew install mariadb"
+        )
+    return found
+
+
+@contextmanager
+def running_mariadb() -> Iterator[MariaDB]:
+    """A started server; its databases are gone when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="rowdelta-mariadb-") as folder:
+        server = MariaDB(Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()

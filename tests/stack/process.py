@@ -1,0 +1,190 @@
+"""A server as a child process: started, waited for, stopped, started again; killed and paused."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 120
+STOP_SECONDS = 5
+LOG_TAIL_CHARACTERS = 4000
+
+
+class ServiceError(RuntimeError):
+    """A service did not do what was asked of it; the message ends with the tail of its log."""
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different ports of 127.0.0.1 on which nobody listens now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = START_SECONDS) -> bool:
+    """Ask `condition` again and again; whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def java_command() -> str:
+    """The `java` to run."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else "java"
+
+
+def java(classpath: Sequence[Path], main_class: str, *arguments: str) -> list[str]:
+    """The command line of a small JVM that starts fast rather than runs fast."""
+    return [
+        java_command(),
+        "-Xmx512m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-classpath",
+        os.pathsep.join(map(str, classpath)),
+        main_class,
+        *arguments,
+    ]
+
+
+class Process:
+    """A server with the command line `command`, which adds what it prints to the file `log`.
+
+    `ready` asks the server whether it serves yet; it returns False, and does not raise, while nobody answers.
+
+    :param user: the operating system's user as whom it runs; None for that of this process.
+    :param environment: variables in addition to those of this process.
+    :param stop_signal: what asks the server to end.
+    :param start_seconds: how long it may take until it serves.
+    :param stop_seconds: how long it may take to end before it is killed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        ready: Callable[[], bool],
+        *,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        start_seconds: float = START_SECONDS,
+        stop_seconds: float = STOP_SECONDS,
+    ) -> None:
+        self._command = command
+        self._log = log
+        self._ready = ready
+        self._user = user
+        self._environment = {**os.environ, **(environment or {})}
+        self._stop_signal = stop_signal
+        self._start_seconds = start_seconds
+        self._stop_seconds = stop_seconds
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and return when it serves; ServiceError when it ends or stays silent instead."""
+        assert self._child is None, "already started"
+        with self._log.open("ab") as log:
+            child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                **as_user(self._user),
+            )
+        self._child = child
+        answered = wait_until(lambda: child.poll() is not None or self._ready(), self._start_seconds)
+        if answered and child.poll() is None:
+            return
+        outcome = f"ended with code {child.returncode}" if answered else f"did not serve within {self._start_seconds} s"
+        self.stop()
+        tail = self._log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
+        raise ServiceError(f"{self._log.stem} {outcome}\n{tail}")
+
+    def stop(self) -> None:
+        """Ask the server to end, and kill it when it does not within a few seconds. Does nothing when it is stopped."""
+        child = self._child
+        if child is None:
+            return
+        child.send_signal(self._stop_signal)
+        child.send_signal(signal.SIGCONT)  # a paused one would not hear it
+        try:
+            child.wait(self._stop_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._child = None
+
+    def kill(self) -> None:
+        """End the server and its children at once, as a loss of power would. Does nothing when it is stopped."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        for pid in _with_descendants(child.pid):
+            _send(pid, signal.SIGKILL)
+        child.wait()
+
+    def pause(self) -> None:
+        """Let the server and its children hang: connections stay open, and nobody answers."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        assert self._child is not None, "not started"
+        for pid in _with_descendants(self._child.pid):
+            _send(pid, number)
+
+
+def as_user(user: str | None) -> dict[str, Any]:
+    """Arguments with which `subprocess` runs a program as this user; none for the user of this process."""
+    if user is None:
+        return {}
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def unprivileged(user: str) -> str | None:
+    """`user` if this process is root's, as whom some servers refuse to run; else None: no other user is needed."""
+    return user if os.geteuid() == 0 else None
+
+
+def give_to(folder: Path, user: str | None) -> None:
+    """Make a temporary folder this user's, and the temporary folders above it passable. Nothing for None."""
+    if user is None:
+        return
+    shutil.chown(folder, user, pwd.getpwnam(user).pw_gid)
+    top = Path(tempfile.gettempdir())
+    for parent in folder.parents:
+        if parent.is_relative_to(top):
+            parent.chmod(parent.stat().st_mode | 0o011)
+
+
+def _with_descendants(pid: int) -> list[int]:
+    """A process and those that came of it, as Linux lists them; only itself elsewhere."""
+    found = [pid]
+    for each in found:
+        for children in Path("/proc", str(each), "task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

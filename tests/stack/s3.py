@@ -1,0 +1,68 @@
+"""An S3 store (S3Proxy) over a folder, which refuses requests that aren't signed with its key."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from tests.stack.jars import HERE, jars
+from tests.stack.process import Process, free_ports, java
+
+
+class S3:
+    """A store on 127.0.0.1 which keeps its objects while it is stopped. Its bucket is `BUCKET`."""
+
+    BUCKET = "lake"
+    KEY = "AKIDROWDELTATEST"
+    SECRET = "NobodyMaySeeThisSecret"
+    REGION = "us-east-1"
+
+    def __init__(self, folder: Path) -> None:
+        (port,) = free_ports(1)
+        self.endpoint = f"http://127.0.0.1:{port}"
+        objects = folder / "objects"
+        # a bucket is a folder
+        (objects / self.BUCKET).mkdir(parents=True)
+        settings = {
+            "s3proxy.endpoint": self.endpoint,
+            "s3proxy.authorization": "aws-v2-or-v4",
+            "s3proxy.identity": self.KEY,
+            "s3proxy.credential": self.SECRET,
+            "jclouds.provider": "filesystem-nio2",
+            "jclouds.filesystem.basedir": str(objects),
+        }
+        file = folder / "s3proxy.conf"
+        file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        command = java(jars(HERE / "ivy-s3proxy.xml"), "org.gaul.s3proxy.Main", "--properties", str(file))
+        self._process = Process(command, folder / "s3.log", self._answers)
+
+    def start(self) -> None:
+        """Start, or start again with the same objects."""
+        self._process.start()
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def _answers(self) -> bool:
+        try:
+            urlopen(self.endpoint, timeout=5).close()
+            return True
+        except HTTPError as error:
+            error.close()
+            return error.code == 403  # nothing without a key
+        except (URLError, ConnectionError, TimeoutError):
+            return False
+
+
+@contextmanager
+def running_s3() -> Iterator[S3]:
+    """A started store; its objects are gone when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="rowdelta-s3-") as folder:
+        store = S3(Path(folder))
+        try:
+            store.start()
+            yield store
+        finally:
+            store.stop()
