@@ -15,8 +15,8 @@
 
 The store is S3Proxy's, or the one at `--endpoint`. A proxy in front of it counts what the driver, Spark and the tasks
 ask for. Change files are local, so reading them is no request. A micro-batch is what happens between two of the sink's
-log lines: its writing and commit, and Spark's own logs around it. The first one loads the keys, and isn't counted; of the
-others, the table shows the median, and the mean, which has the merges of small files too.
+log lines: its writing and commit, and Spark's own logs around it. The first one loads the keys, and isn't counted; of
+the others, the table shows the median, and the mean, which has the merges of small files too.
 
 `cold` is the first micro-batch of a run after all copies of the index on this machine were deleted, and all Python
 workers have ended. With a delay, times are those of a real store as far as requests follow each other; the server's own
