@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyroaring import BitMap64
 
 from deltawriters.keyindex import CorruptIndexError, IndexedFile
 from deltawriters.resolve import OldRows
+from deltawriters.storage import file_io
 from deltawriters.vectors import bitmap, decode_blob, encode_blob
 
 Fact = TypeVar("Fact")
@@ -152,7 +152,7 @@ class DeletedRows:
                 by_file.setdefault(part.path, []).append(part)
         if not by_file:
             return {}
-        io = PyArrowFileIO(dict(self.io_properties))
+        io = file_io(self.io_properties)
         read: dict[Place, bytes] = {}
         for path, places in by_file.items():
             spans = [(place.offset, place.length) for place in places]

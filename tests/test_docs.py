@@ -30,7 +30,10 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
-COMMANDS = ("init", "run", "check", "status", "history", "show", "verify", "dead-letters", "warm", "packages", "demo")
+COMMANDS = (
+    "init", "run", "check", "status", "history", "show", "verify", "dead-letters", "warm", "package", "packages",
+    "demo",
+)  # fmt: skip
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "sink": config.SinkSection,

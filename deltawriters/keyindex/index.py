@@ -9,7 +9,6 @@ from itertools import groupby, pairwise
 import numpy as np
 import numpy.typing as npt
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from deltawriters.collapse import Ints
 from deltawriters.keyindex.hashing import BASE, Hashes
@@ -24,6 +23,7 @@ from deltawriters.keyindex.runs import (
     open_run,
     write_run,
 )
+from deltawriters.storage import file_io
 
 Flags = npt.NDArray[np.bool_]
 
@@ -68,7 +68,7 @@ class IndexSlice:
 
     @cached_property
     def io(self) -> FileIO:
-        return PyArrowFileIO(dict(self.io_properties))
+        return file_io(self.io_properties)
 
     @property
     def merged_entries(self) -> int:

@@ -12,8 +12,8 @@ import tempfile
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -34,11 +34,15 @@ TOMBSTONE = np.uint32(0xFFFFFFFF)
 """Value of `file` for a deleted key: it has the flag `SUPERSEDES` and no row. It uses up the file number 2^31 - 1."""
 
 _FILES = b"files"
-_CHUNK = 1 << 20
+_CHUNK = 16 << 20
+"""A remote run is read in parts of this many bytes, each by a request of its own."""
 _OPEN_RUNS = 256
 """A process keeps this many runs mapped. A deleted run still takes disk space while a process has it mapped."""
 _CACHE_SECONDS = 3600
-"""A cached copy of a remote run, or a mark, is deleted if no process opened it for this long."""
+"""A cached copy of a remote run, or a mark, is deleted if no process used it for this long."""
+_TOUCH_SECONDS = _CACHE_SECONDS / 6
+"""A process says this often that it uses a copy or a mark. A worker may have runs mapped for days, and a new one would
+read them all again."""
 _MARKED_BYTES = 16 << 20
 """A run of at least this size is verified once on each machine. Each process verifies a smaller run itself, which takes
 less than 10 ms.
@@ -140,15 +144,41 @@ def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entr
             metadata={_FILES: json.dumps(files)},
         ),
     )
-    with io.new_output(f"{location}/{name}").create(overwrite=True) as stream:
+    path = f"{location}/{name}"
+    with io.new_output(path).create(overwrite=True) as stream:
         sink = _ChecksumWriter(stream)
-        with pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
+        _write_batch(sink, batch)
     first, last = int(entries.high[0]), int(entries.high[-1])
-    return RunInfo(name, sequence, batch.num_rows, first, last, sink.size, sink.crc32)
+    info = RunInfo(name, sequence, batch.num_rows, first, last, sink.size, sink.crc32)
+    if PyArrowFileIO.parse_location(path, io.properties)[0] != "file":
+        with suppress(OSError):  # without a copy here, the run is read from where it is
+            _keep_copy(path, info, batch)
+    return info
 
 
-_opened: OrderedDict[tuple[str, RunInfo], Run] = OrderedDict()
+def _write_batch(sink: Any, batch: pa.RecordBatch) -> None:
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+@dataclass
+class _Opened:
+    """A mapped run, the copy or mark in the cache folder that it needs, and when that was touched."""
+
+    run: Run
+    used: Sequence[Path]
+    touched: float = field(default_factory=time.monotonic)
+
+    def touch(self) -> None:
+        if time.monotonic() - self.touched < _TOUCH_SECONDS:
+            return
+        self.touched = time.monotonic()
+        for path in self.used:
+            with suppress(OSError):
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+
+
+_opened: OrderedDict[tuple[str, RunInfo], _Opened] = OrderedDict()
 
 
 def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
@@ -159,11 +189,12 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
         its own if it can't be read; those errors may be temporary.
     """
     key = (location, info)
-    run = _opened.pop(key, None) or _open(io, location, info)
-    _opened[key] = run
+    opened = _opened.pop(key, None) or _open(io, location, info)
+    opened.touch()
+    _opened[key] = opened
     if len(_opened) > _OPEN_RUNS:
         _opened.popitem(last=False)
-    return run
+    return opened.run
 
 
 def run_files(io: FileIO, location: str, info: RunInfo) -> list[str]:
@@ -182,14 +213,16 @@ def run_files(io: FileIO, location: str, info: RunInfo) -> list[str]:
         raise CorruptIndexError(f"{path} is not an index run") from e
 
 
-def _open(io: FileIO, location: str, info: RunInfo) -> Run:
+def _open(io: FileIO, location: str, info: RunInfo) -> _Opened:
     path = f"{location}/{info.name}"
     scheme, _, local = PyArrowFileIO.parse_location(path, io.properties)
     try:
-        if scheme == "file":
-            _verify(local, info)
-        else:
+        used = []
+        if scheme != "file":
             local = _cached(io, path, info)
+            used.append(Path(local))
+        if (mark := _verified(local, info)) is not None:
+            used.append(mark)
         batch = pa.ipc.open_file(pa.memory_map(local)).get_batch(0)
         high, low, file, pos = (column.to_numpy() for column in batch.columns)
         files = tuple(IndexedFile(**f) for f in json.loads(batch.schema.metadata[_FILES]))
@@ -197,22 +230,24 @@ def _open(io: FileIO, location: str, info: RunInfo) -> Run:
         raise CorruptIndexError(f"{path} is missing") from e
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
-    return Run(info, high, low, file, pos, files)
+    return _Opened(Run(info, high, low, file, pos, files), used)
 
 
-def _verify(path: str, info: RunInfo) -> None:
+def _verified(path: str, info: RunInfo) -> Path | None:
+    """Verify a file, unless it has a mark. Returns the path of the mark, if it has one."""
     with open(path, "rb") as stream:
         mark = None
         with suppress(OSError):  # there is no mark yet, or the folder for marks can't be made
             mark = _mark(os.fstat(stream.fileno()), info)
             if mark is not None:
                 os.utime(mark)
-                return
+                return mark
         _copy(stream, None, path, info)
     with suppress(OSError):  # without the mark, the next process verifies the run again
         if mark is not None:
             _remove_unused()
             mark.touch()
+    return mark
 
 
 def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
@@ -231,23 +266,39 @@ def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
 
 def _cached(io: FileIO, path: str, info: RunInfo) -> str:
     """The path of a verified local copy of the remote file `path`. All processes of the user share the copies."""
-    folder = _local_folder()
-    copy = folder / f"{_digest(path)}-{info.crc32:08x}"
+    copy = _copy_of(path, info)
     with suppress(FileNotFoundError, CorruptIndexError):
         # touch the copy first, so that no other process removes it as unused
         os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
-        _verify(str(copy), info)
+        _verified(str(copy), info)
         return str(copy)
+    with _new_copy(copy) as target, io.new_input(path).open(seekable=False) as source:
+        _copy(source, target, path, info)
+    return str(copy)
+
+
+def _keep_copy(path: str, info: RunInfo, batch: pa.RecordBatch) -> None:
+    """Keep a copy of the remote run that this machine has just written: its next micro-batch looks into it."""
+    with _new_copy(_copy_of(path, info)) as target:
+        _write_batch(target, batch)
+
+
+def _copy_of(path: str, info: RunInfo) -> Path:
+    return _local_folder() / f"{_digest(path)}-{info.crc32:08x}"
+
+
+@contextmanager
+def _new_copy(copy: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `copy` when it is complete."""
     _remove_unused()
-    descriptor, partial = tempfile.mkstemp(dir=folder)
+    descriptor, partial = tempfile.mkstemp(dir=copy.parent)
     try:
-        with os.fdopen(descriptor, "wb") as target, io.new_input(path).open(seekable=False) as source:
-            _copy(source, target, path, info)
+        with os.fdopen(descriptor, "wb") as target:
+            yield target
         os.replace(partial, copy)
     except BaseException:
         os.unlink(partial)
         raise
-    return str(copy)
 
 
 def _local_folder() -> Path:
@@ -282,7 +333,7 @@ def _digest(name: str) -> str:
 
 
 def _remove_unused() -> None:
-    """Delete copies and marks that no process opened for `_CACHE_SECONDS`, such as copies of runs that were merged. A
+    """Delete copies and marks that no process used for `_CACHE_SECONDS`, such as copies of runs that were merged. A
     mapped copy stays readable after its removal.
     """
     horizon = time.time() - _CACHE_SECONDS

@@ -5,7 +5,7 @@ engine runs the programs of tasks (`sink.spark.task`) on records and data files,
 every run is Spark (`sink.run.spark_engine`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,10 +100,10 @@ class IndexFolder(Protocol):
     def names(self, folder: str) -> Sequence[str]:
         """Names of the files in one of its folders, which need not exist."""
 
-    def delete(self, path: str) -> None:
-        """Delete a file. It is no error if there is none.
+    def delete(self, paths: Collection[str]) -> None:
+        """Delete files. It is no error if one isn't there.
 
-        :param path: relative to `location`.
+        :param paths: relative to `location`.
         """
 
 

@@ -241,8 +241,7 @@ class KeyIndex:
             runs = [run for run in runs if run.name not in slice_.merge]
             runs += [RunInfo.from_json(run) for result in results for run in result["merged"]]
         else:
-            for run in (run for result in results for run in result["merged"]):
-                self._folder.delete(f"runs/{run['name']}")
+            self._folder.delete([f"runs/{run['name']}" for result in results for run in result["merged"]])
         sequence = version.sequence + 1  # the files that others wrote meanwhile are older than this commit
         own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
         runs += [replace(run, sequence=sequence) for run in own]
@@ -322,8 +321,7 @@ class KeyIndex:
             self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
             return
         assert self._version is not None
-        for path in (*self._obsolete, *self._spent):
-            self._folder.delete(path)
+        self._folder.delete([*self._obsolete, *self._spent])
         kept = {run.name for run in self._prepared.runs}
         self._obsolete = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
         gone = set(self._version.vectors.files) - set(self._prepared.vectors.files)
@@ -448,10 +446,14 @@ class KeyIndex:
         """Delete files that no version names. They come from failed attempts, or from a process that died."""
         kept = {run.name for run in version.runs}
         folders = {"runs": kept, "versions": {f"{self._current_name}.json"}, "vectors": set(version.vectors.files)}
-        for folder, keep in folders.items():
-            for name in self._folder.names(folder):
-                if name.removeprefix(".").removesuffix(".crc") not in keep:
-                    self._folder.delete(f"{folder}/{name}")
+        self._folder.delete(
+            [
+                f"{folder}/{name}"
+                for folder, keep in folders.items()
+                for name in self._folder.names(folder)
+                if name.removeprefix(".").removesuffix(".crc") not in keep
+            ]
+        )
 
 
 def _manifest(name: str) -> str:

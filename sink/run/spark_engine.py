@@ -1,13 +1,17 @@
 """Spark runs the tasks of a table, and Hadoop's file systems reach the folder of its key index."""
 
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JError
 
 from deltawriters.keyindex import RunInfo
 from deltawriters.rewrite import RewriteGroup
+from deltawriters.storage import file_io
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.run.attempt import TaskPlans
@@ -18,8 +22,11 @@ from sink.run.writing import SparkWriter
 from sink.run.written import Uncommitted
 from sink.spark import task
 from sink.spark.failures import told
+from sink.spark.java_errors import JAVA_ERRORS, java_class
 from sink.targets.base import LiveFile, Target
 from sink.targets.catalogs import Catalogs
+
+log = logging.getLogger("rowdelta")
 
 
 class SparkEngine:
@@ -70,18 +77,40 @@ class HadoopFolder:
     def __init__(self, table: Target, location: str, properties: Mapping[str, str]) -> None:
         """:param properties: properties with which tasks and the driver reach the folder by Arrow."""
         self.location = location.rstrip("/")
-        self.io = PyArrowFileIO(dict(properties))
         self.io_properties = tuple(properties.items())
+        self.io = file_io(self.io_properties)
         jvm = table.spark.sparkContext._jvm
         assert jvm is not None
         self._path = jvm.org.apache.hadoop.fs.Path
         self._files = self._path(self.location).getFileSystem(table.spark._jsc.hadoopConfiguration())
+        self._bulk: JavaObject | None = None
+        if self._files.getScheme() != "file":
+            with suppress(Py4JError):  # Hadoop has it since 3.4.1
+                self._bulk = self._files.createBulkDelete(self._path(self.location))
+        self._list = jvm.java.util.ArrayList
 
     def names(self, folder: str) -> list[str]:
         path = self._path(f"{self.location}/{folder}")
-        if not self._files.exists(path):
+        try:
+            return [status.getPath().getName() for status in self._files.listStatus(path)]
+        except JAVA_ERRORS as error:
+            if java_class(error) != "FileNotFoundException":
+                raise
             return []
-        return [status.getPath().getName() for status in self._files.listStatus(path)]
 
-    def delete(self, path: str) -> None:
-        self._files.delete(self._path(f"{self.location}/{path}"), False)
+    def delete(self, paths: Collection[str]) -> None:
+        found = [self._path(f"{self.location}/{path}") for path in paths]
+        if self._bulk is None:
+            for path in found:
+                self._files.delete(path, False)
+            return
+        # An object store deletes many files by one request. By `delete` each takes three or four: is it there, is it a
+        # folder, and is its folder still one?
+        size = int(self._bulk.pageSize())
+        for start in range(0, len(found), size):
+            page = self._list()
+            for path in found[start : start + size]:
+                page.add(path)
+            failed = self._bulk.bulkDelete(page)
+            if not failed.isEmpty():
+                log.warning("%s: %s files of the key index could not be deleted", self.location, failed.size())

@@ -197,7 +197,7 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
                 jars.record(options, spark.sparkContext.getConf().get("spark.jars", "") or "")
     java_names.remember()
     if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
-        spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+        spark.conf.set("spark.sql.shuffle.partitions", str(_cores(spark.sparkContext)))
     spark.sparkContext.setLogLevel("ERROR")
     jvm = spark.sparkContext._jvm
     assert jvm is not None
@@ -363,6 +363,15 @@ def activate(spark: SparkSession) -> None:
     assert jvm is not None
     # the public class, since PySpark's own name for it differs between versions
     jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def _cores(context: SparkContext) -> int:
+    """How many cores the job will have. When a job starts on a cluster, most executors are still to come, and Spark
+    counts only those that are there.
+    """
+    conf = context.getConf()
+    asked = int(conf.get("spark.executor.instances", "0")) * int(conf.get("spark.executor.cores", "1"))
+    return max(context.defaultParallelism, asked, int(conf.get("spark.cores.max", "0")))
 
 
 def _is_set(spark: SparkSession, name: str) -> bool:

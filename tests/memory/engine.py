@@ -173,9 +173,10 @@ class DiskFolder:
         place = Path(self.location, folder)
         return [path.name for path in place.iterdir()] if place.exists() else []
 
-    def delete(self, path: str) -> None:
-        self._clock.step("delete a file of the index")
-        Path(self.location, path).unlink(missing_ok=True)
+    def delete(self, paths: Collection[str]) -> None:
+        for path in paths:
+            self._clock.step("delete a file of the index")
+            Path(self.location, path).unlink(missing_ok=True)
 
 
 class _Lists(AccumulatorParam[list[str]]):

@@ -5,14 +5,12 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.request import urlopen
 from uuid import uuid4
 
 import pyspark
@@ -24,7 +22,7 @@ import sink
 from sink import cli
 from sink.spark import session
 from sink.spark.archive import WARM
-from tests.stack.process import Process, free_ports, wait_until
+from tests.stack.process import free_ports, wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -585,77 +583,3 @@ def test_spark_submit_stops_on_sigterm(spark: SparkSession, tmp_path: Path) -> N
     assert table_content(spark, tmp_path) == expected
     # as above: Spark may have noted a file and not yet the micro-batch
     assert commits(spark, tmp_path) in (11, 12)
-
-
-@pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[str]:
-    """The address of a Spark master with two workers of one core each, processes of their own."""
-    port, ui, *worker_uis = free_ports(4)
-    spark_class = str(SPARK_HOME / "bin" / "spark-class")
-    deploy = "org.apache.spark.deploy"
-    master = [
-        spark_class,
-        f"{deploy}.master.Master",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--webui-port",
-        str(ui),
-    ]
-    address = f"spark://127.0.0.1:{port}"
-    with ExitStack() as stack:
-        stack.enter_context(environment_of_services())
-        processes = [Process(master, tmp_path / "master.log", lambda: answers(port))]
-        for number, worker_ui in enumerate(worker_uis):
-            worker = [spark_class, f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
-            worker += ["--webui-port", str(worker_ui), "--work-dir", str(tmp_path / f"worker{number}"), address]
-            processes.append(Process(worker, tmp_path / f"worker{number}.log", lambda: True))
-        for process in processes:
-            stack.callback(process.stop)
-            process.start()
-        assert wait_until(lambda: alive_workers(ui) == 2)
-        yield address
-
-
-@contextmanager
-def environment_of_services() -> Iterator[None]:
-    """Small JVMs that listen on 127.0.0.1 only."""
-    values = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            patch.setenv(name, value)
-        yield
-
-
-def answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
-    except OSError:
-        return False
-
-
-def alive_workers(ui: int) -> int:
-    try:
-        with urlopen(f"http://127.0.0.1:{ui}/json/", timeout=5) as response:
-            return int(json.load(response)["aliveworkers"])
-    except OSError:
-        return 0
-
-
-def test_spark_submit_to_a_cluster_of_two_workers(spark: SparkSession, tmp_path: Path, standalone: str) -> None:
-    """Driver and executors are different processes: nothing but the configuration and pickled plans reaches
-    the tasks.
-    """
-    # enough rows in a file for a shuffle, so that both executors write
-    expected = write_changes(tmp_path, 2, rows=12_000)
-    settings = ["--executor-memory=512m", "--executor-cores=1", "--total-executor-cores=2"]
-    config = write_config(tmp_path, spark={"spark.sql.shuffle.partitions": "2"})
-    started = time.monotonic()
-    result = finish(submit(config, standalone, *settings))
-    assert result.returncode == 0, result.stderr
-    assert time.monotonic() - started < 170
-    assert table_content(spark, tmp_path) == expected
-    assert commits(spark, tmp_path) == 2
-    assert [len(list((tmp_path / f"worker{n}").glob("app-*"))) for n in range(2)] == [1, 1]

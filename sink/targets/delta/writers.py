@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, FileContent, Partition
@@ -31,6 +30,7 @@ from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, rows_at
 from deltawriters.partitioning import as_table_types
 from deltawriters.rewrite import SmallFile
+from deltawriters.storage import file_io
 from deltawriters.table import OtherColumnsError, TableSpec
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
@@ -134,7 +134,7 @@ class DeltaTableSpec(TableSpec):
 
     @cached_property
     def io(self) -> FileIO:
-        return PyArrowFileIO(dict(self.io_properties))
+        return file_io(self.io_properties)
 
     @cached_property
     def target_file_size(self) -> int:

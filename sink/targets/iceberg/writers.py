@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider, load_location_provider
@@ -29,6 +29,7 @@ from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.rewrite import SmallFile
+from deltawriters.storage import file_io
 from deltawriters.table import Bucket, TableSpec
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
@@ -127,7 +128,7 @@ class IcebergTableSpec(TableSpec):
 
     @cached_property
     def io(self) -> FileIO:
-        return PyArrowFileIO(dict(self.io_properties))
+        return file_io(self.io_properties)
 
     @cached_property
     def target_file_size(self) -> int:
