@@ -130,9 +130,11 @@ def _compare(stack: Stack, sink: SinkProcess) -> int:
 
 def _verify(sink: SinkProcess) -> int:
     print("rowdelta verify docs/examples/stack/sink.yaml", flush=True)
-    code, said = sink.finish("verify", str(sink.config))
-    print(said, flush=True)
-    return code
+    done = sink.finish("verify", str(sink.config))
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        print(done.stderr[-4000:], file=sys.stderr)
+    return done.returncode
 
 
 def _rows(stack: Stack, target: str, columns: str) -> list[Row]:

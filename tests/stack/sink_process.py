@@ -110,13 +110,10 @@ class SinkProcess(Process):
         with ivy_to_itself():
             super().start()
 
-    def finish(self, *arguments: str) -> tuple[int, str]:
-        """Another command of `rowdelta`, with the same environment: its exit code, and what it prints."""
+    def finish(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another command of `rowdelta`, with the same environment."""
         command = [sys.executable, "-m", "sink", *arguments]
-        done = subprocess.run(
-            command, env=self._variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-        return done.returncode, done.stdout
+        return subprocess.run(command, env=self._variables, capture_output=True, text=True, check=False)
 
     def text(self) -> str:
         """All that it has printed."""

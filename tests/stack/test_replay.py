@@ -135,8 +135,8 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
         printed = "\n".join(sink.text()[-20000:] for sink in sinks)
         assert not left, "\n".join(f"{name}: {what}" for name, what in left.items()) + f"\n{printed}"
         with ThreadPoolExecutor() as threads:
-            for code, said in threads.map(lambda sink: sink.finish("verify", str(sink.config)), sinks):
-                assert code == 0, said
+            for verify in threads.map(lambda sink: sink.finish("verify", str(sink.config)), sinks):
+                assert verify.returncode == 0, verify.stdout + verify.stderr
         for dead_letters in ("bank.dead_letters", "avro.dead_letters"):
             assert rows_of_iceberg(stack, dead_letters, ["reason"]) == [], printed
     # nothing of what lets it in is in what it prints
