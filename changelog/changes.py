@@ -77,6 +77,9 @@ class Changes:
     :param metadata: further columns that a user may ask for: `_op` (string), `_ts` (timestamp[us, UTC]).
     :param missing: fields that the spec names and the messages' schema lacks. Formats without schemas leave it empty:
         the decoder looks into the JSON text instead.
+    :param unavailable: field -> flags (bool) of the +U whose values the source didn't send, since the update left them
+        unchanged. In `fields` these values are null. A format gives it only if the spec `keeps_unavailable`, and never
+        for a key column, nor for an update that changes the key: its other values are in the row of the old key.
     """
 
     record: pa.Array
@@ -88,6 +91,7 @@ class Changes:
     unknown: Mapping[str, WireType] = field(default_factory=dict)
     metadata: Mapping[str, pa.Array] = field(default_factory=dict)
     missing: Collection[str] = ()
+    unavailable: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,7 @@ class FormatType(Protocol):
     `DELETES_CARRY_ROW`: a delete has the old row's values, also those of columns that aren't in the key.
     `STATES_KEY`: `changes` gives `MessageKey`s. If a class lacks this attribute, it gives no `MessageKey`, and its
     tables need a configured `key`.
+    `MAY_LACK_VALUES`: `changes` gives `Changes.unavailable`. If a class lacks this attribute, it never does.
     """
 
     OPTIONS: Mapping[str, tuple[str, ...]]

@@ -193,15 +193,34 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
     )
     columns = [column.field for column in spec.columns]
     unavailable = placeholder(spec)
-    yield from _changes(events, sets, events.after, kinds, columns, 1, unavailable)
-
     replaced = pc.and_(updates, events.before.present)
+    may_lack = None
+    if spec.keeps_unavailable or not spec.trust_before:
+        key_changed = pc.and_(replaced, _key_changed(spec, events))
+    if spec.keeps_unavailable:
+        may_lack = _MayLack(pc.and_not(updates, key_changed), inserts, frozenset(spec.key_fields))
+    yield from _changes(events, sets, events.after, kinds, columns, 1, unavailable, may_lack)
+
     if not spec.trust_before:
-        replaced = pc.and_(replaced, _key_changed(spec, events))
+        replaced = key_changed
     kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
     yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, unavailable)
     removed = pc.and_(deletes, events.before.present)
     yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, unavailable)
+
+
+@dataclass(frozen=True)
+class _MayLack:
+    """The events whose rows may lack values: the updates of a row that keeps its key.
+
+    :param events: flags of these events (bool).
+    :param inserts: flags of the events that insert.
+    :param key: fields of the key, which no row may lack.
+    """
+
+    events: pa.Array
+    inserts: pa.Array
+    key: frozenset[str]
 
 
 def _changes(
@@ -212,17 +231,27 @@ def _changes(
     names: Sequence[str],
     after: int,
     sought: _Placeholder,
+    may_lack: _MayLack | None = None,
 ) -> Iterator[Changes | Rejected]:
     """Changes for the images where `mask` is true. An image with a placeholder in one of the fields `names` is
-    rejected.
+    rejected, unless it may lack the value.
     """
     fields = {name: wire for name, wire in images.fields.items() if name in names}
+    lacking: dict[str, pa.Array] = {}
     for name, wire in fields.items():
         unavailable = sought.among(wire.values)
-        if unavailable is not None and pc.any(unavailable := pc.and_(mask, unavailable)).as_py():
-            reason = f"column {name}: the source didn't send the unchanged value"
-            yield Rejected(events.record.filter(unavailable), BadRecord.UNAVAILABLE_VALUE, reason)
-            mask = pc.and_not(mask, unavailable)
+        if unavailable is None or not pc.any(unavailable := pc.and_(mask, unavailable)).as_py():
+            continue
+        refused = unavailable
+        if may_lack is not None and name not in may_lack.key:
+            lacking[name] = pc.and_(unavailable, may_lack.events)
+            refused = pc.and_not(unavailable, may_lack.events)
+        if pc.any(refused).as_py():
+            yield Rejected(events.record.filter(refused), BadRecord.UNAVAILABLE_VALUE, _why(name, refused, may_lack))
+            mask = pc.and_not(mask, refused)
+    for name, flags in lacking.items():
+        values = fields[name].values
+        fields[name] = Wire(pc.if_else(flags, pa.scalar(None, values.type), values), fields[name].type)
     count = pc.sum(mask).as_py() or 0
     if not count:
         return
@@ -238,7 +267,18 @@ def _changes(
         after=after,
         snapshot=where(_is(events.op, "r")),
         metadata={name: where(values) for name, values in (events.metadata or {}).items()},
+        unavailable={name: where(flags) for name, flags in lacking.items()},
     )
+
+
+def _why(name: str, refused: pa.Array, may_lack: _MayLack | None) -> pa.Array | str:
+    """Why events with a placeholder are refused."""
+    said = f"column {name}: the source didn't send the unchanged value"
+    if may_lack is None or name in may_lack.key:
+        return said
+    inserted = f"{said} with an insert: if the key changed, it is in the old key's row, which is deleted"
+    moved = f"{said}, and the key changed: the value is in the old key's row"
+    return pc.if_else(may_lack.inserts.filter(refused), inserted, moved)
 
 
 def _repeated(kind: pa.Array | int, count: int) -> pa.Array:

@@ -46,6 +46,7 @@ class DebeziumAvro:
     REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
     DELETES_CARRY_ROW = False
     STATES_KEY = True
+    MAY_LACK_VALUES = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         **schema_registry.OPTIONS,
         "flattened": ("false", "true"),

@@ -48,6 +48,7 @@ class DebeziumJson:
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
     STATES_KEY = True
+    MAY_LACK_VALUES = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         "decimal.handling.mode": ("precise", "string", "double"),
         "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),

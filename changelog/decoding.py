@@ -35,7 +35,18 @@ from changelog.changes import (
     WireType,
 )
 from changelog.message_keys import without_truncates
-from changelog.rows import BAD, BAD_FIELDS, KIND, SNAPSHOT, TRUNCATE, BadRecord, RowKind, order_column
+from changelog.rows import (
+    BAD,
+    BAD_FIELDS,
+    KIND,
+    SNAPSHOT,
+    TRUNCATE,
+    UNAVAILABLE,
+    BadRecord,
+    RowKind,
+    order_column,
+    unavailable_bits,
+)
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, spark_type
 from changelog.values.nested import has_more, is_nested
@@ -75,8 +86,8 @@ that states this key. For records of files both numbers are -1.
 
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
-    """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, then the
-    table's columns and the metadata columns.
+    """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, unavailable
+    (only if `keeps_unavailable`), then the table's columns and the metadata columns.
     """
     order = [to_arrow_type(dtype) for _, dtype in spec.order_by]
     if spec.source_order:
@@ -85,6 +96,7 @@ def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     fields += [pa.field(order_column(i), dtype) for i, dtype in enumerate(order)]
     fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.tells_snapshots else []
     fields += [pa.field(BAD, _BAD)]
+    fields += [pa.field(UNAVAILABLE, pa.binary())] if spec.keeps_unavailable else []
     fields += [pa.field(column.name, _target(column)) for column in spec.columns]
     fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
     return pa.schema(fields)
@@ -239,6 +251,8 @@ class _TaskDecoder:
         columns: dict[str, pa.Array] = {KIND: changes.kind, BAD: pa.nulls(count, _BAD)}
         if spec.tells_snapshots:
             columns[SNAPSHOT] = changes.snapshot if changes.snapshot is not None else pa.repeat(False, count)
+        if spec.keeps_unavailable:
+            columns |= self._partial(raw, changes)
         all_set = bool(sets.all())
         for column in spec.columns:
             applies = None if all_set or column.name in spec.kept_by_removals else sets
@@ -250,6 +264,34 @@ class _TaskDecoder:
             else:
                 columns[name] = changes.metadata.get(name, pa.nulls(count, METADATA[name]))
         return columns
+
+    def _partial(self, raw: pa.RecordBatch, changes: Changes) -> dict[str, pa.Array]:
+        """What makes rows partial: which columns they lack, and the record in case that nothing completes them."""
+        count = len(changes.record)
+        lacking = [_flags(changes.unavailable.get(column.field)) for column in self._spec.columns]
+        partial = np.zeros(count, np.bool_)
+        for flags in lacking:
+            if flags is not None:
+                partial |= flags
+        rows = np.flatnonzero(partial)
+        if not len(rows):
+            return {UNAVAILABLE: pa.nulls(count, pa.binary())}
+        first = np.full(count, len(lacking))
+        for number, flags in reversed(list(enumerate(lacking))):
+            if flags is not None:
+                first[flags] = number
+        names = pa.array([column.name for column in self._spec.columns], pa.string())
+        reasons = pc.binary_join_element_wise(
+            "column ", names.take(pa.array(first[rows])), ": the source didn't send the unchanged value", ""
+        )
+        classes = pa.repeat(BadRecord.UNAVAILABLE_VALUE, len(rows))
+        letters = _packed(raw, changes.record.take(pa.array(rows)), classes, reasons)
+        places = np.full(count, len(rows))
+        places[rows] = np.arange(len(rows))
+        return {
+            UNAVAILABLE: unavailable_bits([*lacking, *(None for _ in self._spec.metadata)], partial),
+            BAD: letters.take(pa.array(places, mask=~partial)),
+        }
 
     def _order_columns(
         self, raw: pa.RecordBatch, record: pa.Array, order: Sequence[Wire], after: pa.Array | int, bad: _Bad
@@ -325,6 +367,8 @@ class _TaskDecoder:
         elif column.required and array.null_count:
             # -U and -D need no value: a null in a partition source column means that the old partition is unknown
             missing = pc.and_(array.is_null(), pa.array(_sets(changes.kind)))
+            if column.field in changes.unavailable:
+                missing = pc.and_not(missing, changes.unavailable[column.field])
             if misfit is None and self._evolves and pc.any(missing).as_py():
                 self.observed = merged_types({column.name: ""}, self.observed)
             reason = f"column {column.name} is null or missing, and the table requires a value"
@@ -354,6 +398,8 @@ class _TaskDecoder:
             for column in self._spec.columns:
                 wire = changes.fields.get(column.field)
                 nulls = pa.repeat(True, len(texts)) if wire is None else wire.values.filter(pa.array(sets)).is_null()
+                if column.field in changes.unavailable:
+                    nulls = pc.and_not(nulls, changes.unavailable[column.field].filter(pa.array(sets)))
                 # a name with escapes can be spelled in several ways in JSON, so we can't search for it
                 plain = json.dumps(column.field) == f'"{column.field}"'
                 if not plain or not pc.any(nulls).as_py():
@@ -394,14 +440,26 @@ class _TaskDecoder:
     def _bad_rows(self, raw: pa.RecordBatch, bad: _Bad) -> pa.Table:
         """One row for each bad record, with the reason and the whole record."""
         rows = pa.array(list(bad.errors), pa.int64())
-        parts: dict[str, pa.Array] = {name: raw.column(name).take(rows) for name in RAW_SCHEMA.names}
-        parts["error_class"] = pa.array([error_class for error_class, _ in bad.errors.values()], pa.string())
-        parts["reason"] = pa.array([reason for _, reason in bad.errors.values()], pa.string())
-        fields = list(_BAD)
-        packed = pa.StructArray.from_arrays([parts[f.name].cast(f.type) for f in fields], fields=fields)
+        classes = pa.array([error_class for error_class, _ in bad.errors.values()], pa.string())
+        packed = _packed(raw, rows, classes, pa.array([reason for _, reason in bad.errors.values()], pa.string()))
         columns: dict[str, Any] = {f.name: pa.nulls(len(rows), f.type) for f in self._schema}
         columns |= {KIND: pa.repeat(pa.scalar(int(RowKind.DELETE), pa.int8()), len(rows)), BAD: packed}
         return pa.Table.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+
+def _packed(raw: pa.RecordBatch, rows: pa.Array, classes: pa.Array, reasons: pa.Array) -> pa.StructArray:
+    """Records as `_rowdelta_bad` has them.
+
+    :param rows: int64; row numbers in `raw`.
+    """
+    parts: dict[str, pa.Array] = {name: raw.column(name).take(rows) for name in RAW_SCHEMA.names}
+    parts |= {"error_class": classes, "reason": reasons}
+    fields = list(_BAD)
+    return pa.StructArray.from_arrays([parts[f.name].cast(f.type) for f in fields], fields=fields)
+
+
+def _flags(values: pa.Array | None) -> Mask | None:
+    return None if values is None else values.to_numpy(zero_copy_only=False)
 
 
 def _sets(kind: pa.Array) -> Mask:

@@ -14,13 +14,14 @@
 | control: others         | ignored: rows show new columns, and drop-table leaves the rows |
 
 DMS leaves out nulls, so a missing field is null. With the endpoint's setting `IncludeNullAndEmpty`, a missing field
-means that DMS doesn't know its value. Then set `missing.columns: reject`, and such updates become bad records. Without
+means that DMS doesn't know its value. Then set `missing.columns: unavailable`: an update keeps the value that the
+table's row has (`Changes.unavailable`), or becomes a bad record, if the table doesn't keep values. Without
 before-images (`BeforeImageSettings`), an update that changes the key leaves the row of the old key in the table. Set
 `before.image` to the `FieldName` of the before-images. Bytes are hexadecimal, with or without 0x. DMS appends a Z to
 timestamps without a zone; the decoder ignores this Z. See "Using Apache Kafka as a target" in the DMS user guide.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -31,20 +32,20 @@ from pyspark.sql import types as T
 from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Object, Parsed
 from changelog.row_images import (
+    MISSING_COLUMNS,
     TEXT,
     Images,
+    Lacks,
     Operations,
     Rows,
     Spelled,
     at_field,
     each,
     is_binary,
-    lacks,
-    rejected,
     text,
     timestamps,
 )
-from changelog.rows import BadRecord, RowKind
+from changelog.rows import RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 
 OPERATIONS = Operations(
@@ -64,14 +65,17 @@ _TRUNCATES = ("truncate", "truncate-table")
 class DmsJson:
     """Decodes records of DMS."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {"missing.columns": ("null", "reject"), "before.image": ()}
+    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: ("null", "unavailable", "reject"), "before.image": ()}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
+    MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._spec = spec
+        missing = spec.options.get(MISSING_COLUMNS, "null")
+        if missing == "reject":
+            spec = replace(spec, keeps_unavailable=False)
         self._images = Images(spec, _spell)
-        self._rejects = spec.options.get("missing.columns") == "reject"
+        self._seeks = missing != "null"
         self._before = str(spec.options.get("before.image", "before-image"))
         metadata = Object({"operation": TEXT, "record-type": TEXT, "timestamp": TEXT})
         fields = {"metadata": metadata, "data": self._images.whole(), self._before: self._images.kept()}
@@ -106,21 +110,10 @@ class DmsJson:
             snapshot=pc.is_in(op, value_set=pa.array(list(OPERATIONS.snapshot))),
             unknown=found.unknown,
         )
-        if self._rejects:
-            rows = yield from self._without_partial(records, rows)
+        if self._seeks:
+            lacks = Lacks(records.column("value").take(rows.record), "data", rows.after)
+            rows = yield from self._images.without_partial(rows, lambda column: lacks(column.field))
         yield from self._images.changes(rows)
-
-    def _without_partial(self, records: pa.RecordBatch, rows: Rows) -> Generator[Rejected, None, Rows]:
-        """Reject the updates that don't have all columns, and return the other rows."""
-        updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
-        values = records.column("value").take(rows.record)
-        rest = pa.repeat(True, len(rows.op))
-        for column in self._spec.columns:
-            missing = pc.and_(updates, lacks(values, "data", rows.after, column.field))
-            reason = f"column {column.name} is missing"
-            yield from rejected(rows.record, pc.and_(rest, missing), BadRecord.MISSING_COLUMN, reason)
-            rest = pc.and_not(rest, missing)
-        return rows.filter(rest)
 
 
 def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:

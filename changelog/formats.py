@@ -39,6 +39,14 @@ def states_key(name: str) -> bool:
     return bool(getattr(find(name), "STATES_KEY", False))
 
 
+def may_lack_values(name: str) -> bool:
+    """Whether the format's updates may lack values (`changelog.changes.Changes.unavailable`).
+
+    :raises KeyError: there is no such format.
+    """
+    return bool(getattr(find(name), "MAY_LACK_VALUES", False))
+
+
 def find(name: str) -> FormatType:
     """The format's class.
 

@@ -10,13 +10,15 @@
 | D       | -D of `before`; only its key is used |
 | T       | empties the table (`changelog.rows.TRUNCATE`) |
 
-By default GoldenGate sends only the key and the changed fields of an updated row. Such a message is a bad record: use
+By default GoldenGate sends only the key and the changed fields of an updated row. The other values are then those of
+the table's row (`Changes.unavailable`), or such a message is a bad record, if the table doesn't keep them: use
 NOCOMPRESSUPDATES or a similar setting in the extract. With `missing.columns: null`, a missing field is null. Set this
-for `omitNullColumnValues`, or after a column was dropped at the source. Bytes are base64. `op_ts` is read as UTC. See
-"Using the JSON Formatter" in Oracle GoldenGate for Big Data.
+for `omitNullColumnValues`. Bytes are base64. `op_ts` is read as UTC. See "Using the JSON Formatter" in Oracle
+GoldenGate for Big Data.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,24 +26,24 @@ import pyarrow.compute as pc
 from changelog.changes import Changes, MessageKey, Rejected
 from changelog.json_records import JsonReader, Leaf, Parsed
 from changelog.row_images import (
+    MISSING_COLUMNS,
     NAMES,
     TEXT,
     Fields,
     Images,
+    Lacks,
     Operations,
     Rows,
     at_field,
     bytes_type,
     each,
-    lacks,
-    rejected,
     spell_plain,
     stated_keys,
     text,
     timestamps,
 )
-from changelog.rows import BadRecord, RowKind
-from changelog.spec import ChangelogSpec
+from changelog.rows import RowKind
+from changelog.spec import ChangelogSpec, ColumnSpec
 
 OPERATIONS = Operations(
     "op_type",
@@ -55,16 +57,19 @@ _IS_MISSING = "_isMissing"
 class OggJson:
     """Decodes GoldenGate's records."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {"missing.columns": ("reject", "null")}
+    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: ("unavailable", "null", "reject")}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
     STATES_KEY = True
+    MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._spec = spec
+        missing = spec.options.get(MISSING_COLUMNS, "unavailable")
+        if missing == "reject":
+            spec = replace(spec, keeps_unavailable=False)
         self._images = Images(spec, spell_plain, bytes_type)
-        self._rejects = spec.options.get("missing.columns", "reject") == "reject"
-        flags = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns} if self._rejects else {}
+        self._seeks = missing != "null"
+        flags = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns} if self._seeks else {}
         fields: Fields = {
             "op_type": TEXT,
             "op_ts": TEXT,
@@ -98,23 +103,15 @@ class OggJson:
             time=timestamps(at_field(message, "op_ts")),
             unknown={name: t for name, t in found.unknown.items() if not name.endswith(_IS_MISSING)},
         )
-        if self._rejects:
-            rows = yield from self._without_compressed(records, rows)
-        yield from self._images.changes(rows)
+        if self._seeks:
+            lacks = Lacks(records.column("value").take(rows.record), "after", rows.after)
 
-    def _without_compressed(self, records: pa.RecordBatch, rows: Rows) -> Generator[Rejected, None, Rows]:
-        """Reject the updates that don't have all columns, and return the other rows."""
-        updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
-        values = records.column("value").take(rows.record)
-        rest = pa.repeat(True, len(rows.op))
-        for column in self._spec.columns:
-            flag = at_field(rows.after, column.field + _IS_MISSING)
-            missing = pc.or_(lacks(values, "after", rows.after, column.field), _is_true(flag))
-            missing = pc.and_(pc.and_(updates, missing), rest)
-            reason = f"column {column.name} is missing: is the update compressed?"
-            yield from rejected(rows.record, missing, BadRecord.MISSING_COLUMN, reason)
-            rest = pc.and_not(rest, missing)
-        return rows.filter(rest)
+            def missing(column: ColumnSpec) -> pa.Array:
+                flag = at_field(rows.after, column.field + _IS_MISSING)
+                return pc.or_(lacks(column.field), _is_true(flag))
+
+            rows = yield from self._images.without_partial(rows, missing, ": is the update compressed?")
+        yield from self._images.changes(rows)
 
 
 def _is_true(flags: pa.Array) -> pa.Array:

@@ -12,9 +12,10 @@ A format's module reads its messages (`read`), tells their operations (`Operatio
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ Fields = Mapping[str, Leaf | Object | ListOf]
 TEXT = Leaf((pa.string(), pa.int64()))
 INTEGER = Leaf((pa.int64(), pa.string()))
 NAMES = Leaf((pa.list_(pa.string()),))
+
+MISSING_COLUMNS = "missing.columns"
+"""Name of an option: what it means if an update lacks columns. `unavailable`: it left them unchanged, and the table's
+row has their values. `null`: they are null. `reject`: the message is a bad record.
+"""
 
 PARTITION_REMOVED = "a partition was dropped or truncated: no key says which rows that removed; remove them by hand"
 
@@ -99,6 +105,7 @@ class Rows:
     :param time: timestamp[us, UTC]; when the source committed.
     :param snapshot: bool; the row comes from a snapshot read of the source.
     :param unknown: as in `Changes`.
+    :param unavailable: as in `Changes`.
     """
 
     record: pa.Array
@@ -113,11 +120,14 @@ class Rows:
     time: pa.Array | None = None
     snapshot: pa.Array | None = None
     unknown: Mapping[str, WireType] = dataclass_field(default_factory=dict)
+    unavailable: Mapping[str, pa.Array] = dataclass_field(default_factory=dict)
 
     def filter(self, mask: pa.Array) -> "Rows":
         """The rows where `mask` is true. `states_null` of the result is None."""
-        parts = {name: v.filter(mask) for name, v in vars(self).items() if isinstance(v, pa.Array)}
-        return Rows(**(vars(self) | parts | {"order": [v.filter(mask) for v in self.order], "states_null": None}))
+        parts: dict[str, Any] = {name: v.filter(mask) for name, v in vars(self).items() if isinstance(v, pa.Array)}
+        parts["order"] = [values.filter(mask) for values in self.order]
+        parts["unavailable"] = {name: flags.filter(mask) for name, flags in self.unavailable.items()}
+        return Rows(**(vars(self) | parts | {"states_null": None}))
 
 
 Spelled = tuple[Wire, pa.Array | None, str]
@@ -203,21 +213,50 @@ class Images:
             yield from rejected(rows.record, absent, BadRecord.MISSING_COLUMN, reasons)
         sets = pc.and_(sets, rows.after.is_valid())
         after = {column.field: at_field(rows.after, column.field) for column in self._spec.columns}
-        yield from self._changes(rows, sets, after, rows.kind, 1)
+        yield from self._changes(rows, sets, after, rows.kind, 1, rows.unavailable)
 
         replaced = pc.and_(updates, pc.and_(rows.after.is_valid(), rows.before.is_valid()))
         if pc.any(replaced).as_py():
             before = self._replaced(rows)
             if not self._spec.trust_before:
-                key = [c.field for c in self._spec.columns if c.name in self._spec.key]
-                changed = pa.repeat(False, len(replaced))
-                for name in key:
-                    changed = pc.or_(changed, differ(before[name], after[name]))
-                replaced = pc.and_(replaced, changed)
+                replaced = pc.and_(replaced, self._key_changed(before, after))
             yield from self._changes(rows, replaced, before, int(RowKind.UPDATE_BEFORE), 0)
         deletes = pc.and_(deletes, rows.removed.is_valid())
         removed = {name: at_field(rows.removed, name) for name in self._kept}
         yield from self._changes(rows, deletes, removed, int(RowKind.DELETE), 1)
+
+    def without_partial(
+        self, rows: Rows, missing: Callable[[ColumnSpec], pa.Array], hint: str = ""
+    ) -> Generator[Rejected, None, Rows]:
+        """Reject the updates that lack columns, or note in `Rows.unavailable` which columns they lack, if the table's
+        row can complete them. Returns the other rows.
+
+        :param missing: flags the rows that lack a column.
+        :param hint: is added to the reason of rejected records.
+        """
+        updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
+        may_lack = pa.repeat(False, len(rows.op))
+        if self._spec.keeps_unavailable:
+            old, new = ({f: at_field(image, f) for f in self._spec.key_fields} for image in (rows.before, rows.after))
+            may_lack = pc.invert(self._key_changed(old, new))
+        rest, unavailable = pa.repeat(True, len(rows.op)), dict[str, pa.Array]()
+        for column in self._spec.columns:
+            refused = pc.and_(pc.and_(updates, missing(column)), rest)
+            reason = f"column {column.name} is missing{hint}"
+            if column.name not in self._spec.key and self._spec.keeps_unavailable:
+                unavailable[column.field] = pc.and_(refused, may_lack)
+                refused = pc.and_not(refused, may_lack)
+                reason = f"column {column.name} is missing, and the key changed: the value is in the old key's row"
+            yield from rejected(rows.record, refused, BadRecord.MISSING_COLUMN, reason)
+            rest = pc.and_not(rest, refused)
+        kept = {name: flags for name, flags in unavailable.items() if pc.any(flags).as_py()}
+        return replace(rows, unavailable=kept).filter(rest)
+
+    def _key_changed(self, before: Mapping[str, pa.Array], after: Mapping[str, pa.Array]) -> pa.Array:
+        changed = pa.scalar(False)
+        for name in self._spec.key_fields:
+            changed = pc.or_(changed, differ(before[name], after[name]))
+        return changed
 
     def _replaced(self, rows: Rows) -> dict[str, pa.Array]:
         """The old rows of updates, with the columns that a -U needs."""
@@ -235,13 +274,22 @@ class Images:
         return found
 
     def _changes(
-        self, rows: Rows, mask: pa.Array, image: Mapping[str, pa.Array], kind: pa.Array | int, half: int
+        self,
+        rows: Rows,
+        mask: pa.Array,
+        image: Mapping[str, pa.Array],
+        kind: pa.Array | int,
+        half: int,
+        unavailable: Mapping[str, pa.Array] | None = None,
     ) -> Iterator[Changes | Rejected]:
         fields = {}
         for column in self._spec.columns:
             if column.field not in image:
                 continue
-            wire, misfits, phrase = self._spell(column, image[column.field])
+            values = image[column.field]
+            if unavailable and column.field in unavailable:
+                values = pc.if_else(unavailable[column.field], pa.scalar(None, values.type), values)
+            wire, misfits, phrase = self._spell(column, values)
             fields[column.field] = wire
             if misfits is not None and pc.any(misfits := pc.and_(mask, misfits)).as_py():
                 reason = f"column {column.name}: {phrase}"
@@ -267,6 +315,7 @@ class Images:
             snapshot=None if rows.snapshot is None else where(rows.snapshot),
             unknown=rows.unknown,
             metadata=metadata,
+            unavailable={name: where(flags) for name, flags in (unavailable or {}).items()},
         )
 
 
@@ -383,22 +432,50 @@ def says_null(values: pa.Array, name: str) -> pa.Array:
     return pc.match_substring_regex(values, rf'(?:{quoted}|\\u[0-9A-Fa-f]{{4}}[^"]*")\s*:\s*null')
 
 
-def lacks(values: pa.Array, side: str, images: pa.StructArray, name: str) -> pa.Array:
-    """Flags the messages (binary) whose image lacks the field `name`. A field with null isn't missing.
+class Lacks:
+    """Tells which messages have no value for a field, not even null.
 
+    :param values: n messages, binary.
     :param side: the field of the message that has the image.
     :param images: the images, as read from the messages.
     """
-    absent = pc.and_(images.is_valid(), at_field(images, name).is_null()).to_numpy(zero_copy_only=False).copy()
-    rows = np.flatnonzero(absent)
-    if len(rows):
-        image, field = (re.escape(json.dumps(part, ensure_ascii=False)) for part in (side, name))
-        # between the braces are only fields of the image, and quotes within texts are escaped
-        stated = pc.match_substring_regex(values.take(pa.array(rows)), rf"{image}\s*:\s*\{{[^{{}}]*{field}\s*:\s*null")
-        absent[rows] = False
-        for row in rows[~stated.to_numpy(zero_copy_only=False)].tolist():
-            absent[row] = name not in parse(values[row].as_py())[side]
-    return pa.array(absent)
+
+    def __init__(self, values: pa.Array, side: str, images: pa.StructArray) -> None:
+        self._values = values
+        self._side = side
+        self._images = images
+        self._parsed: dict[int, Any] = {}
+
+    def __call__(self, name: str) -> pa.Array:
+        """Flags the messages whose image lacks the field. A field with null isn't missing."""
+        absent = pc.and_(self._images.is_valid(), at_field(self._images, name).is_null())
+        rows = np.flatnonzero(absent)
+        if not len(rows):
+            return absent
+        found = absent.to_numpy(zero_copy_only=False).copy()
+        texts = self._texts.take(pa.array(rows))
+        field = re.escape(json.dumps(name, ensure_ascii=False))
+        # quotes within texts are escaped, so what has plain ones before a colon is a field
+        stated = pc.match_substring_regex(texts, rf"{field}\s*:")
+        found[rows] = pc.fill_null(pc.invert(stated), False).to_numpy(zero_copy_only=False)
+        for row in rows[texts.is_null().to_numpy(zero_copy_only=False)].tolist():
+            if row not in self._parsed:
+                self._parsed[row] = parse(self._values[row].as_py())[self._side]
+            found[row] = name not in self._parsed[row]
+        return pa.array(found)
+
+    @cached_property
+    def _texts(self) -> pa.Array:
+        """The texts between the images' braces. Null where an image has other braces (also in a value) or escapes, or
+        the message has several such images: such a message must be parsed.
+        """
+        image = re.escape(json.dumps(self._side, ensure_ascii=False))
+        found = pc.extract_regex(self._values, rf"{image}\s*:\s*\{{(?P<text>[^{{}}\\]*)\}}")
+        found = pc.struct_field(found, ["text"])
+        alone = pc.equal(pc.count_substring_regex(self._values, rf"{image}\s*:"), 1)
+        # with an odd number of quotes, the closing brace is in the middle of a text
+        whole = pc.equal(pc.bit_wise_and(pc.count_substring(found, '"'), 1), 0)
+        return pc.if_else(pc.and_(alone, whole), found, pa.scalar(None, found.type))
 
 
 # Spellings that several tools have in common.

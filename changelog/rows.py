@@ -9,10 +9,21 @@ A *changelog row* is one change of one key. In Arrow (and, column by column, in 
 | `_rowdelta_hash`       | int64, optional     | first half of the key's hash; present if the table has a key index   |
 | `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
 | `_rowdelta_bad`        | struct; null if good| the record (`BAD_FIELDS`), if it can't be applied or is a `TRUNCATE`  |
+| `_rowdelta_unavailable`| binary, optional    | the row is partial: which columns it lacks (`unavailable_bits`)      |
 | the table's columns    | the table's types   | the row; for -U and -D only key and partition source columns are read |
+
+A *partial* row is a +U without the values of some columns: the source didn't send them, since the update left them as
+they were. It is completed from the row that the table has. It has `_rowdelta_bad` too, for the case that the table has
+no such row: so whoever doesn't know partial rows takes it for a bad record, and nothing is lost or wrong.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 PREFIX = "_rowdelta_"
 KIND = "_rowdelta_kind"
@@ -20,6 +31,7 @@ ORDER = "_rowdelta_order_"
 HASH = "_rowdelta_hash"
 SNAPSHOT = "_rowdelta_snapshot"
 BAD = "_rowdelta_bad"
+UNAVAILABLE = "_rowdelta_unavailable"
 
 BAD_FIELDS = {
     "source": "string",  # topic, or path of the change file
@@ -69,6 +81,7 @@ class BadRecord:
     TYPE_MISMATCH = "type_mismatch"
     MISSING_COLUMN = "missing_column"
     UNAVAILABLE_VALUE = "unavailable_value"
+    ROW_ABSENT = "row_absent"
     UNSUPPORTED_EVENT = "unsupported_event"
     NOT_AN_INSERT = "not_an_insert"
     DECODER_FAILED = "decoder_failed"
@@ -78,3 +91,51 @@ class BadRecord:
 def order_column(index: int) -> str:
     """Name of the changelog row's `index`-th order column."""
     return f"{ORDER}{index}"
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+def is_bad(changes: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray | None:
+    """Flags the changelog rows that are bad records. None if there are none. A partial row is not bad."""
+    bad = changes.column(BAD)
+    if bad.null_count == len(bad):
+        return None
+    flags = pc.is_valid(bad)
+    if UNAVAILABLE in changes.schema.names:
+        flags = pc.and_(flags, pc.is_null(changes.column(UNAVAILABLE)))
+    return flags if pc.any(flags).as_py() else None
+
+
+def unavailable_bits(columns: Sequence[Mask | None], partial: Mask) -> pa.Array:
+    """The column `_rowdelta_unavailable` of n changelog rows: bit i of a row's bytes, counted from the first byte's
+    highest bit on, is set if the row lacks the value of the i-th of the batch's columns whose names don't begin with
+    `PREFIX`.
+
+    :param columns: for each such column n flags; None if no row lacks its value.
+    :param partial: the rows that lack a value. The others get null.
+    """
+    rows = np.flatnonzero(partial)
+    bits = np.zeros((len(rows), len(columns)), np.bool_)
+    for number, flags in enumerate(columns):
+        if flags is not None:
+            bits[:, number] = flags[rows]
+    packed = np.packbits(bits, axis=1)
+    sizes = np.where(partial, packed.shape[1], 0)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    valid = pa.array(partial).buffers()[1]
+    return pa.Array.from_buffers(
+        pa.binary(), len(partial), [valid, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(packed))]
+    )
+
+
+def unavailable_columns(bits: pa.Array, columns: int) -> npt.NDArray[np.bool_]:
+    """The reverse of `unavailable_bits`: for each of n partial rows and each of its `columns` columns a flag.
+
+    :param bits: binary without nulls.
+    """
+    width = -(-columns // 8)
+    offsets = np.frombuffer(bits.buffers()[1], np.int32)[bits.offset : bits.offset + len(bits) + 1]
+    data = np.frombuffer(bits.buffers()[2] or b"", np.uint8)
+    packed = data[offsets[0] : offsets[-1]].reshape(len(bits), width) if len(bits) else np.empty((0, width), np.uint8)
+    return np.unpackbits(packed, axis=1, count=columns).astype(np.bool_)

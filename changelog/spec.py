@@ -49,6 +49,7 @@ class ChangelogSpec:
         (`changelog.decoding.METADATA`).
     :param excluded: fields that must not become columns.
     :param empty_is_null: text columns in which the table can't tell an empty text from null.
+    :param keeps_unavailable: an update may lack the values of some columns: they are taken from the table's row.
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
         table is emptied.
     """
@@ -65,7 +66,13 @@ class ChangelogSpec:
     metadata: tuple[str, ...] = ()
     excluded: frozenset[str] = frozenset()
     empty_is_null: frozenset[str] = frozenset()
+    keeps_unavailable: bool = False
     truncate_refused: str = ""
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        """The messages' fields of the key columns."""
+        return tuple(column.field for column in self.columns if column.name in self.key)
 
     @property
     def tells_snapshots(self) -> bool:

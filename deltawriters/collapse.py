@@ -44,7 +44,7 @@ def collapse(keys: Sequence[pa.Array], order: Sequence[pa.Array], kinds: npt.NDA
     :param kinds: `RowKind` of each row.
     """
     ids, count = dense_ids(keys)
-    rank = _with_kinds(order_rank(order), kinds)
+    rank = ranked(order, kinds)
     by_rank = np.argsort(rank, kind="stable")
     last = np.empty(count, np.int64)
     first = np.empty(count, np.int64)
@@ -135,6 +135,11 @@ def sets_row(kinds: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
     """Whether each change sets its key's row (+I, +U) rather than removing it (-U, -D)."""
     sets: npt.NDArray[np.bool_] = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
     return sets
+
+
+def ranked(order: Sequence[pa.Array], kinds: npt.NDArray[np.int8]) -> Ints:
+    """An integer for each change, by which `collapse` compares changes."""
+    return _with_kinds(order_rank(order), kinds)
 
 
 def _with_kinds(rank: Ints, kinds: npt.NDArray[np.int8]) -> Ints:

@@ -15,8 +15,8 @@ together, by the same comparison. So changes may arrive in any order, and the ou
 flushes.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -24,16 +24,28 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import HASH, KIND, ORDER, RowKind
+from changelog.rows import BAD, HASH, KIND, ORDER, UNAVAILABLE, BadRecord, RowKind
 from deltawriters import partitioning
-from deltawriters.collapse import Collapsed, Ints, collapse, order_rank, sets_row, settle, tied_rows
+from deltawriters.collapse import (
+    Collapsed,
+    Ints,
+    collapse,
+    dense_ids,
+    order_rank,
+    ranked,
+    sets_row,
+    settle,
+    tied_rows,
+)
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.deletes import FLUSH_THRESHOLD, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
+from deltawriters.keyindex import IndexedFile, low_hash
+from deltawriters.partial import Completed, Partials
 from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
-from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, register, resolve
+from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, indexed, key_columns, register, resolve
 from deltawriters.rowhash import row_hash
-from deltawriters.table import TableSpec, TaskId
+from deltawriters.table import OtherColumnsError, TableSpec, TaskId
 
 
 class CardinalityError(ValueError):
@@ -77,11 +89,14 @@ class WriteResult:
 
     `index` is None if the table has no key index. If `TableSpec.unites_deletes` is true, the caller has to delete
     `index.old_rows`. If it is false, `files` already has their position deletes.
+
+    `rows` doesn't count the partial rows that nothing could complete (`completed.letters`).
     """
 
     files: list[ContentFile]
     rows: dict[str, int] = field(default_factory=dict)
     index: IndexResult | None = None
+    completed: Completed = field(default_factory=Completed)
 
     def records(self, content: FileContent) -> int:
         """Number of rows in all files of kind `content`."""
@@ -91,7 +106,9 @@ class WriteResult:
 class DeltaWriter:
     """Writes one task's share of a commit. All changes of a key must come to one writer.
 
-    `write` takes record batches of changelog rows (`changelog.rows`), in any order, without `_rowdelta_bad` rows.
+    `write` takes record batches of changelog rows (`changelog.rows`), in any order, without bad records. If there is
+    the column `_rowdelta_unavailable`, rows may be partial. The writer keeps them until it is closed, since any later
+    change may be one that they build on.
 
     :param lasting: see `PartitionedWriter`.
     """
@@ -116,6 +133,7 @@ class DeltaWriter:
         self._barrier: pa.Table | None = None
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
+        self._partial: list[pa.RecordBatch] = []
         self._kind_counts = np.zeros(len(RowKind), np.int64)
         self._sources = list(table.source_columns)
         self._partitioned_by_key = set(self._sources) <= set(options.key)
@@ -130,6 +148,19 @@ class DeltaWriter:
 
         :raises CardinalityError: two changes contradict each other (`changelog` mode).
         """
+        kinds = changes.column(KIND).to_numpy(zero_copy_only=False)
+        self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
+        if UNAVAILABLE in changes.schema.names:
+            partial = changes.column(UNAVAILABLE).is_valid()
+            if pc.any(partial).as_py():
+                self._partial.append(changes.filter(partial))
+                changes = changes.filter(pc.invert(partial))
+            changes = changes.drop_columns([BAD, UNAVAILABLE])
+        self._add(changes)
+
+    def _add(self, changes: pa.RecordBatch) -> None:
+        if not len(changes):
+            return
         self._buffer.append(changes)
         self._buffered_bytes += changes.nbytes
         if self._buffered_bytes >= self._options.flush_bytes:
@@ -174,15 +205,17 @@ class DeltaWriter:
 
         :raises CardinalityError: two changes contradict each other (`changelog` mode).
         """
+        completed = self._complete(self._index) if self._partial else Completed()
         self._flush(last=True)
         data_files = self._data.close()
+        self._kind_counts[RowKind.UPDATE_AFTER] -= sum(map(len, completed.letters))
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
         resolved = None if self._index is None else self._resolve(self._index)
         files = self._deletes.close(data_files)
         is_empty = self._options.table_is_empty or self._barrier is not None
         if self._index is None and not is_empty and len(self._map):
             files += self._key_deletes()
-        return WriteResult(files, rows, resolved)
+        return WriteResult(files, rows, resolved, completed)
 
     def abort(self) -> None:
         """Give up: close open files and delete everything written."""
@@ -195,7 +228,6 @@ class DeltaWriter:
         changes = pa.Table.from_batches(self._buffer).combine_chunks()
         self._buffer, self._buffered_bytes = [], 0
         kinds = storage(changes.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
-        self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
         order_names = [n for n in changes.column_names if n.startswith(ORDER)]
         if self._barrier is not None:
             counts = ~self._is_void(changes.select(order_names))
@@ -245,6 +277,137 @@ class DeltaWriter:
             first=first,
             hash=hashes,
         )
+
+    def _complete(self, index: IndexTask | None) -> Completed:
+        """Make whole changes of the partial rows, and add them to the buffer.
+
+        Each takes the place of all changes of its key that came before it in the commit: these are dropped.
+
+        :raises CorruptIndexError: a run of the index is damaged or missing.
+        """
+        assert index is not None, "only a key index finds the rows that complete partial rows"
+        if self._barrier is not None:
+            index = index.of_empty_table
+        standing = self._standing()
+        partials, base, m = standing.partials, standing.base, len(self._map)
+        in_buffer, in_table = np.flatnonzero(base >= m), np.flatnonzero(base == NOWHERE)
+        in_map = np.flatnonzero((base >= 0) & (base < m))
+        in_file = in_map[self._map.file[base[in_map]] != NOWHERE]
+        if len(in_buffer):
+            in_buffer = in_buffer[sets_row(standing.kinds[base[in_buffer]])]
+        gone = np.setdiff1d(np.arange(len(partials)), np.concatenate([in_buffer, in_table, in_file]))
+        letters = [partials.letters(gone, "and the row was deleted before")] if len(gone) else []
+
+        places = self._map.file[base[in_file]], self._map.pos[base[in_file]]
+        self._add_all(partials.completed(in_buffer, self._dropped(standing, in_buffer, in_file)))
+        if len(in_file):
+            self._data.close()  # so that the files can be read; the next rows go to other files
+            files = [indexed(self._files.path(n), self._files.partition(n)) for n in range(len(self._files))]
+            letters += self._complete_from(partials, in_file, files, *places)
+        if not len(in_table):
+            return Completed(letters=letters)
+
+        keys = partials.rows.take(pa.array(partials.last[in_table]))
+        high = storage(keys.column(HASH)).to_numpy().view(np.uint64)
+        low = low_hash(key_columns(self._table, keys.select(self._options.key)), index.slice.base)
+        located = index.slice.probe(high, low, index.first, index.last)
+        found = np.bincount(located.query, minlength=len(in_table))
+        if (found == 0).any():
+            letters.append(partials.letters(in_table[found == 0], "and the table has no row with this key"))
+        if (found > 1).any():  # which only another writer can have written
+            why = "and the table has several rows with this key"
+            letters.append(partials.letters(in_table[found > 1], why, BadRecord.UNAVAILABLE_VALUE))
+        alone = found[located.query] == 1
+        chosen, file, pos = in_table[located.query[alone]], located.file[alone], located.pos[alone]
+        letters += self._complete_from(partials, chosen, located.files, file, pos)
+        return Completed(len(chosen), [located.files[number].path for number in np.unique(file).tolist()], letters)
+
+    def _standing(self) -> "_Standing":
+        """Find out what the partial rows build on."""
+        partial = pa.Table.from_batches(self._partial).combine_chunks()
+        self._partial = []
+        names = [name for name in partial.column_names if name.startswith(ORDER)]
+        if self._barrier is not None:
+            partial = self._since_truncate(partial)
+            if self._buffer:
+                self._buffer = self._since_truncate(pa.Table.from_batches(self._buffer)).to_batches()
+        key, known = list(self._options.key), self._map
+        keys, orders, kinds = known.keys, known.last_order, known.last_kinds
+        base = np.arange(len(known))
+        if self._buffer:
+            changes = pa.Table.from_batches(self._buffer).combine_chunks()
+            keys, orders = _concat(keys, changes.select(key)), _concat(orders, changes.select(names))
+            more = storage(changes.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
+            kinds = np.concatenate([kinds, more])
+            base = self._collapse(keys, orders, kinds, changes).last
+        whole = len(kinds)
+        keys, orders = _concat(keys, partial.select(key)), _concat(orders, partial.select(names))
+        # keys are numbered by first appearance, so those of whole changes have the numbers that they have in `base`
+        ids, count = dense_ids([storage(column) for column in keys.columns])
+        base = np.concatenate([base, np.full(count - len(base), NOWHERE)])
+        kinds = np.concatenate([kinds, np.full(len(partial), RowKind.UPDATE_AFTER, np.int8)])
+        rank = ranked([storage(column) for column in orders.columns], kinds)
+        of_partial = ids[whole:]
+        stays = (base[of_partial] == NOWHERE) | (rank[whole:] >= rank[base[of_partial]])
+        of_partial = of_partial[stays]
+        partials = Partials.of(partial.filter(pa.array(stays)), of_partial, rank[whole:][stays])
+        numbers = np.unique(of_partial)
+        return _Standing(partials, numbers, base[numbers], ids[:whole], kinds[:whole])
+
+    def _since_truncate(self, changes: pa.Table) -> pa.Table:
+        """The changes after the last TRUNCATE."""
+        void = self._is_void(changes.select([name for name in changes.column_names if name.startswith(ORDER)]))
+        return changes.filter(pa.array(~void)).combine_chunks()
+
+    def _dropped(self, standing: "_Standing", in_buffer: Ints, in_file: Ints) -> pa.Table:
+        """Drop all whole changes of some keys of partial rows, from the buffer and from the map.
+
+        :param in_buffer: keys whose last whole change is in the buffer.
+        :param in_file: other keys.
+        :return: the last whole changes of the keys `in_buffer`.
+        """
+        known, m = self._map, len(self._map)
+        is_dropped = np.zeros(standing.ids.max(initial=-1) + 1, np.bool_)
+        is_dropped[standing.numbers[np.concatenate([in_buffer, in_file])]] = True
+        mapped = np.flatnonzero(is_dropped[:m])
+        live = mapped[known.file[mapped] != NOWHERE]
+        self._deletes.delete(known.file[live], known.pos[live])
+        file, kinds = known.file.copy(), known.last_kinds.copy()
+        file[mapped] = NOWHERE
+        kinds[mapped] = RowKind.UPDATE_BEFORE  # at an equal order value, what takes their place comes later
+        self._map = replace(known, file=file, last_kinds=kinds)
+        if not self._buffer:
+            return pa.table({})
+        changes = pa.Table.from_batches(self._buffer).combine_chunks()
+        rest = changes.filter(pa.array(~is_dropped[standing.ids[m:]]))
+        self._buffer, self._buffered_bytes = rest.to_batches(), rest.nbytes
+        return changes.take(pa.array(standing.base[in_buffer] - m))
+
+    def _complete_from(
+        self, partials: Partials, keys: Ints, files: Sequence[IndexedFile], file: Ints, pos: Ints
+    ) -> list[pa.StructArray]:
+        """Complete partial rows from rows of data files.
+
+        :param keys: numbers of n keys of `partials`.
+        :param file: for each of the keys the number of the data file in `files`, and `pos` the position in it.
+        :return: the records that can't be completed since a file can't be read.
+        """
+        columns, letters = partials.lacked(keys), []
+        for number in np.unique(file).tolist() if columns else ():
+            here = np.flatnonzero(file == number)
+            here = here[np.argsort(pos[here])]
+            try:
+                for part, rows in self._table.present_rows(files[number], pos[here], columns):
+                    self._add_all(partials.completed(keys[here[part]], rows))
+            except OtherColumnsError as error:
+                letters.append(partials.letters(keys[here], f"and {error}", BadRecord.UNAVAILABLE_VALUE))
+        if not columns:
+            self._add_all(partials.completed(keys, pa.table({})))
+        return letters
+
+    def _add_all(self, changes: pa.Table) -> None:
+        for batch in changes.to_batches():
+            self._add(batch)
 
     def _resolve(self, index: IndexTask) -> IndexResult:
         """Find the rows that the keys have in earlier snapshots. Delete them here, unless the driver deletes them for
@@ -358,6 +521,24 @@ class DeltaWriter:
         for name in self._sources:
             known &= storage(first.column(name)).is_valid().to_numpy(zero_copy_only=False)
         return known
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """What partial rows build on. Whole changes are numbered: first those of the map, then those of the buffer.
+
+    :param partials: the partial rows that no whole change of their key comes after.
+    :param numbers: the number of each of their keys.
+    :param base: the last whole change of each of their keys, or `NOWHERE`.
+    :param ids: the number of each whole change's key.
+    :param kinds: the kind of each whole change.
+    """
+
+    partials: Partials
+    numbers: Ints
+    base: Ints
+    ids: Ints
+    kinds: npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)

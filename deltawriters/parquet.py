@@ -1,11 +1,12 @@
 """Writes one Parquet file: Arrow tables in, the file and the facts about it out."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -46,6 +47,30 @@ class ParquetFacts:
     footer: pq.FileMetaData
     nan_counts: Mapping[Path, int]
     null_counts: Mapping[Path, int]
+
+
+def rows_at(
+    io: FileIO, path: str, positions: npt.NDArray[np.int64], choose: Callable[[pa.Schema], Sequence[str]]
+) -> Iterator[tuple[slice, pa.Table]]:
+    """Some rows of a Parquet file, a row group at a time. Only the row groups that have such rows are read, and only
+    some of their columns.
+
+    :param positions: of the rows in the file, ascending.
+    :param choose: names the top-level columns to read, by the file's schema.
+    :return: which of the positions, and their rows. Without columns there is no row.
+    """
+    with io.new_input(path).open() as stream:
+        file = pq.ParquetFile(stream, pre_buffer=True, coerce_int96_timestamp_unit="us")
+        names = list(choose(file.schema_arrow))
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+        ends = np.cumsum(sizes)
+        groups = np.searchsorted(ends, positions, side="right")
+        for number in np.unique(groups).tolist():
+            first, last = np.searchsorted(groups, [number, number + 1])
+            part = slice(int(first), int(last))
+            rows = file.read_row_group(number, names, use_threads=False) if names else pa.table({})
+            places = positions[part] - (ends[number] - sizes[number])
+            yield part, rows.take(pa.array(places)) if names else rows
 
 
 class ParquetFileWriter:

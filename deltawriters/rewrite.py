@@ -36,12 +36,6 @@ HashKeys = Callable[[pa.RecordBatch], npt.NDArray[np.uint64]]
 """A function from key columns, in the types that Spark has for them, to the high hashes of the keys."""
 
 
-class OtherColumnsError(ValueError):
-    """A data file has other columns than the table: it was written before the table's columns changed, and committed
-    after that.
-    """
-
-
 @dataclass(frozen=True)
 class SmallFile:
     """A data file or position delete file that the sink wrote under the table's current schema and layout.

@@ -11,11 +11,16 @@ from pyiceberg.io import FileIO
 from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
+from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts
 
 if TYPE_CHECKING:
     from deltawriters.files import DataFiles, FileFactory
     from deltawriters.rewrite import SmallFile
+
+
+class OtherColumnsError(ValueError):
+    """A data file has other columns than the table, or none that can be read as the table's."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,19 @@ class TableSpec(ABC):
 
         :return: columns and types of `of_moved_rows.arrow_schema`.
         :raises OtherColumnsError: the file has other columns than the table.
+        """
+
+    @abstractmethod
+    def present_rows(
+        self, file: IndexedFile, positions: Ints, columns: Sequence[str]
+    ) -> Iterator[tuple[slice, pa.Table]]:
+        """Rows of a data file that any writer wrote, perhaps under an earlier schema of the table. Reads only the row
+        groups that have these rows, and only these columns.
+
+        :param positions: of the rows in the file, ascending.
+        :param columns: names of at least one column.
+        :return: which of the positions, and their rows, with columns and types of `arrow_schema`.
+        :raises OtherColumnsError: the rows can't be read as rows of the table.
         """
 
     @abstractmethod

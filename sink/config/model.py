@@ -375,6 +375,7 @@ class TableSection(_Section):
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality"] = "position"
+    unavailable: Literal["keep", "reject"] | None = None
     truncate: Literal["apply", "reject"] | None = None
     merge_small_files: bool = True
     compact_every: Annotated[int, Field(ge=1)] | None = None
@@ -425,6 +426,33 @@ class TableSection(_Section):
     @property
     def catalog(self) -> str:
         return self.target.split(".")[0]
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the configuration has computed columns, or fields for them."""
+        return any(column.expression is not None or not column.stored for column in (self.columns or {}).values())
+
+    @property
+    def keeps_unavailable(self) -> bool:
+        """Whether updates may lack values, which are then those of the table's row."""
+        return self.unavailable != "reject" and self._cannot_keep is None
+
+    @property
+    def _cannot_keep(self) -> str | None:
+        """Why `unavailable: keep` isn't possible."""
+        if self.mode != "upsert":
+            return f"mode {self.mode} takes changes as they are. Write mode: upsert"
+        if self.deletes != "position":
+            return "only the key index finds the table's rows. Write deletes: position"
+        if self.is_computed:
+            return "a computed column could be computed from a value that wasn't sent. Leave expressions out"
+        return None
+
+    @model_validator(mode="after")
+    def _unavailable_fits(self) -> Self:
+        if self.unavailable == "keep" and (why := self._cannot_keep) is not None:
+            raise MisplacedError(f"table {self.target}: got keep, but {why}, or unavailable: reject", "unavailable")
+        return self
 
     @property
     def is_pattern(self) -> bool:

@@ -163,6 +163,9 @@ class KeyIndex:
                 IndexSlice(slice_.location, slice_.io_properties, own, {}),
                 IndexSlice(slice_.location, slice_.io_properties, new, {}),
             )
+        read = {path for result in results for path in result["completed_from"]}
+        if read and (rows or read & (changes.removed | {file.path for file in changes.files})):
+            return None  # partial rows may have been completed from what others have changed now
         log.info(
             "%s: others added or changed %d files meanwhile, and removed %d; the keys were looked up there too",
             self._table.name,

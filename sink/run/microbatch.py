@@ -657,10 +657,12 @@ class TableSink:
 
     def _refuse(self, written: Written) -> None:
         if written.bad and self._dead_letters is None:
+            why, way_out = "on_bad_record is fail", "Correct the source, or set on_bad_record: dead-letter"
+            if self._config.sink.on_bad_record != "fail":
+                why = "a replay applies all changes of a key or none"
+                way_out = "Nothing was applied. Load the missing rows, or replay other dead letters (--reason)"
             raise DataError(
-                f"{self.table.name}: {written.bad:,} bad records, and on_bad_record is fail. "
-                + "; ".join(written.samples)
-                + ". Correct the source, or set on_bad_record: dead-letter."
+                f"{self.table.name}: {written.bad:,} bad records, and {why}. {'; '.join(written.samples)}. {way_out}."
             )
         undecoded = written.undecoded_since(self._undecoded())
         alike = written.failing_alike(_MOST_UNDECODED)

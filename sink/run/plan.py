@@ -383,6 +383,7 @@ def _changelog(
             for name in (sources if config.capabilities(section.target).empty_partition_is_null else ())
             if isinstance(types.get(name), T.StringType | T.BinaryType)
         ),
+        keeps_unavailable=section.keeps_unavailable and formats.may_lack_values(config.source.format),
     )
 
 

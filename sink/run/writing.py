@@ -219,7 +219,11 @@ class SparkWriter:
             made = self._decoder.changes_into(then, schema, frame)
         else:
             changes = frame if batch.changes is not None else self._decoder.changes(frame)
-            made = in_arrow(self._without_kept(changes) if may_repeat else changes, then, schema)
+            if may_repeat:
+                changes = self._without_kept(changes)
+                # bad records, and partial rows with them, come from other partitions: a task owns the keys of its own
+                changes = changes if shuffles else changes.coalesce(tasks)
+            made = in_arrow(changes, then, schema)
         return exchanged(made, tasks, run) if shuffles else made
 
     def _steps(self, begun: Begun, tasks: int) -> tuple[Step, Step, Step]:
@@ -247,7 +251,8 @@ class SparkWriter:
         return task.Combine(tuple(self._plan.section.key), columns, self._left_out, BUFFER_BYTES)
 
     def _without_kept(self, changes: DataFrame) -> DataFrame:
-        """Leave out bad records that the dead-letter table already has.
+        """Leave out bad records that the dead-letter table already has. Partial rows are among them: one that the table
+        has found no row to be completed from.
 
         The records' places are compared, not only positions: the topic may have been created anew, and the
         configuration may refuse other records now.

@@ -106,6 +106,7 @@ class Written:
             "deleted": "deleted",
             "absent": "deleted but absent",
             "duplicates": "duplicate rows removed",
+            "completed": "completed from the table's rows",
         }
         found = ", ".join(f"{count:,} {shown}" for name, shown in names.items() if (count := self.keys(name)))
         return f"; keys: {found}" if found else ""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, HASH, TRUNCATE
+from changelog.rows import BAD, HASH, TRUNCATE, is_bad
 from deltawriters.keyindex import xxhash64
 from deltawriters.table import Bucket
 
@@ -54,10 +54,11 @@ class KeyHash:
         """Add `_rowdelta_hash` to changelog rows. The value for a bad record doesn't matter."""
         for batch in changes:
             keys = batch.select(list(self.key))
-            if batch.column(BAD).null_count == len(keys):
+            bad = is_bad(batch)
+            if bad is None:
                 hashes = self(keys)
             else:
-                good = batch.column(BAD).is_null()
+                good = pc.invert(bad)
                 hashes = np.zeros(len(keys), np.uint64)
                 hashes[good.to_numpy(zero_copy_only=False)] = self(keys.filter(good))
             yield batch.append_column(HASH, pa.array(hashes.view(np.int64)))

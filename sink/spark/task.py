@@ -25,7 +25,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, StatedKeys, failed_with, merged_keys, merged_types
 from changelog.row_kind_parquet import NotPlainError, PlainRows
-from changelog.rows import BAD, HASH, SNAPSHOT, BadRecord
+from changelog.rows import BAD, HASH, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
@@ -339,6 +339,16 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()
     truncates = 0
+
+    def reject(rejected: pa.StructArray) -> None:
+        for found in pc.value_counts(rejected.field("error_class")):
+            bad[found["values"].as_py()] += found["counts"].as_py()
+        is_failure = pc.equal(rejected.field("error_class"), BadRecord.DECODER_FAILED)
+        undecoded.update(map(failed_with, rejected.field("reason").filter(is_failure).to_pylist()))
+        samples.extend(_sample(row) for row in rejected.slice(0, _SAMPLES - len(samples)).to_pylist())
+        if dead:
+            dead.write(rejected)
+
     try:
         for batch in batches:
             good, rejected, barriers = _split(batch)
@@ -347,13 +357,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
                 writer.truncate(barriers)
                 truncates += len(barriers)
             if rejected is not None:
-                for found in pc.value_counts(rejected.field("error_class")):
-                    bad[found["values"].as_py()] += found["counts"].as_py()
-                is_failure = pc.equal(rejected.field("error_class"), BadRecord.DECODER_FAILED)
-                undecoded.update(map(failed_with, rejected.field("reason").filter(is_failure).to_pylist()))
-                samples += [_sample(row) for row in rejected.slice(0, _SAMPLES - len(samples)).to_pylist()]
-                if dead:
-                    dead.write(rejected)
+                reject(rejected)
             if SNAPSHOT in good.schema.names:
                 if plan.source_partition is not None:
                     partitions, is_snapshot = good.column(plan.source_partition), good.column(SNAPSHOT)
@@ -363,6 +367,8 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
             if good.num_rows:
                 writer.write(good)
         result = writer.close()
+        for letters in result.completed.letters:
+            reject(letters)
         dead_files = dead.close() if dead else []
         index_part = _index_part(plan, index, result) if plan.index and index and result.index else None
     except BaseException:
@@ -595,7 +601,9 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
         "merged": [run.to_json() for run in found.merged],
         "old_rows": rows,
         "new_vectors": dict(file.vector for file in result.files if file.vector is not None),
-        "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")},
+        "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")}
+        | {"completed": result.completed.rows},
+        "completed_from": result.completed.files,
         "probe_seconds": found.probe_seconds,
     }
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
@@ -603,14 +611,16 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
 
 
 def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None, pa.RecordBatch]:
-    """The rows to apply, the bad records (None if there are none), and the rows that stand for a TRUNCATE."""
-    bad = batch.column(BAD)
-    good = batch.drop_columns([BAD])
-    if bad.null_count == len(bad):
+    """The rows to apply, the bad records (None if there are none), and the rows that stand for a TRUNCATE. Only partial
+    rows keep their records.
+    """
+    bad = is_bad(batch)
+    good = batch if UNAVAILABLE in batch.schema.names else batch.drop_columns([BAD])
+    if bad is None:
         return good, None, good.slice(0, 0)
-    truncates = is_truncate(bad)
-    rejected = bad.filter(pc.and_not(bad.is_valid(), truncates))
-    return good.filter(bad.is_null()), rejected if len(rejected) else None, good.filter(truncates)
+    truncates = is_truncate(batch.column(BAD))
+    rejected = batch.column(BAD).filter(pc.and_not(bad, truncates))
+    return good.filter(pc.invert(bad)), rejected if len(rejected) else None, good.filter(truncates)
 
 
 def _sample(row: dict[str, Any]) -> str:

@@ -29,7 +29,8 @@ from deltawriters import ContentFile, DeltaOptions, DeltaWriter, TaskId
 from deltawriters.content import Partition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.partitioning import PartitionedWriter, as_table_types
-from deltawriters.rewrite import OtherColumnsError, SmallFile
+from deltawriters.rewrite import SmallFile
+from deltawriters.table import OtherColumnsError
 from sink.targets.delta.partitions import double_text, encoded_path
 from sink.targets.delta.statistics import longer_maximum, with_wide_bounds
 from sink.targets.delta.vectors import NewVectorFile, decode_z85, encode_z85, read_vectors, vector_file

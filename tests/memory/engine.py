@@ -1,7 +1,7 @@
 """Runs the programs of tasks one after the other in this process, without Spark."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +10,11 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
+from changelog.rows import BAD, PREFIX, UNAVAILABLE, unavailable_bits, unavailable_columns
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.rewrite import RewriteGroup
@@ -57,6 +59,7 @@ class MemoryEngine:
         may do it.
     :param batch_rows: most rows of a record batch.
     :param clock: of the process.
+    :param kept: returns the offsets of the dead letters that are kept.
     """
 
     def __init__(
@@ -69,12 +72,14 @@ class MemoryEngine:
         tasks: int = 1,
         leaves_idle_out: bool = False,
         batch_rows: int = 1000,
+        kept: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.catalogs = catalogs
         self.clock = clock
         self.tasks = tasks
         self.leaves_idle_out = leaves_idle_out
         self.batch_rows = batch_rows
+        self.kept = kept
         self.table = table
         self._folder = folder
         self._attempts = iter(range(1, 1 << 30))
@@ -125,6 +130,10 @@ class MemoryWriter:
         tasks = self._engine.tasks
         plan = self._task_plans.plan(begun, tasks)
         changes: Any = batch.changes
+        if may_repeat:
+            self._engine.clock.step("look for dead letters")
+            offsets = pc.struct_field(changes.column(BAD), ["offset"])
+            changes = changes.filter(pc.invert(pc.is_in(offsets, pa.array(self._engine.kept(), pa.int64()))))
         batches = _in_types(changes, self._plan).to_batches(self._engine.batch_rows)
         hashed = list(to_all(self._task_plans.hash(begun, tasks).added(batches), tasks))
         results = []
@@ -190,9 +199,17 @@ def _texts(results: Iterable[pa.RecordBatch]) -> list[str]:
 
 def _in_types(changes: pa.Table, plan: TablePlan) -> pa.Table:
     """The changes with all of the table's columns, as a decoder makes them."""
-    for column in plan.columns:
-        if column.name not in changes.column_names:
-            changes = changes.append_column(column.name, pa.nulls(len(changes), pa.string()))
+    before = sum(not name.startswith(PREFIX) for name in changes.column_names)
+    added = [column.name for column in plan.columns if column.name not in changes.column_names]
+    for name in added:
+        changes = changes.append_column(name, pa.nulls(len(changes), pa.string()))
+    if added and UNAVAILABLE in changes.column_names:
+        bits = changes.column(UNAVAILABLE).combine_chunks()
+        partial = bits.is_valid().to_numpy(zero_copy_only=False)
+        lacking = np.zeros((len(bits), before + len(added)), np.bool_)
+        lacking[partial, :before] = unavailable_columns(bits.drop_null(), before)
+        place = changes.column_names.index(UNAVAILABLE)
+        changes = changes.set_column(place, UNAVAILABLE, unavailable_bits(list(lacking.T), partial))
     return changes
 
 

@@ -23,14 +23,20 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from changelog.rows import BAD, KIND, TRUNCATE, RowKind, order_column
+from changelog.decoding import decoded_schema
+from changelog.rows import BAD, KIND, TRUNCATE, UNAVAILABLE, RowKind, order_column, unavailable_bits
+from changelog.spec import ChangelogSpec
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import runs as index_runs
 from sink.config import Config
+from sink.deadletters import table as dead_letters
+from sink.deadletters.table import DeadLetters
 from sink.errors import FencedError, RolledBackError, TemporaryError
 from sink.run import attempt, minor_compaction, observer
 from sink.run.keys import TableKey
@@ -54,7 +60,10 @@ PREFIX = "rowdelta.story"
 TARGET = "lake.n.t"
 REGIONS = [None, "eu", "us"]
 KEYS = 6
-_BAD_TYPE = pa.struct([("error_class", pa.string())])
+_BAD_TYPE = decoded_schema(ChangelogSpec((), ())).field(BAD).type
+LETTERS = to_arrow_schema(dead_letters.COLUMNS)
+CHANGES_ROWS = {"append again", "delete", "delete in place"}
+"""After these, what the table has isn't what the source said."""
 
 Fault = Literal["crash", "error"]
 """`crash`: the process is killed. `error`: the step fails, or (of a commit) its answer is lost."""
@@ -71,11 +80,11 @@ SPOILS_INDEX = {
 
 @dataclass(frozen=True)
 class Operation:
-    """What the source did to a key, and what its row became. `repeat` says the last message of the key again. After a
-    `truncate` no key has a row.
+    """What the source did to a key, and what its row became. `repeat` says the last message of the key again. `update`
+    says only a part of the row, or of a row that the source never said as a whole. After a `truncate` no key has a row.
     """
 
-    verb: Literal["set", "delete", "change key", "repeat", "truncate"]
+    verb: Literal["set", "delete", "change key", "repeat", "update", "truncate"]
     key: int
     value: int = 0
     other: int = 0
@@ -120,7 +129,7 @@ class Story:
     def random(cls, seed: int) -> "Story":
         random = Random(seed)
         mode = random.choice(("upsert", "changelog"))
-        verbs = ["set", "set", "set", "delete", "change key"] + ["repeat"] * (mode == "upsert")
+        verbs = ["set", "set", "set", "delete", "change key"] + ["repeat", "update", "update"] * (mode == "upsert")
         verbs = verbs * 2 + ["truncate"] * random.choice((0, 1))
         operations = tuple(
             Operation(random.choice(verbs), random.randrange(KEYS), random.randrange(9), random.randrange(KEYS))  # type: ignore[arg-type]
@@ -190,6 +199,8 @@ class Message:
     changes: tuple[tuple[RowKind, Row], ...]
     rows: Mapping[Key, Row | None]
     truncates: bool = False
+    lacking: tuple[int, ...] = ()
+    """The columns that a partial update lacks."""
 
 
 def messages(story: Story) -> list[Message]:
@@ -217,6 +228,13 @@ def messages(story: Story) -> list[Message]:
                 [(RowKind.INSERT, new)] if old is None else [(RowKind.UPDATE_BEFORE, old), (RowKind.UPDATE_AFTER, new)]
             )
             said = Message(tuple(changes), {key_of(new): new})
+        elif operation.verb == "update":
+            new = row(operation, key)
+            lacking = ((2,), (3,), (2, 3))[other % 3] if story.partitioned_by != "region" or other % 2 else (3,)
+            if old is not None:
+                new = live[key] = tuple(old[n] if n in lacking else value for n, value in enumerate(new))
+            sent = tuple(None if n in lacking else value for n, value in enumerate(new))
+            said = Message(((RowKind.UPDATE_AFTER, sent),), {key_of(new): sent}, lacking=lacking)
         elif operation.verb == "delete":
             gone = live.pop(key, None)
             if gone is not None or story.mode == "upsert":  # which doesn't trust the stream, so must bear with this
@@ -231,7 +249,7 @@ def messages(story: Story) -> list[Message]:
         if said.changes:
             found.append(said)
             last = {k: m for k, m in last.items() if k not in (key, other)}
-            if operation.verb in ("set", "repeat"):
+            if operation.verb in ("set", "repeat", "update"):
                 last[key] = said
     return found
 
@@ -258,7 +276,10 @@ SCHEMA = pa.schema(
 
 
 class _Source:
-    """Nothing but what `TableSink` asks without dead letters."""
+    """Nothing but what `TableSink` asks."""
+
+    def is_ahead(self, position: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        return bool(position["offset"] > other["offset"])
 
 
 class _Catalogs:
@@ -328,12 +349,17 @@ class Player:
         self.folder = folder
         self.index = folder / "index"
         self.store = Store(SCHEMA, story.partitioned_by, is_strict=story.is_strict, file_size=story.file_size)
+        self.letters = Store(LETTERS, None, is_strict=False, file_size=1 << 20)
+        self.letters.contents = self.store.contents
+        self.kept: dict[int, frozenset[int]] = {}
+        """The dead letters at each snapshot, by offset."""
         self.happened: set[str] = set()
         self.effects: dict[int, Callable[[Content], Content]] = {}
         self._foreign = iter(range(1 << 30))
         self._files = iter(range(1 << 30))
         self._content: dict[str, list[Row]] = {}
         self.config = _config(story.key, story.mode, merges=story.merges != "never")
+        self.store.on_add = lambda snapshot: self.kept.update({snapshot.id: frozenset(self.offsets())})
 
     def play(self) -> None:
         warnings = Warnings()
@@ -376,10 +402,15 @@ class Player:
             tasks=self.story.tasks,
             leaves_idle_out=self.story.leaves_idle_out,
             batch_rows=self.story.batch_rows,
+            kept=lambda: set(self.offsets()),
         )
         source: Any = _Source()
         key = TableKey(self.story.key, configured=True)
-        sink = TableSink(config, resolved, table, plan, key, source, None, engine, Told(self.store))
+        letters = None
+        if any(message.lacking for message in self.messages):
+            letters_table: Any = MemoryTable(self.letters, config.dead_letter_table, clock)
+            letters = DeadLetters(config, letters_table)
+        sink = TableSink(config, resolved, table, plan, key, source, letters, engine, Told(self.store))
         sink.remember_start(None)
         return sink
 
@@ -415,20 +446,28 @@ class Player:
         return True
 
     def _batch(self, start: int, end: int) -> TableBatch:
-        changes: list[tuple[RowKind | None, Row, int]] = [
-            (kind, row, place << 8 | number)
+        changes: list[tuple[RowKind | None, Row, int, tuple[int, ...]]] = [
+            (kind, row, place << 8 | number, self.messages[place].lacking)
             for place in range(start, end)
             for number, (kind, row) in enumerate(self.messages[place].changes)
         ]
         nothing = (None,) * len(SCHEMA.names)
-        changes += [(None, nothing, place << 8) for place in range(start, end) if self.messages[place].truncates]
+        changes += [(None, nothing, place << 8, ()) for place in range(start, end) if self.messages[place].truncates]
         self.random.shuffle(changes)
-        columns = {name: [row[n] for _, row, _ in changes] for n, name in enumerate(SCHEMA.names)}
+        columns = {name: [row[n] for _, row, _, _ in changes] for n, name in enumerate(SCHEMA.names)}
+        said = {"source": "t", "partition": 0, "reason": "column x: not sent", "error_class": "unavailable_value"}
+        bad = [
+            {"error_class": TRUNCATE} if kind is None else said | {"offset": order >> 8} if lacks else None
+            for kind, _, order, lacks in changes
+        ]
+        lacking = [np.array([n in part for _, _, _, part in changes]) for n in range(len(SCHEMA.names))]
         arrays = {
-            KIND: pa.array([int(RowKind.DELETE if kind is None else kind) for kind, _, _ in changes], pa.int8()),
-            order_column(0): pa.array([order for _, _, order in changes], pa.int64()),
-            BAD: pa.array([{"error_class": TRUNCATE} if kind is None else None for kind, _, _ in changes], _BAD_TYPE),
+            KIND: pa.array([int(RowKind.DELETE if kind is None else kind) for kind, _, _, _ in changes], pa.int8()),
+            order_column(0): pa.array([order for _, _, order, _ in changes], pa.int64()),
+            BAD: pa.array(bad, _BAD_TYPE),
         }
+        if any(message.lacking for message in self.messages):
+            arrays[UNAVAILABLE] = unavailable_bits(lacking, np.any(lacking, axis=0))
         arrays |= {name: pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names}
         frame: Any = pa.table(arrays)
         return TableBatch(lambda: frame, {"offset": end}, None, changes=frame)
@@ -440,6 +479,11 @@ class Player:
             if not self._apply(sink, 7):
                 break
         assert (sink.position or {"offset": 0})["offset"] == len(self.messages)
+
+    def offsets(self) -> list[int]:
+        """The offsets of all dead letters."""
+        files = self.letters.live.values()
+        return [n for file in files for n in parquet(self.letters.contents[file.path]).column("offset").to_pylist()]
 
     # -- what happens
 
@@ -641,7 +685,7 @@ class Player:
             elif "position" in snapshot.sink:
                 end = int(snapshot.sink["position"]["offset"])
                 assert offset < end, "a micro-batch was applied twice"
-                before, offset = self._applied(before, offset, end), end
+                before, offset = self._applied(before, offset, end, snapshot.id), end
             expected[snapshot.id], offsets[snapshot.id] = before, offset
             found = self.content(snapshot)
             missing, extra = before - found, found - before
@@ -649,18 +693,39 @@ class Player:
             assert not extra, f"too much after {snapshot.sink or snapshot.kind}: {extra}"
             for file in snapshot.files.values():
                 self._check_partition(file)
+        letters = self.offsets()
+        if "second driver" not in self.happened:  # which may not know that the first has just kept the same
+            assert len(set(letters)) == len(letters), f"dead letters were kept twice: {letters}"
 
-    def _applied(self, content: Content, start: int, end: int) -> Content:
+    def _applied(self, content: Content, start: int, end: int, snapshot: int) -> Content:
         """The rows after a micro-batch. It takes all earlier rows of its keys away, also those of others. A TRUNCATE is
         about all keys.
         """
-        last: dict[Key, Row | None] = {}
-        for message in self.messages[start:end]:
+        content = Counter(content)
+        for number, message in enumerate(self.messages[start:end], start):
             if message.truncates:
-                content, last = Counter(), {}
-            last |= message.rows
-        kept = _kept(content, lambda row: self.key_of(row) not in last)
-        return kept + Counter(row for row in last.values() if row is not None)
+                content = Counter()
+            elif message.lacking:
+                self._apply_partial(content, number, end, number in self.kept[snapshot])
+            else:
+                content = _kept(content, lambda row, rows=message.rows: self.key_of(row) not in rows)  # type: ignore[misc]
+                content += Counter(row for row in message.rows.values() if row is not None)
+        return content
+
+    def _apply_partial(self, content: Content, number: int, end: int, is_letter: bool) -> None:
+        """Change the row that a partial update is about, unless the update became a dead letter."""
+        message = self.messages[number]
+        ((key, sent),) = message.rows.items()
+        assert sent is not None
+        found = [row for row in content.elements() if self.key_of(row) == key]
+        if is_letter:
+            assert len(found) != 1 or self.happened & CHANGES_ROWS, f"message {number} became a dead letter"
+        elif len(found) == 1:
+            content.subtract(found)
+            content[tuple(found[0][n] if n in message.lacking else value for n, value in enumerate(sent))] += 1
+        else:
+            later = (m for m in self.messages[number + 1 : end] if not m.lacking)
+            assert any(m.truncates or key in m.rows for m in later), f"message {number} had {len(found)} rows"
 
     def _check_partition(self, file: DataFile) -> None:
         for name, value in json.loads(file.partition).items():
@@ -669,7 +734,8 @@ class Player:
 
     def _check_no_orphans(self) -> None:
         """Whatever was written for an attempt that was given up is deleted."""
-        referenced = {path for snapshot in self.store.snapshots.values() for path in snapshot.files}
+        snapshots = [*self.store.snapshots.values(), *self.letters.snapshots.values()]
+        referenced = {path for snapshot in snapshots for path in snapshot.files}
         assert set(self.store.contents) <= referenced
 
 

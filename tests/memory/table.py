@@ -116,6 +116,7 @@ class Store:
         self.properties: dict[str, str] = {}
         self.forgotten: set[int] = set()
         """Expired snapshots. Their files may still be those of others."""
+        self.on_add: Callable[[Snapshot], None] = lambda snapshot: None
         self._numbers = itertools.count(1)
 
     @property
@@ -133,6 +134,7 @@ class Store:
         made = Snapshot(number, self.current, files, kind, sink or {})
         self.snapshots[number] = made
         self.current = number
+        self.on_add(made)
         return made
 
     def ancestors(self) -> Iterator[Snapshot]:
@@ -390,7 +392,7 @@ class MemoryCommitter(Committer):
     def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
         store = self._table.store
         self._table.clock.step("send a commit")
-        if request.written_for != tuple(store.schema.names):
+        if request.written_for not in (None, tuple(store.schema.names)):
             raise TableChangedError("the table was altered")
         referenced = request.index.referenced if request.index is not None else ()
         if self._is_in_conflict(base, referenced):

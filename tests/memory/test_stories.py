@@ -14,10 +14,12 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark import SparkContext
 
-from deltawriters import delta
+from deltawriters import DeltaWriter, delta
+from deltawriters.resolve import NOWHERE
 from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
@@ -25,7 +27,7 @@ from sink.run.written import Uncommitted
 from sink.spark.routing import to_all
 from sink.targets.base import Committer, IndexCommit, TableChanges
 from tests.memory import engine
-from tests.memory.stories import Story, played, shrunk
+from tests.memory.stories import KEYS, Operation, Process, Story, played, shrunk
 
 ROOT = Path(__file__).parents[2]
 STORIES = int(os.environ.get("ROWDELTA_MEMORY_STORIES", "1000"))
@@ -165,6 +167,29 @@ def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableSink, "_is_altered", lambda self: False)
 
 
+def _trust_what_completed_partial_rows(patch: pytest.MonkeyPatch) -> None:
+    original = KeyIndex.amend
+
+    def amend(self: KeyIndex, operation: str, slice_: Any, tasks: int, results: Any) -> IndexCommit | None:
+        return original(self, operation, slice_, tasks, [result | {"completed_from": []} for result in results])
+
+    patch.setattr(KeyIndex, "amend", amend)
+
+
+def _keep_dead_letters_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TableSink, "_has_kept_letters", lambda self: False)
+
+
+def _build_on_what_was_deleted(patch: pytest.MonkeyPatch) -> None:
+    original = DeltaWriter._standing
+
+    def standing(self: DeltaWriter) -> Any:
+        found = original(self)
+        return replace(found, base=np.full(len(found.base), NOWHERE))
+
+    patch.setattr(DeltaWriter, "_standing", standing)
+
+
 def _tell_one_task_of_a_truncate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine, "to_all", lambda changes, _: to_all(changes, 1))
 
@@ -185,6 +210,8 @@ def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
+        _keep_dead_letters_again,
+        _build_on_what_was_deleted,
         _look_up_nothing_again,
         _keep_what_was_found_in_touched_files,
         _send_again_without_a_look,
@@ -206,3 +233,15 @@ def test_stories_find_a_mistake(mistake: Patch, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         mistake(patch)
         assert any(failure(Story.random(seed), tmp_path / "story") is not None for seed in range(1000))
+
+
+@pytest.mark.parametrize("what", ["append again", "delete"])
+def test_what_others_change_meanwhile_completes_no_row(what: Any, tmp_path: Path) -> None:
+    """The commit is refused. New deletes of old rows aren't enough then: the micro-batch is written again."""
+    operations = [Operation(verb, key, value=1) for verb in ("set", "update") for key in range(KEYS)]
+    process = Process((KEYS, KEYS), ((("send a commit", 2), what),))
+    stories = [Story(tuple(operations), (process,), seed=seed) for seed in range(1 if what == "append again" else 20)]
+    assert all(failure(story, tmp_path / "story") is None for story in stories)
+    with pytest.MonkeyPatch.context() as patch:
+        _trust_what_completed_partial_rows(patch)
+        assert any(failure(story, tmp_path / "story") is not None for story in stories)

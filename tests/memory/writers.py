@@ -4,7 +4,7 @@ metadata.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,9 +18,11 @@ from deltawriters.collapse import Ints
 from deltawriters.content import Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
+from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.partitioning import storage
-from deltawriters.rewrite import OtherColumnsError, SmallFile
+from deltawriters.rewrite import SmallFile
+from deltawriters.table import OtherColumnsError
 from tests.memory.storage import MemoryFiles
 
 
@@ -121,6 +123,16 @@ class MemoryTableSpec(TableSpec):
         if rows.column_names != self.schema.names:
             raise OtherColumnsError(small.path)
         return rows.cast(self.schema)
+
+    def present_rows(
+        self, file: IndexedFile, positions: Ints, columns: Sequence[str]
+    ) -> Iterator[tuple[slice, pa.Table]]:
+        self.files.step("read a data file")
+        rows = parquet(self.files.contents[file.path])
+        for name in columns:
+            if name not in rows.column_names:
+                rows = rows.append_column(name, pa.nulls(len(rows), self.schema.field(name).type))
+        yield slice(0, len(positions)), rows.select(columns).take(pa.array(positions))
 
     def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
         raise ValueError("this format has no delete files")

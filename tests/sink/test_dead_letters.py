@@ -436,6 +436,20 @@ def test_replay_of_a_selection(job: KafkaJob, command: Any) -> None:
     assert command(corrected(job), "replay", "--table", "lake.no.such")[0] == 2
 
 
+def test_replay_completes_partial_updates_as_soon_as_their_rows_are_there(job: KafkaJob) -> None:
+    unavailable = "__debezium_unavailable_value"
+    job.produce([change("u", 1, unavailable), change("c", 2, "b", "2.00"), change("u", 2, unavailable)])
+    job.run()
+    assert [letter["error_class"] for letter in letters(job)] == ["row_absent", "type_mismatch", "row_absent"]
+    with pytest.raises(DataError, match=r"a replay applies all changes of a key or none.*has no row with this key"):
+        replayed(job)
+    assert (content(job), len(letters(job))) == ({}, 3)
+    job.spark.sql(f"INSERT INTO {job.target()} VALUES (1, 'loaded', 1.00)")
+    assert replayed(job).applied == 3
+    assert content(job) == {1: ("loaded", None), 2: ("b", None)}
+    assert letters(job) == []
+
+
 def test_replay_without_a_correction_changes_nothing(job: KafkaJob) -> None:
     job.produce([change("c", 1, "a", "1.00"), change("c", 2, "b")])
     job.run()

@@ -12,7 +12,7 @@ import json
 import string
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,10 +27,11 @@ from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.parquet import Compression, ParquetFacts
+from deltawriters.keyindex import IndexedFile
+from deltawriters.parquet import Compression, ParquetFacts, rows_at
 from deltawriters.partitioning import as_table_types
-from deltawriters.rewrite import OtherColumnsError, SmallFile
-from deltawriters.table import TableSpec
+from deltawriters.rewrite import SmallFile
+from deltawriters.table import OtherColumnsError, TableSpec
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
 from sink.targets.delta.schema import Column, columns_of
@@ -202,6 +203,28 @@ class DeltaTableSpec(TableSpec):
             columns += _inherited(rows, small, [part.name for part in moved._lineage])
         names = moved.arrow_schema.names
         return as_table_types(pa.Table.from_arrays(columns, names), moved.arrow_schema)
+
+    def present_rows(
+        self, file: IndexedFile, positions: Ints, columns: Sequence[str]
+    ) -> Iterator[tuple[slice, pa.Table]]:
+        """Columns are found by their physical names, which never change. A column that the file lacks is null."""
+        chosen = [column for column in self.columns if column.name in columns]
+        schema = pa.schema([column.logical_field for column in chosen])
+
+        def choose(physical: pa.Schema) -> list[str]:
+            return [c.physical_name for c in chosen if c.physical_name in physical.names]
+
+        for part, rows in rows_at(self.io, file.path, positions, choose):
+            count = part.stop - part.start
+            found: list[pa.Array | pa.ChunkedArray] = []
+            for column in chosen:
+                if column.physical_name in rows.column_names:
+                    found.append(_renamed(rows.column(column.physical_name), column))
+                elif column.name in self.partition_columns:
+                    found.append(repeated(column, file.partition[column.physical_name], count))
+                else:
+                    found.append(pa.nulls(count, column.type))
+            yield part, as_table_types(pa.Table.from_arrays(found, schema.names), schema)
 
     def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
         raise ValueError(f"the table at {self.location} is a Delta table, which has no delete files")

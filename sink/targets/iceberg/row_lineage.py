@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
 from deltawriters.partitioning import as_table_types
-from deltawriters.rewrite import OtherColumnsError, SmallFile
+from deltawriters.rewrite import SmallFile
+from deltawriters.table import OtherColumnsError
 
 ROW_ID = "_row_id"
 LAST_UPDATED = "_last_updated_sequence_number"

@@ -6,6 +6,7 @@ IcebergTableSpec        what the writers know about the table
 ├─ position_deletes.py  rows deleted by position: Parquet files (v2), or vectors (v3) in Puffin files (`puffin.py`)
 ├─ equality.py          rows deleted by key
 ├─ row_lineage.py       row ids of rows that a minor compaction moves
+├─ present_rows.py      rows that complete partial updates
 └─ content_files.py     what the commit is told about a file
 """
 
@@ -25,6 +26,7 @@ from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
+from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.rewrite import SmallFile
 from deltawriters.table import Bucket, TableSpec
@@ -33,6 +35,7 @@ from sink.targets.iceberg.content_files import content_file
 from sink.targets.iceberg.equality import EqualityDeletes
 from sink.targets.iceberg.partitions import key_bucket, partition_key, source_columns, split_by_partition
 from sink.targets.iceberg.position_deletes import PositionDeletes, read_position_deletes
+from sink.targets.iceberg.present_rows import present_rows
 from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS, read_rows
 
 COMPRESSION = "write.parquet.compression-codec"
@@ -164,6 +167,14 @@ class IcebergTableSpec(TableSpec):
 
     def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
         return read_rows(self.io, small, self.arrow_schema, self.of_moved_rows.arrow_schema)
+
+    def present_rows(
+        self, file: IndexedFile, positions: Ints, columns: Sequence[str]
+    ) -> Iterator[tuple[slice, pa.Table]]:
+        wanted = self.iceberg_schema.select(*columns)
+        types = pa.schema([self.arrow_schema.field(field.name) for field in wanted.fields])
+        spec = self.specs_by_id.get(file.spec_id)
+        return present_rows(self.io, file, positions, wanted, types, spec, self.properties_by_name)
 
     def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
         return read_position_deletes(self.io, deletes.path)
