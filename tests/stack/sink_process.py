@@ -1,6 +1,7 @@
 """The sink as its users run it: `rowdelta run`, in a process of its own, against the stack."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,11 +96,12 @@ class SinkProcess(Process):
             k: v for k, v in os.environ.items() if k == "SPARK_SUBMIT_OPTS" or not k.startswith(("PYSPARK", "SPARK"))
         }
         own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
+        self._variables = {**inherited, **own, **(environment or {})}
         super().__init__(
             [sys.executable, "-m", "sink", "run", str(config)],
             self.log,
             lambda: "Setting default log level" in self.text(),  # Ivy is done
-            environment={**inherited, **own, **(environment or {})},
+            environment=self._variables,
             start_seconds=300,
             stop_seconds=120,
         )
@@ -107,6 +109,11 @@ class SinkProcess(Process):
     def start(self) -> None:
         with ivy_to_itself():
             super().start()
+
+    def finish(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another command of `rowdelta`, with the same environment."""
+        command = [sys.executable, "-m", "sink", *arguments]
+        return subprocess.run(command, env=self._variables, capture_output=True, text=True, check=False)
 
     def text(self) -> str:
         """All that it has printed."""

@@ -23,6 +23,8 @@ from tests.stack.compare import (
     rows_of_postgres,
 )
 from tests.stack.connect import avro_converter, json_converter, mariadb_connector, postgres_connector
+from tests.stack.mariadb import MariaDB
+from tests.stack.postgres import Postgres
 from tests.stack.process import wait_until
 from tests.stack.sink_process import SinkProcess, configuration, written
 from tests.stack.stack import Stack
@@ -108,9 +110,10 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
         "schema.registry.ssl.ca.location": str(stack.certificate.authority),
     }
     folders = [stack.folder / name for name in ("json", "avro")]
+    tables = [[table | {"verify": source_of(stack, table)} for table in each] for each in (JSON_TABLES, AVRO_TABLES)]
     configurations = [
-        configuration(stack, folders[0], "json", "debezium-json", JSON_TABLES),
-        configuration(stack, folders[1], "avro", "debezium-avro", AVRO_TABLES, format_options=registry),
+        configuration(stack, folders[0], "json", "debezium-json", tables[0]),
+        configuration(stack, folders[1], "avro", "debezium-avro", tables[1], format_options=registry),
     ]
     with ExitStack() as ends:
         sinks = [
@@ -131,11 +134,25 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
         left = unequal(pairs(stack), time.monotonic() + PATIENCE)
         printed = "\n".join(sink.text()[-20000:] for sink in sinks)
         assert not left, "\n".join(f"{name}: {what}" for name, what in left.items()) + f"\n{printed}"
+        with ThreadPoolExecutor() as threads:
+            for verify in threads.map(lambda sink: sink.finish("verify", str(sink.config)), sinks):
+                assert verify.returncode == 0, verify.stdout + verify.stderr
         for dead_letters in ("bank.dead_letters", "avro.dead_letters"):
             assert rows_of_iceberg(stack, dead_letters, ["reason"]) == [], printed
     # nothing of what lets it in is in what it prints
     for secret in (stack.s3.SECRET, stack.catalog_door.secret, stack.registry_door.password, "secret-of-kafka"):
         assert [sink.log for sink in sinks if secret in sink.text()] == []
+
+
+def source_of(stack: Stack, table: dict[str, Any]) -> dict[str, str]:
+    """The section `verify` of a table: its database, by the prefix of its topic."""
+    prefix = table["source"][0]
+    if prefix in "jea":
+        database: Postgres | MariaDB = stack.postgres
+        slot = {"slot": prefix}
+    else:
+        database, slot = stack.mariadb, {}
+    return {"url": database.jdbc_url, "user": database.user, "password": database.password, **slot}
 
 
 def connect(stack: Stack) -> None:
