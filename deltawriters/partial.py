@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, PREFIX, UNAVAILABLE, BadRecord, unavailable_columns
+from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, BadRecord, unavailable_columns
 from deltawriters.collapse import Ints
 from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
@@ -100,7 +100,7 @@ class Partials:
         bad = storage(self.rows.column(BAD).filter(pa.array(np.repeat(chosen, sizes))))
         fields = {field.name: bad.field(number) for number, field in enumerate(bad.type)}
         fields["reason"] = pc.binary_join_element_wise(fields["reason"], why, ", ")
-        fields["error_class"] = pa.repeat(error_class, len(bad))
+        fields["error_class"] = pc.if_else(pc.equal(fields["error_class"], KEPT), KEPT, error_class)
         return pa.StructArray.from_arrays([fields[part.name] for part in bad.type], fields=list(bad.type))
 
 
@@ -110,7 +110,8 @@ class Completed:
 
     :param rows: number of keys that were completed from the table's rows.
     :param files: data files of earlier snapshots that had these rows.
-    :param letters: records that nothing could complete, as `_rowdelta_bad` has them.
+    :param letters: records that nothing could complete, as `_rowdelta_bad` has them. Those of class `KEPT` are dead
+        letters already.
     """
 
     rows: int = 0
