@@ -4,6 +4,7 @@ DeltaTableSpec     what the writers know about the table
 ├─ schema.py       columns in Arrow, with physical names and field ids
 ├─ partitions.py   partition values of rows, and folders
 ├─ statistics.py   the `stats` of an `add` action
+├─ present_rows.py rows that partial updates build on
 ├─ deletes.py      rows of the commit that a later change superseded
 └─ vectors.py      deletion vectors
 """
