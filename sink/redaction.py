@@ -24,9 +24,7 @@ _USER_INFO = re.compile(rf"(?<=://){_USER}|(?<=:thin:)[^/?#\s:]{{0,256}}/[^?#\s]
 """Fits `user:password@` in a URL, and `user/password@` in Oracle's JDBC URLs, in a word that ends with `@`."""
 _WORD = re.compile(r'[^\s"]++')
 """What a URL may stand in. A quote isn't part of it, so that no match goes from one value of a JSON row to another."""
-_PARAMETER = re.compile(
-    rf"(?i)((?:^|[?&;,])[\w.-]{{0,128}}?(?:{_WORDS}|\bsas\b|\bsig\b)[\w.-]{{0,128}}=)[^&;,\s'\"]*"
-)
+_PARAMETER = re.compile(rf"(?i)((?:^|[?&;,])[\w.-]{{0,128}}?(?:{_WORDS}|\bsas\b|\bsig\b)[\w.-]{{0,128}}=)[^&;,\s'\"]*")
 """Fits a query parameter, or a property of a JDBC URL, whose name means a secret. Group 1 is all before its value."""
 _SPARKS_OWN = "(?i)secret|password|token|access[.]?key"
 """The default of `spark.redaction.regex`."""

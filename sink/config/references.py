@@ -35,17 +35,17 @@ def _content(reference: str, folder: Path, path: str) -> str:
         ) from None
     try:
         # a pipe that nobody writes into would be waited for
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise ValueError(f"uses {reference}, and {file} is not a regular file. Give the path of a text file.")
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise _NotAFileError
+        with open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
             content = stream.read(_MOST_BYTES + 1)
+    except _NotAFileError:
+        raise ValueError(f"uses {reference}, and {file} is not a regular file. Give the path of a text file.") from None
     except OSError as error:
         raise ValueError(
             f"uses {reference}, and {file} can't be read ({error.strerror}). Create it, or correct the path."
         ) from None
-    except ValueError as error:
-        if "null byte" not in str(error) and not isinstance(error, UnicodeEncodeError):
-            raise
+    except ValueError:  # a null byte, or half of a character
         raise ValueError(
             f"uses {reference}, and {str(file)!r} can't be the name of a file. Correct the path."
         ) from None
@@ -55,3 +55,7 @@ def _content(reference: str, folder: Path, path: str) -> str:
         return content.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise ValueError(f"uses {reference}, and {file} is not UTF-8 text. Give the path of a text file.") from None
+
+
+class _NotAFileError(Exception):
+    """It may be a folder, a pipe or a device."""

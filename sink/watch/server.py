@@ -2,9 +2,10 @@
 
 The job must not notice it, whatever is sent here:
 
-- Python's own `http.server` with a thread for each of at most `MOST_CONNECTIONS` connections. Of those above,
-  `PROBES` are asked for what they want, and health is answered: idle clients must not make an orchestrator end the
-  job. The others are told to come back later. A library would bring keep-alive, bodies, routing and its own threads, all of which are limited away here.
+- Python's own `http.server` with a thread for each of at most `MOST_CONNECTIONS` connections. `PROBES` more are asked
+  for what they want, and get health only: idle clients must not make an orchestrator end the job. All others are told
+  to come back later. A library would bring keep-alive, bodies, routing and its own threads, all of which are limited
+  away here.
 - A connection has one request. Its head must come within `REQUEST_SECONDS` and `MOST_HEAD` bytes, its body isn't read,
   and its answer must be taken within `ANSWER_SECONDS`.
 - `GET` and `HEAD` only, and nothing that is asked changes anything. Answers are made once for all who ask within

@@ -75,7 +75,13 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_as_json_are_data(known: None) -> None:
-    row = {"site": "http://example.com", "mail": "me@x.org", "id": 123456, "url": "?token=a", "v": "\x9bPRIVATE KEY-----"}
+    row = {
+        "site": "http://example.com",
+        "mail": "me@x.org",
+        "id": 123456,
+        "url": "?token=a",
+        "v": "\x9bPRIVATE KEY-----",
+    }
     for line in (json.dumps(row), json.dumps(row, ensure_ascii=False, separators=(",", ":"))):
         assert json.loads(printable_row(line)) == row
     secret = {"id": 123456, "v": 'a\\n"hunter2, 123456, \ud800'}

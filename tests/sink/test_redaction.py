@@ -192,7 +192,19 @@ def test_a_configuration_that_was_read_is_known(tmp_path: Path) -> None:
     assert masked("hunter2hunter2") == "****"
 
 
-FOREIGN = ("://a:b", "://a:b@", ":thin:a/", ":thin:", "token", "?a.", "://", "&passwordtoken=", 'a"', "://1:1/", ":thin:a@")
+FOREIGN = (
+    "://a:b",
+    "://a:b@",
+    ":thin:a/",
+    ":thin:",
+    "token",
+    "?a.",
+    "://",
+    "&passwordtoken=",
+    'a"',
+    "://1:1/",
+    ":thin:a@",
+)
 
 
 @pytest.mark.parametrize("piece", FOREIGN)
