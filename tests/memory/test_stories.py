@@ -251,7 +251,8 @@ def test_what_others_change_meanwhile_completes_no_row(what: Any, tmp_path: Path
 
 def test_files_that_can_not_be_counted_are_told_as_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only who watches wants to know them, so the table goes on."""
-    told, hear = [], Told.__call__
+    told: list[Event] = []
+    hear = Told.__call__
 
     def heard(self: Told, event: Event, /) -> None:
         told.append(event)
