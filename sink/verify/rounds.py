@@ -17,7 +17,7 @@ If a message from E to P is a TRUNCATE, any key may have changed: the round says
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
@@ -317,7 +317,12 @@ class Rounds:
 
     def _keys(self, changes: Changes) -> DataFrame | None:
         """The keys that were changed; None if there are none."""
-        keys = self._of_table(changes.rows, self._layout.key).select(*self._layout.key_columns).distinct().localCheckpoint()
+        keys = (
+            self._of_table(changes.rows, self._layout.key)
+            .select(*self._layout.key_columns)
+            .distinct()
+            .localCheckpoint()
+        )
         return None if keys.isEmpty() else keys
 
     def _looked_up(self, scope: DataFrame | None) -> Keys | None:
