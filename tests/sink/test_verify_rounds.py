@@ -46,7 +46,7 @@ def test_a_partial_row_is_a_change_and_a_truncate_concerns_all_keys(spark: Spark
     assert Changes.of(changes(None, TRUNCATE)).empties
 
 
-VALUES = [
+VALUES: list[tuple[Kind | str, str, str, bool]] = [
     # kind or Spark type, value in SQL, the table's type, whether it fits
     (Kind.DOUBLE, "0.1D", "float", False),
     (Kind.DOUBLE, "0.5D", "float", True),
