@@ -206,6 +206,8 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
         node = _node(parsed, named, {}, 0)
         _check_unfolded(node)
         return node
+    except SchemaError:
+        raise  # of whoever finds the references
     except (
         SchemaParseException,
         UnknownType,

@@ -59,6 +59,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {PREFIX + name: () for name in (*_TEXTS
 """The client's settings as `format_options`; each may have any value."""
 REQUIRED = (PREFIX + "url",)
 
+MOST_REFERENCES = 200
+"""So many schemas a schema may refer to, also by way of others. Each costs a question to the registry."""
+
 # without a timeout, the client would wait for ever
 _DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}
 # Error codes of the registry: subject, version or schema not found. A plain 404 may come from a server that is no
@@ -137,11 +140,24 @@ class Registry:
         except SchemaError as error:
             raise SchemaError(f"{what}: {error}") from None
 
-    def _references(self, what: str, schema: "Schema") -> Iterator[str]:
-        """Texts of the schemas that a schema refers to. A schema comes after the schemas that it refers to itself."""
+    def _references(self, what: str, schema: "Schema", found: set[tuple[str, str]] | None = None) -> Iterator[str]:
+        """Texts of the schemas that a schema refers to, each once. A schema comes after the schemas that it refers to
+        itself.
+
+        :param found: subject and version of those that were met already. Without it, schemas that all refer twice to
+            the one before would be asked for 2^n times.
+        :raises SchemaError: there are too many.
+        """
+        found = set() if found is None else found
         for reference in schema.references or []:
+            name = (str(reference.subject), str(reference.version or "latest"))
+            if name in found:
+                continue
+            if len(found) == MOST_REFERENCES:
+                raise SchemaError(f"refers to more than {MOST_REFERENCES} other schemas")
+            found.add(name)
             other = self._ask(what, partial(self._version, reference))
-            yield from self._references(what, other)
+            yield from self._references(what, other, found)
             yield other.schema_str or ""
 
     def _version(self, reference: "SchemaReference") -> "Schema":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sink import logs
 from sink.errors import ConfigError, DataError, RowdeltaError
-from sink.printing import one_line, printable
+from sink.printing import one_line, printable, printable_row
 
 # The functions that use other modules import them. These imports take a second, and until this module's imports are
 # done, nobody handles signals.
@@ -498,7 +498,7 @@ def _show(args: argparse.Namespace) -> int:
         else:
             yield "no such row" if args.key else "no rows"
 
-    return _inspect(args, look, short=True)
+    return _inspect(args, look, short=True, shown=printable_row if args.json else printable)
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -552,7 +552,7 @@ def _list_dead_letters(args: argparse.Namespace) -> int:
         ]
         yield from _as_table(columns, rows) if rows else [dead_letters.nothing(spark, config, _selection(args))]
 
-    return _inspect(args, look, short=True)
+    return _inspect(args, look, short=True, shown=printable_row if args.json else printable)
 
 
 def _count_dead_letters(args: argparse.Namespace) -> int:
@@ -614,7 +614,11 @@ def _count(text: str) -> int:
 
 
 def _inspect(
-    args: argparse.Namespace, look: "Callable[[SparkSession, Config], Iterator[str]]", *, short: bool = False
+    args: argparse.Namespace,
+    look: "Callable[[SparkSession, Config], Iterator[str]]",
+    *,
+    short: bool = False,
+    shown: Callable[[str], str] = printable,
 ) -> int:
     config = _load(args)
     from sink.spark import session
@@ -622,7 +626,7 @@ def _inspect(
     spark = session.start(config, short=short)
     with session.stopping(spark):
         for line in look(spark, config):
-            print(printable(line))
+            print(shown(line))
     return 0
 
 

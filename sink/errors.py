@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from sink.redaction import masked
+from sink.redaction import beginning
 
 
 class RowdeltaError(Exception):
@@ -20,7 +20,7 @@ def summary(error: BaseException) -> str:
     if isinstance(error, RowdeltaError):
         return str(error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    return masked(" ".join(lines[:3]))[:800]
+    return beginning(" ".join(lines[:3]), 800)
 
 
 class ConfigError(RowdeltaError):

@@ -6,7 +6,7 @@ import logging
 import re
 from pathlib import Path
 
-from sink.redaction import masked
+from sink.redaction import masked, masked_in_row
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that steer a terminal (ECMA-48), end a line, or change the direction of writing (Unicode UAX 9); and lone
@@ -14,8 +14,13 @@ surrogates, which no terminal's encoding has. A line feed and a tab aren't among
 
 
 def printable(text: str) -> str:
-    """A line, or a message of several lines, whose later lines are indented. JSON keeps its meaning."""
+    """A line, or a message of several lines, whose later lines are indented."""
     return _escaped(masked(text)).replace("\n", "\n  ")
+
+
+def printable_row(line: str) -> str:
+    """A row as JSON, which keeps its meaning. Only the secrets of the configuration are masked."""
+    return _escaped(masked_in_row(line))
 
 
 def one_line(text: str) -> str:

@@ -20,9 +20,11 @@ _HEADERS = r"(?:^|\.)header\.(?!x-iceberg-access-delegation$)"
 _SECRET = re.compile(rf"{_WORDS}|\bsas\b|\bsig\b|{_HEADERS}", re.IGNORECASE)
 _USER = r"(?:[^/?#\s:\[]*:(?!\d*(?:[,/?#]|$))\S*|[^/?#\s]*)@"
 """The password may contain `/`, `?` and `#`, unless it could be a port."""
-_USER_INFO = re.compile(rf"(?<=://){_USER}|(?<=:thin:)[^/?#\s]*/[^?#\s]*@", re.IGNORECASE)
-"""Fits `user:password@` in a URL, and `user/password@` in Oracle's JDBC URLs."""
-_PARAMETER = re.compile(rf"(?i)((?:^|[?&;,])[\w.-]*?(?:{_WORDS}|\bsas\b|\bsig\b)[\w.-]*=)[^&;,\s'\"]*")
+_USER_INFO = re.compile(rf"(?<=://){_USER}|(?<=:thin:)[^/?#\s:]{{0,256}}/[^?#\s]{{0,256}}@", re.IGNORECASE)
+"""Fits `user:password@` in a URL, and `user/password@` in Oracle's JDBC URLs, in a word that ends with `@`."""
+_WORD = re.compile(r'[^\s"]++')
+"""What a URL may stand in. A quote isn't part of it, so that no match goes from one value of a JSON row to another."""
+_PARAMETER = re.compile(rf"(?i)((?:^|[?&;,])[\w.-]{{0,128}}?(?:{_WORDS}|\bsas\b|\bsig\b)[\w.-]{{0,128}}=)[^&;,\s'\"]*")
 """Fits a query parameter, or a property of a JDBC URL, whose name means a secret. Group 1 is all before its value."""
 _SPARKS_OWN = "(?i)secret|password|token|access[.]?key"
 """The default of `spark.redaction.regex`."""
@@ -37,13 +39,56 @@ def is_secret(name: str) -> bool:
 
 def masked(text: str) -> str:
     """`text` without user and password in URLs, without values of parameters whose names mean secrets, and without the
-    secrets that are known (`remember`).
+    secrets that are known (`remember`). It takes time in proportion to the text, whatever the text is.
     """
     if "PRIVATE KEY-----" in text:
         return MASK
-    if _known.pattern is not None:
-        text = _known.pattern.sub(MASK, text)
-    return _PARAMETER.sub(rf"\1{MASK}", _USER_INFO.sub(f"{MASK}@", text))
+    return _PARAMETER.sub(rf"\1{MASK}", _WORD.sub(_without_user_info, _without_known(text)))
+
+
+def beginning(text: str, most: int) -> str:
+    """The first `most` characters of `masked(text)`, or fewer, without a look at all of a long text. Of a text that is
+    cut, a secret that the cut might part isn't shown.
+    """
+    longest = _known.longest
+    window = 4 * most + longest
+    if len(text) <= window:
+        return masked(text)[:most]
+    text = text[:window]
+    # a password ends with an `@` that may be behind the cut
+    cut = re.search(r'(?<![^\s"])[^\s"]*+\Z', text)
+    last_word = cut.start() if cut is not None else window
+    urls = [found for scheme in ("://", ":thin:") if (found := text.lower().find(scheme, last_word)) >= 0]
+    shown = masked(text[: min(urls)] if urls else text)
+    # the beginning of a known secret, which isn't recognized
+    return shown[: max(0, len(shown) - longest)][:most]
+
+
+def masked_in_row(line: str) -> str:
+    """A row as JSON, in which only known secrets are masked: it is data, in which everything else means something.
+    Numbers stay, and what comes out is JSON.
+    """
+    return line if _known.pattern is None else _JSON_TEXT.sub(_without_known_in_json, line)
+
+
+_JSON_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def _without_known(text: str) -> str:
+    return text if _known.pattern is None else _known.pattern.sub(MASK, text)
+
+
+def _without_known_in_json(found: re.Match[str]) -> str:
+    text = json.loads(found[0], strict=False)
+    shown = _without_known(text)
+    return found[0] if shown == text else json.dumps(shown, ensure_ascii=False)
+
+
+def _without_user_info(found: re.Match[str]) -> str:
+    # a match ends with an `@`, so the rest of the word isn't searched again and again for one
+    word = found[0]
+    end = word.rfind("@") + 1
+    return _USER_INFO.sub(f"{MASK}@", word[:end]) + word[end:] if end else word
 
 
 class _Known:
@@ -54,11 +99,13 @@ class _Known:
     def __init__(self) -> None:
         self.texts: set[str] = set()
         self.pattern: re.Pattern[str] | None = None
+        self.longest = 0
 
     def add(self, texts: Iterable[str]) -> None:
         self.texts |= {text for text in texts if len(text) >= _SHORTEST}
         longest_first = sorted(map(re.escape, self.texts), key=len, reverse=True)
         self.pattern = re.compile("|".join(longest_first)) if longest_first else None
+        self.longest = max(map(len, self.texts), default=0)
 
 
 _known = _Known()

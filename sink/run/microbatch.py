@@ -42,6 +42,7 @@ from sink.run.observer import (
     StageDone,
     StageStarted,
     TableOpened,
+    live_files,
     nobody,
     stage,
 )
@@ -65,7 +66,6 @@ from sink.targets.base import (
     ChangeSet,
     CommitUnknownError,
     Compaction,
-    FileCounts,
     StoredPosition,
     TableChangedError,
     TableNoLongerEmptyError,
@@ -144,7 +144,7 @@ class TableSink:
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
         if observer is not nobody:
-            observer(TableOpened(table.name, self._base, self.position, self._live()))
+            observer(TableOpened(table.name, self._base, self.position, live_files(table)))
 
     @property
     def position(self) -> Position | None:
@@ -415,16 +415,12 @@ class TableSink:
             pending.batch.end,
             written.counts,
             files,
-            self._live(),
+            live_files(self.table),
             Index(*self._key_index.size) if self._key_index is not None and self._key_index.size else None,
             written.probe_seconds,
             written.peak_memory,
             time.monotonic() - attempt.begun.started,
         )
-
-    def _live(self) -> FileCounts | None:
-        last = self.table.last_commit()
-        return None if last is None else last.live
 
     def compact(self) -> None:
         """Merge small files, and compact the table if the configuration says so. Call this after each commit, at a time
@@ -441,7 +437,7 @@ class TableSink:
         done, live = None, None
         try:
             done = compaction.after_commit()
-            live = self._live() if done is not None and self._observer is not nobody else None
+            live = live_files(self.table) if done is not None and self._observer is not nobody else None
         finally:
             facts = {} if done is None else vars(done)
             self._observer(RewriteDone(self.table.name, "compaction", **facts, live=live))

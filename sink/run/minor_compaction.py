@@ -24,13 +24,13 @@ from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.errors import TemporaryError
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex
-from sink.run.observer import Observer, RewriteDone, RewriteStarted, nobody
+from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.written import Uncommitted
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, SINK_ID, Committer, FileCounts, Mergeable, Rewrite, TableChangedError, Target
+from sink.targets.base import MINOR, SINK_ID, Committer, Mergeable, Rewrite, TableChangedError, Target
 
 log = logging.getLogger("rowdelta")
 
@@ -208,12 +208,8 @@ class MinorCompaction:
             sum(group.size_in_bytes for group in groups),
             scan_seconds,
             time.monotonic() - started - scan_seconds,
-            self._live() if self._observer is not nobody else None,
+            live_files(self._table) if self._observer is not nobody else None,
         )
-
-    def _live(self) -> FileCounts | None:
-        last = self._table.last_commit()
-        return None if last is None else last.live
 
     def _counted(self, file: Mergeable, key_index: KeyIndex) -> Mergeable:
         """The file with the number of its live rows, if the table's metadata tell it."""

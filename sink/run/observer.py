@@ -4,6 +4,7 @@ The modules of `sink.run` call an `Observer` with events, which are plain values
 observer must be quick and must not raise: it is called between the steps of a micro-batch, from several threads.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sink.sources.source import Behind, Position
-from sink.targets.base import FileCounts
+from sink.targets.base import FileCounts, TableState
+
+log = logging.getLogger("rowdelta")
 
 Stage = Literal["index", "write", "prepare", "commit"]
 """A micro-batch's way, for one table. `index`: the key index catches up with other writers. `write`: tasks decode and
@@ -241,3 +244,15 @@ def stage(observer: Observer, table: str, name: Stage) -> Iterator[None]:
     started = time.monotonic()
     yield
     observer(StageDone(table, name, time.monotonic() - started))
+
+
+def live_files(table: TableState) -> FileCounts | None:
+    """The table's files, for an event. None if they aren't counted, or can't be: what is only told must not set a table
+    aside.
+    """
+    try:
+        last = table.last_commit()
+    except Exception:
+        log.debug("%s: its files can't be counted", table.name, exc_info=True)
+        return None
+    return None if last is None else last.live

@@ -30,6 +30,7 @@ class Sampling:
         self._supervisor = supervisor
         self._observer = observer
         self._ending = threading.Event()
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="rowdelta-sampling", daemon=True)
 
     def start(self) -> None:
@@ -55,11 +56,14 @@ class Sampling:
         except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
             if not self._ending.is_set():
                 self._observer(LagsUnknown(summary(error)))
-        except Exception:
+        except Exception as error:
             # a question that nobody needs for the tables must not end their job
             if not self._ending.is_set():
-                log.exception("can't tell how far the tables are behind")
-                self._ending.set()
+                if not self._has_failed:
+                    self._has_failed = True
+                    log.exception("can't tell how far the tables are behind; it is tried again, and not logged again")
+                # numbers of earlier would look like those of now
+                self._observer(LagsUnknown(f"{type(error).__name__}: {summary(error)}"))
 
     def _heap(self) -> int:
         jvm = self._spark.sparkContext._jvm

@@ -2,8 +2,10 @@
 
 The job must not notice it, whatever is sent here:
 
-- Python's own `http.server` with a thread for each of at most `MOST_CONNECTIONS` connections; one more is told to come
-  back later. A library would bring keep-alive, bodies, routing and its own threads, all of which are limited away here.
+- Python's own `http.server` with a thread for each of at most `MOST_CONNECTIONS` connections. `PROBES` more are asked
+  for what they want, and get health only: idle clients must not make an orchestrator end the job. All others are told
+  to come back later. A library would bring keep-alive, bodies, routing and its own threads, all of which are limited
+  away here.
 - A connection has one request. Its head must come within `REQUEST_SECONDS` and `MOST_HEAD` bytes, its body isn't read,
   and its answer must be taken within `ANSWER_SECONDS`.
 - `GET` and `HEAD` only, and nothing that is asked changes anything. Answers are made once for all who ask within
@@ -34,6 +36,10 @@ from sink.watch.state import State
 log = logging.getLogger("rowdelta")
 
 MOST_CONNECTIONS = 32
+PROBES = 8
+"""Connections above `MOST_CONNECTIONS`, which get health only."""
+PROBE_SECONDS = 0.5
+"""Within which the head of their requests must come. A probe sends it at once."""
 MOST_HEAD = 16 * 1024
 REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 20.0
@@ -50,6 +56,7 @@ _PAGE = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
+_HEALTH = ("/healthz", "/healthz/live", "/healthz/ready")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -59,6 +66,8 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 
 Answer = tuple[int, str, bytes]
 """Status, content type, body."""
@@ -144,7 +153,7 @@ class _Answers:
                 return 200, _JSON, self._summary.get()
             case "/table.json":
                 return self._table(query)
-            case "/healthz" | "/healthz/live" | "/healthz/ready":
+            case _ if path in _HEALTH:
                 return self._health(path)
         return 404, _TEXT, b"There is /, /metrics, /healthz, /healthz/live and /healthz/ready.\n"
 
@@ -193,6 +202,8 @@ class _Server(ThreadingHTTPServer):
         self.answers = answers
         self.names = names
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._free_for_probes = threading.BoundedSemaphore(PROBES)
+        self._probes: set[Any] = set()
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -201,22 +212,35 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
-            # what fits into the socket's buffer isn't waited for
-            request.setblocking(False)
-            with contextlib.suppress(OSError):
-                request.send(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n")
-            self.shutdown_request(request)
-            return
+            if not self._free_for_probes.acquire(blocking=False):
+                # what fits into the socket's buffer isn't waited for
+                request.setblocking(False)
+                with contextlib.suppress(OSError):
+                    request.send(_BUSY)
+                self.shutdown_request(request)
+                return
+            self._probes.add(request)
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._free.release()
+            self._release(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._release(request)
+
+    def is_probe(self, request: Any) -> bool:
+        """Whether only health may be asked for, because too many others are connected."""
+        return request in self._probes
+
+    def _release(self, request: Any) -> None:
+        if request in self._probes:
+            self._probes.remove(request)
+            self._free_for_probes.release()
+        else:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -243,12 +267,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         self.connection = self.request
+        self._is_probe = self.server.is_probe(self.request)
         self.wfile = _Writer(self.connection)  # type: ignore[assignment]
         self.rfile = BytesIO()
 
     def handle(self) -> None:
         try:
-            self.rfile = BytesIO(_head(self.connection))
+            self.rfile = BytesIO(_head(self.connection, PROBE_SECONDS if self._is_probe else REQUEST_SECONDS))
         except _TooMuchError:
             self.requestline, self.command, self.request_version = "", "GET", "HTTP/1.0"
             self._send(431, _TEXT, b"The head of the request is too long.\n")
@@ -259,12 +284,15 @@ class _Handler(BaseHTTPRequestHandler):
         """There is nothing to flush."""
 
     def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if self._is_probe and path not in _HEALTH:
+            self.wfile.write(_BUSY)
+            return
         if not self._is_expected_host():
             self._send(
                 421, _TEXT, b"This name isn't known here. Use the address, or add the name to sink.http.hosts.\n"
             )
             return
-        path, _, query = self.path.partition("?")
         self._send(*self.server.answers.answer(path, query))
 
     do_HEAD = do_GET  # noqa: N815 - `http.server` looks for this name
@@ -324,12 +352,13 @@ class _Writer:
         """Nothing is kept back."""
 
 
-def _head(connection: socket.socket) -> bytes:
+def _head(connection: socket.socket, seconds: float) -> bytes:
     """The request up to the empty line.
 
+    :param seconds: within which it must come.
     :raises OSError: it doesn't come in time, or the client has gone.
     """
-    end = time.monotonic() + REQUEST_SECONDS
+    end = time.monotonic() + seconds
     received = bytearray()
     while b"\r\n\r\n" not in received and b"\n\n" not in received:
         if len(received) > MOST_HEAD:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sink.redaction import masked
+from sink.redaction import beginning
 from sink.run import observer
 from sink.run.observer import Event
 from sink.sources.source import Behind
@@ -39,12 +39,14 @@ _ERRORS = 20
 _CLASSES = 30
 _WORDS = 800
 MOST_NAME = 300
+_BESIDE_THE_JOB = (observer.JvmMemory, observer.Lags, observer.LagsUnknown)
+"""Events of `sink.run.sampling`, which go on while the job stands still."""
 _SERIES = ("rows", "behind", "batch_seconds", "dead_letters")
 
 
 def words(text: str, most: int = _WORDS) -> str:
     """Text that may be shown: without secrets, and not too long."""
-    shown = masked(text)
+    shown = beginning(text, most + 1)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
@@ -58,6 +60,8 @@ class Table:
     """One table. Counts are since the start of the process; times are of the monotonic clock, in seconds.
 
     :param number: of the order in which tables were found, by which the page asks for one.
+    :param shown: its name, as it may be shown. If that isn't the whole name, `number` tells it from others.
+    :param source: as it may be shown.
     :param status: `opening`, `working`, `waiting` (nothing is wrong) or `failed`.
     :param due_since: since when it has had something to apply without a commit, or has failed. None if it has nothing
         to do.
@@ -67,6 +71,7 @@ class Table:
 
     number: int
     name: str
+    shown: str
     source: str
     found: float
     status: str = "opening"
@@ -94,12 +99,6 @@ class Table:
     parts: Mapping[str, Behind] | None = None
     unit: str = "messages"
     history: dict[str, Series] | None = None
-
-    @property
-    def shown(self) -> str:
-        """Its name, as it may be shown. If that isn't the whole name, a number tells it from others."""
-        short = words(self.name, MOST_NAME)
-        return short if short == self.name else f"{short} #{self.number}"
 
     @property
     def behind(self) -> int | None:
@@ -157,15 +156,29 @@ class State:
     def __call__(self, event: Event, /) -> None:
         """Take an event in. Nothing that is wrong here may end the job, so the first error is logged."""
         try:
+            told = self._told(event)
             with self._lock:
-                now = self._heard = self._clock()
-                self._hear(event, now)
+                now = self._clock()
+                if not isinstance(event, _BESIDE_THE_JOB):
+                    self._heard = now
+                self._hear(event, told, now)
         except Exception:
             if not self._broken:
                 self._broken = True
                 log.exception("what is shown over HTTP is incomplete from now on")
 
-    def _hear(self, event: Event, now: float) -> None:
+    def _told(self, event: Event) -> "_Told":
+        """What is shown of the event's texts. It takes long for long ones, so it is made while nobody waits for it."""
+        table = getattr(event, "table", None)
+        is_new = table is not None and table not in self._tables
+        return _Told(
+            words(table, MOST_NAME) if table is not None and is_new else "",
+            words(str(getattr(event, "source", "")), MOST_NAME) if is_new else "",
+            words(getattr(event, "reason", "")),
+            _shown_position(getattr(event, "position", None)),
+        )
+
+    def _hear(self, event: Event, told: "_Told", now: float) -> None:
         match event:
             case observer.LoopTurned():
                 return
@@ -173,14 +186,14 @@ class State:
                 self._hear_lags(event, now)
                 return
             case observer.LagsUnknown():
-                self._lags_unknown = words(event.reason)
+                self._lags_unknown = told.reason
                 for known in self._tables.values():
                     known.parts = None
                 return
             case observer.JvmMemory():
                 self._peak("jvm", event.heap)
                 return
-        table = self._table(event, now)
+        table = self._table(event, told, now)
         if table is None:
             return
         match event:
@@ -188,12 +201,12 @@ class State:
                 table.status, table.reason, table.doing, table.opened = "working", "", None, True
                 # a table that failed is overdue until it commits, or has nothing to do: it may fail again
                 table.snapshot, table.live = event.snapshot, event.live
-                table.position = _shown_position(event.position)
+                table.position = told.position
             case observer.TableWaits():
-                table.status, table.reason, table.doing = "waiting", words(event.reason), None
+                table.status, table.reason, table.doing = "waiting", told.reason, None
                 table.due_since = None
             case observer.TableFailed():
-                table.status, table.reason, table.doing = "failed", words(event.reason), None
+                table.status, table.reason, table.doing = "failed", told.reason, None
                 table.failures[event.error] += 1
                 table.due_since = now if table.due_since is None else table.due_since
                 self._note_error(table, event.error)
@@ -218,16 +231,16 @@ class State:
                 for series in self._series(table, "dead_letters"):
                     series.add(now, sum(event.by_class.values()))
             case observer.Committed():
-                self._hear_commit(table, event, now)
+                self._hear_commit(table, event, told, now)
             case observer.RewriteStarted():
                 table.doing = event.kind, now
             case observer.RewriteDone():
                 self._hear_rewrite(table, event)
 
-    def _hear_commit(self, table: Table, event: observer.Committed, now: float) -> None:
+    def _hear_commit(self, table: Table, event: observer.Committed, told: "_Told", now: float) -> None:
         table.commits += 1
         table.committed, table.doing, table.due_since = now, None, None
-        table.snapshot, table.position = event.snapshot, _shown_position(event.position)
+        table.snapshot, table.position = event.snapshot, told.position
         table.rows.update(event.rows)
         for content, files in event.files.items():
             table.files[content] += files.count
@@ -274,10 +287,12 @@ class State:
                 table.history["behind"].set(now, count)
         self._history["behind"].set(now, sum(table.behind or 0 for table in self._tables.values()))
 
-    def _table(self, event: Any, now: float) -> Table | None:
+    def _table(self, event: Any, told: "_Told", now: float) -> Table | None:
         table = self._tables.get(event.table)
         if table is None and len(self._tables) < KNOWN_TABLES:
-            table = Table(len(self._tables), event.table, str(getattr(event, "source", "")), now)
+            number = len(self._tables)
+            shown = told.name if told.name == event.table else f"{told.name} #{number}"
+            table = Table(number, event.table, shown, told.source, now)
             table.history = _history() if len(self._tables) < SHOWN_TABLES else None
             self._tables[event.table] = table
         return table
@@ -394,7 +409,7 @@ class State:
         return {
             "number": table.number,
             "name": table.shown,
-            "source": words(table.source, MOST_NAME),
+            "source": table.source,
             "status": table.status,
             "reason": table.reason,
             "doing": None if table.doing is None else {"what": table.doing[0], "for": round(now - table.doing[1], 1)},
@@ -413,6 +428,15 @@ class State:
             "index_bytes": None if table.index is None else table.index.bytes,
             "index_keys": None if table.index is None else table.index.keys,
         }
+
+
+class _Told(NamedTuple):
+    """What is shown of an event's texts. Name and source only if the table is new."""
+
+    name: str
+    source: str
+    reason: str
+    position: str
 
 
 @dataclass(frozen=True)

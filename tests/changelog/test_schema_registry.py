@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -300,3 +302,51 @@ def test_no_message_is_lost(registry: Registry, admin: SchemaRegistryClient, nam
         fuzz.assert_accounted(name, values, table, lambda op: op == b"m", parse=lambda value: value[-1:])
 
     run()
+
+
+class Referring:
+    """Stands for the registry's client: schema `n` is version 1 of subject `sn`.
+
+    :param references: (subject, version) to which a subject's versions refer.
+    """
+
+    def __init__(self, references: dict[str, list[tuple[str, int]]]) -> None:
+        self.asked: list[tuple[str, int | str]] = []
+        self._references = references
+
+    def schema(self, subject: str, version: int | str) -> Schema:
+        text = json.dumps({"type": "record", "name": f"{subject}_{version}", "fields": [{"name": "id", "type": "int"}]})
+        named = [SchemaReference(f"{other}_{v}", other, v) for other, v in self._references.get(subject, [])]
+        return Schema(text, "AVRO", named)
+
+    def get_schema(self, schema_id: int) -> Schema:
+        return self.schema(f"s{schema_id}", 1)
+
+    def get_version(self, subject: str, version: int | str) -> Any:
+        assert len(self.asked) < 1000, "asked again and again"
+        self.asked.append((subject, version))
+        return SimpleNamespace(schema=self.schema(subject, version))
+
+
+def referring(references: dict[str, list[tuple[str, int]]]) -> tuple[Client, Referring]:
+    client, fake = Client({"schema.registry.url": "http://127.0.0.1:1"}), Referring(references)
+    client._client = fake  # type: ignore[assignment]
+    return client, fake
+
+
+def test_each_reference_is_asked_for_once() -> None:
+    twice = {f"s{n}": [(f"s{n - 1}", 1), (f"s{n - 1}", 2)] for n in range(1, 31)}
+    client, fake = referring(twice)
+    client.get(30)
+    assert len(fake.asked) == len(set(fake.asked)) == 60
+    client, fake = referring({"s1": [("s2", 1)], "s2": [("s1", 1), ("s2", 1)]})
+    client.get(1)
+    assert len(fake.asked) == 2, "a cycle ends"
+
+
+def test_very_many_references_are_refused() -> None:
+    for chain in ({f"s{n}": [(f"s{n + 1}", 1)] for n in range(900)}, {"s0": [(f"s{n}", 1) for n in range(1, 900)]}):
+        client, fake = referring(chain)
+        with pytest.raises(SchemaError, match=r"^schema id 0: refers to more than 200 other schemas$"):
+            client.get(0)
+        assert len(fake.asked) == 200

@@ -23,11 +23,13 @@ from deltawriters.resolve import NOWHERE
 from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
+from sink.run.observer import Committed, Event, RewriteDone, TableOpened
 from sink.run.written import Uncommitted
 from sink.spark.routing import to_all
 from sink.targets.base import Committer, IndexCommit, TableChanges
 from tests.memory import engine
-from tests.memory.stories import KEYS, Operation, Process, Story, played, shrunk
+from tests.memory.stories import KEYS, Operation, Process, Story, Told, played, shrunk
+from tests.memory.table import MemoryTable
 
 ROOT = Path(__file__).parents[2]
 STORIES = int(os.environ.get("ROWDELTA_MEMORY_STORIES", "1000"))
@@ -245,3 +247,25 @@ def test_what_others_change_meanwhile_completes_no_row(what: Any, tmp_path: Path
     with pytest.MonkeyPatch.context() as patch:
         _trust_what_completed_partial_rows(patch)
         assert any(failure(story, tmp_path / "story") is not None for story in stories)
+
+
+def test_files_that_can_not_be_counted_are_told_as_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only who watches wants to know them, so the table goes on."""
+    told: list[Event] = []
+    hear = Told.__call__
+
+    def heard(self: Told, event: Event, /) -> None:
+        told.append(event)
+        hear(self, event)
+
+    def fail(_: object) -> None:
+        raise ValueError("invalid literal for int()")
+
+    monkeypatch.setattr(Told, "__call__", heard)
+    monkeypatch.setattr(MemoryTable, "last_commit", fail)
+    for seed in range(40):
+        played(Story.random(seed), tmp_path / "story")
+    known = (TableOpened, Committed, RewriteDone)
+    assert {type(event) for event in told if isinstance(event, known) and event.live is None} == set(known)
+    assert any(isinstance(event, RewriteDone) and event.touched for event in told)
+    assert all(event.live is None for event in told if isinstance(event, known))

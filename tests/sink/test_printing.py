@@ -3,11 +3,14 @@
 import io
 import json
 import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
+from sink import cli, redaction
 from sink.cli import _as_table
-from sink.printing import PrintedRecords, one_line, printable
+from sink.printing import PrintedRecords, one_line, printable, printable_row
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b2J"
 HIDDEN = "a\u202etxt.exe\u2066\u200f"
@@ -63,3 +66,45 @@ def test_a_defect_shows_no_secret(capsys: pytest.CaptureFixture[str], monkeypatc
     told = capsys.readouterr().err
     assert "RuntimeError: no answer from https://****@catalog" in told
     assert "hunter2" not in told
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    redaction.remember({"database.password": 'n"hunter2', "kafka.sasl.password": "123456"})
+
+
+def test_rows_as_json_are_data(known: None) -> None:
+    row = {
+        "site": "http://example.com",
+        "mail": "me@x.org",
+        "id": 123456,
+        "url": "?token=a",
+        "v": "\x9bPRIVATE KEY-----",
+    }
+    for line in (json.dumps(row), json.dumps(row, ensure_ascii=False, separators=(",", ":"))):
+        assert json.loads(printable_row(line)) == row
+    secret = {"id": 123456, "v": 'a\\n"hunter2, 123456, \ud800'}
+    assert json.loads(printable_row(json.dumps(secret))) == {"id": 123456, "v": "a\\****, ****, \ud800"}
+
+
+def test_rows_as_json_are_printed_as_such(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    row = '{"site":"http://example.com","mail":"me@x.org","url":"?token=a"}'
+    monkeypatch.setattr(cli, "_load", lambda _: None)
+    monkeypatch.setattr("sink.spark.session.start", lambda *_, **__: None)
+    monkeypatch.setattr("sink.spark.session.stopping", lambda _: nullcontext())
+    monkeypatch.setattr("sink.commands.time_travel.target", lambda *_: None)
+    monkeypatch.setattr(
+        "sink.commands.time_travel.show", lambda *_: SimpleNamespace(heading="", rows=[row], cells=[], columns=[])
+    )
+    assert cli.main(["show", "sink.yaml", "t", "--json"]) == 0
+    assert capsys.readouterr().out == f"{row}\n"
+    monkeypatch.setattr("sink.deadletters.table.find", lambda *_: None)
+    monkeypatch.setattr("sink.deadletters.table.newest", lambda *_: [SimpleNamespace(**json.loads(row))])
+    assert cli.main(["dead-letters", "list", "sink.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(row)
+
+
+def test_no_match_goes_from_one_value_to_another() -> None:
+    row = '{"site":"http://example.com","mail":"me@x.org","id":1}'
+    assert printable(row) == row

@@ -2,6 +2,7 @@
 
 import base64
 import re
+import time
 from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
@@ -189,3 +190,50 @@ def test_a_configuration_that_was_read_is_known(tmp_path: Path) -> None:
     text = KAFKA.replace("{type: hadoop, warehouse: ./warehouse}", "{type: rest, token: hunter2hunter2, unknown: {}}")
     refusal(tmp_path, text)
     assert masked("hunter2hunter2") == "****"
+
+
+FOREIGN = (
+    "://a:b",
+    "://a:b@",
+    ":thin:a/",
+    ":thin:",
+    "token",
+    "?a.",
+    "://",
+    "&passwordtoken=",
+    'a"',
+    "://1:1/",
+    ":thin:a@",
+)
+
+
+@pytest.mark.parametrize("piece", FOREIGN)
+@pytest.mark.parametrize("end", ["", "@", " x@y"])
+def test_masking_takes_time_in_proportion_to_the_text(piece: str, end: str) -> None:
+    def seconds(size: int) -> float:
+        text = piece * (size // len(piece)) + end
+
+        def once() -> float:
+            started = time.thread_time()
+            masked(text)
+            return time.thread_time() - started
+
+        return min(once() for _ in range(2))
+
+    small = 1 << 14 if piece == "token" else 1 << 16
+    assert seconds(4 * small) < 9 * seconds(small) + 0.02, "16 times as long if each place is read to the end"
+
+
+def test_the_beginning_of_a_long_text_shows_no_part_of_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    redaction.remember({"token": "hunter2" * 50})
+    beginning = redaction.beginning
+    assert beginning("short ://a:b@c", 100) == "short ://****@c"
+    assert beginning("x" * 1_000_000, 100) == "x" * 100
+    for size in range(700, 760):  # the cut is inside the secret, and what is before it becomes short
+        text = "hunter2" * 100 + "x" * (size - 700) + "hunter2" * 1000
+        assert "hunter2" not in beginning(text, 100)
+        for word in ("https://ada:", "jdbc:oracle:thin:ada/"):
+            assert "hunter3" not in beginning("a " + word + "hunter3" * 200 + "@host" + "x" * size, 100)
+    read = len(beginning("://a:b" * 200_000, 800))
+    assert read <= 800

@@ -1,5 +1,7 @@
 """Values of the configuration may stand in the environment or in files, as secrets do."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,38 @@ def test_a_file_that_can_not_be_taken(tmp_path: Path, content: bytes | None, pro
         (tmp_path / "s").write_bytes(content)
     message = refusal(tmp_path, KAFKA.replace(CATALOG, '{type: rest, token: "${file:s}"}'))
     assert message == f"{tmp_path}/sink.yaml:11: catalogs.lake.token uses ${{file:s}}, and {tmp_path}/s {problem}"
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        (
+            "~nobody-here/x",
+            "~nobody-here/x begins with the home folder of a user who isn't known here. Write the whole path.",
+        ),
+        ("a\\0b", r"'{folder}/a\x00b' can't be the name of a file. Correct the path."),
+        ("pipe", "{folder}/pipe is not a regular file. Give the path of a text file."),
+        (".", "{folder} is not a regular file. Give the path of a text file."),
+        ("/dev/null", "/dev/null is not a regular file. Give the path of a text file."),
+    ],
+)
+def test_what_is_no_file_is_refused_with_key_and_path(tmp_path: Path, path: str, problem: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(0, "waited for ever")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(30)
+    try:
+        message = refusal(tmp_path, KAFKA.replace(CATALOG, f'{{type: rest, token: "${{file:{path}}}"}}'))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    shown = path.replace("\\0", "\0")
+    assert message == (
+        f"{tmp_path}/sink.yaml:11: catalogs.lake.token uses ${{file:{shown}}}, and {problem.format(folder=tmp_path)}"
+    )
 
 
 def test_init_takes_and_keeps_files(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The server: what it answers, and that nothing that is sent to it costs more than a little."""
 
+import contextlib
 import json
 import logging
 import socket
@@ -165,21 +166,40 @@ def test_slow_clients_are_dropped_and_others_are_answered(
     assert time.monotonic() - started < 10
 
 
-def test_connections_are_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited_and_health_is_answered_nevertheless(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "REQUEST_SECONDS", 120.0)
+
+    def until(path: str, beginning: bytes) -> None:
+        deadline = time.monotonic() + 30
+        while not (answer := send(port, f"GET {path} HTTP/1.0\r\n\r\n".encode())).startswith(beginning):
+            assert time.monotonic() < deadline, answer[:80]
+            time.sleep(0.05)
+
     idle = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(served.MOST_CONNECTIONS)]
     try:
-        deadline = time.monotonic() + 5
-        while not (answer := send(port, b"GET /healthz/live HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.0 503 Service"):
-            assert time.monotonic() < deadline, answer[:80]
-        threads = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
-        assert len(threads) <= served.MOST_CONNECTIONS
+        until("/", b"HTTP/1.0 503 Service")
+        for path in ("/healthz", "/healthz/live", "/healthz/ready"):
+            assert send(port, f"GET {path} HTTP/1.0\r\n\r\n".encode()).startswith(b"HTTP/1.0 200 ")
+        with monkeypatch.context() as patch:
+            patch.setattr(served, "PROBE_SECONDS", 120.0)
+            more = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(served.PROBES)]
+            idle += more
+            until("/healthz/live", b"HTTP/1.0 503 Service")
+            threads = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+            assert len(threads) <= served.MOST_CONNECTIONS + served.PROBES
+        for each in more:
+            each.close()
+        with contextlib.ExitStack() as quickly:
+            for _ in range(served.PROBES):  # these are soon dropped
+                quickly.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            until("/healthz/live", b"HTTP/1.0 200 ")
+        until("/", b"HTTP/1.0 503 Service")
     finally:
         for each in idle:
             each.close()
-    deadline = time.monotonic() + 10
-    while ask(port, "/healthz/live")[0].status != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until("/", b"HTTP/1.0 200 ")
 
 
 def test_an_answer_is_made_once_for_many_who_ask(state: State) -> None:

@@ -122,6 +122,36 @@ def test_alive_means_that_the_run_tells_something() -> None:
     assert state.live() is None
 
 
+def test_what_is_asked_beside_the_job_tells_nothing_of_its_life() -> None:
+    clock = Clock()
+    state = new_state(clock)
+    state(observer.LoopTurned())
+    for beside in (observer.JvmMemory(1), lags({}), observer.LagsUnknown("no answer")):
+        clock.now += 200.5
+        state(beside)
+    assert state.live() == "the run has told nothing for 602 s"
+    state(observer.StageStarted(ORDERS, "write"))
+    assert state.live() is None
+
+
+def test_nobody_waits_while_texts_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = new_state(Clock())
+    asked = []
+
+    def words(text: str, *_: int) -> str:
+        asked.append(text)
+        assert not state._lock.locked()
+        return text
+
+    monkeypatch.setattr(watched, "words", words)
+    tell(state, [*opened(ORDERS), *micro_batch(ORDERS, 1), observer.TableFailed(ORDERS, "TableError", "gone")])
+    tell(state, [observer.TableWaits(LINES, "none yet"), observer.LagsUnknown("no answer")])
+    state.summary()
+    state.not_ready()
+    assert {ORDERS, LINES, "gone", "none yet", "no answer", '{"0": 100, "1": 7}'} <= set(asked)
+    assert not state._broken
+
+
 def test_rewriting_counts_the_tables_files_the_touched_and_the_new_ones() -> None:
     state = new_state(Clock())
     tell(state, opened(ORDERS) + micro_batch(ORDERS, 1))
