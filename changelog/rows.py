@@ -51,6 +51,11 @@ row has no key, so it takes the same way past everything that looks at keys. Its
 before it are void, and so are all rows that the table had. Each writing task gets it (`sink.spark.routing.to_all`).
 """
 
+KEPT = "kept"
+"""The `error_class` of a partial row whose record is a dead letter already: of an earlier attempt, or of an earlier
+configuration. It is applied if it can be completed now. If not, its record isn't kept again.
+"""
+
 
 class RowKind(IntEnum):
     """What a change does to its key, with Flink's meaning (`org.apache.flink.types.RowKind`).

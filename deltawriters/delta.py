@@ -153,8 +153,9 @@ class DeltaWriter:
         if UNAVAILABLE in changes.schema.names:
             partial = changes.column(UNAVAILABLE).is_valid()
             if pc.any(partial).as_py():
-                self._partial.append(changes.filter(partial))
-                changes = changes.filter(pc.invert(partial))
+                is_all = pc.all(partial).as_py()
+                self._partial.append(changes if is_all else changes.filter(partial))
+                changes = changes.slice(0, 0) if is_all else changes.filter(pc.invert(partial))
             changes = changes.drop_columns([BAD, UNAVAILABLE])
         self._add(changes)
 
@@ -296,14 +297,15 @@ class DeltaWriter:
         if len(in_buffer):
             in_buffer = in_buffer[sets_row(standing.kinds[base[in_buffer]])]
         gone = np.setdiff1d(np.arange(len(partials)), np.concatenate([in_buffer, in_table, in_file]))
-        letters = [partials.letters(gone, "and the row was deleted before")] if len(gone) else []
+        letters = partials.letters(gone, "and the row was deleted before")
 
         places = self._map.file[base[in_file]], self._map.pos[base[in_file]]
-        self._add_all(partials.completed(in_buffer, self._dropped(standing, in_buffer, in_file)))
+        whole = self._dropped(standing, in_buffer, in_file)
+        self._add_all(partials.completed(in_buffer, whole))
         if len(in_file):
             self._data.close()  # so that the files can be read; the next rows go to other files
             files = [indexed(self._files.path(n), self._files.partition(n)) for n in range(len(self._files))]
-            letters += self._complete_from(partials, in_file, files, *places)
+            letters += self._complete_from(standing, in_file, files, *places)
         if not len(in_table):
             return Completed(letters=letters)
 
@@ -313,18 +315,18 @@ class DeltaWriter:
         located = index.slice.probe(high, low, index.first, index.last)
         found = np.bincount(located.query, minlength=len(in_table))
         if (found == 0).any():
-            letters.append(partials.letters(in_table[found == 0], "and the table has no row with this key"))
+            letters += partials.letters(in_table[found == 0], "and the table has no row with this key")
         if (found > 1).any():  # which only another writer can have written
             why = "and the table has several rows with this key"
-            letters.append(partials.letters(in_table[found > 1], why, BadRecord.UNAVAILABLE_VALUE))
+            letters += partials.letters(in_table[found > 1], why, BadRecord.UNAVAILABLE_VALUE)
         alone = found[located.query] == 1
         chosen, file, pos = in_table[located.query[alone]], located.file[alone], located.pos[alone]
-        letters += self._complete_from(partials, chosen, located.files, file, pos)
+        letters += self._complete_from(standing, chosen, located.files, file, pos)
         return Completed(len(chosen), [located.files[number].path for number in np.unique(file).tolist()], letters)
 
     def _standing(self) -> "_Standing":
         """Find out what the partial rows build on."""
-        partial = pa.Table.from_batches(self._partial).combine_chunks()
+        partial, records = Partials.without_records(self._partial)
         self._partial = []
         names = [name for name in partial.column_names if name.startswith(ORDER)]
         if self._barrier is not None:
@@ -350,7 +352,7 @@ class DeltaWriter:
         of_partial = ids[whole:]
         stays = (base[of_partial] == NOWHERE) | (rank[whole:] >= rank[base[of_partial]])
         of_partial = of_partial[stays]
-        partials = Partials.of(partial.filter(pa.array(stays)), of_partial, rank[whole:][stays])
+        partials = Partials.of(partial.filter(pa.array(stays)), records, of_partial, rank[whole:][stays])
         numbers = np.unique(of_partial)
         return _Standing(partials, numbers, base[numbers], ids[:whole], kinds[:whole])
 
@@ -360,49 +362,67 @@ class DeltaWriter:
         return changes.filter(pa.array(~void)).combine_chunks()
 
     def _dropped(self, standing: "_Standing", in_buffer: Ints, in_file: Ints) -> pa.Table:
-        """Drop all whole changes of some keys of partial rows, from the buffer and from the map.
+        """Drop whole changes of some keys of partial rows: all from the buffer, and from the map those of the keys
+        `in_buffer`. The rows of the others stay until they are read again.
 
         :param in_buffer: keys whose last whole change is in the buffer.
         :param in_file: other keys.
         :return: the last whole changes of the keys `in_buffer`.
         """
-        known, m = self._map, len(self._map)
+        m = len(self._map)
         is_dropped = np.zeros(standing.ids.max(initial=-1) + 1, np.bool_)
-        is_dropped[standing.numbers[np.concatenate([in_buffer, in_file])]] = True
-        mapped = np.flatnonzero(is_dropped[:m])
+        is_dropped[standing.numbers[in_buffer]] = True
+        self._forget(np.flatnonzero(is_dropped[:m]))
+        if not self._buffer:
+            return pa.table({})
+        is_dropped[standing.numbers[in_file]] = True
+        changes = pa.Table.from_batches(self._buffer).combine_chunks()
+        rest = changes.filter(pa.array(~is_dropped[standing.ids[m:]]))
+        self._buffer, self._buffered_bytes = rest.to_batches(), rest.nbytes
+        return changes.take(pa.array(standing.base[in_buffer] - m))
+
+    def _forget(self, mapped: Ints) -> None:
+        """Drop what the map has of some of its keys. A change with an equal order value takes its place."""
+        known = self._map
         live = mapped[known.file[mapped] != NOWHERE]
         self._deletes.delete(known.file[live], known.pos[live])
         file, kinds = known.file.copy(), known.last_kinds.copy()
         file[mapped] = NOWHERE
         kinds[mapped] = RowKind.UPDATE_BEFORE  # at an equal order value, what takes their place comes later
         self._map = replace(known, file=file, last_kinds=kinds)
-        if not self._buffer:
-            return pa.table({})
-        changes = pa.Table.from_batches(self._buffer).combine_chunks()
-        rest = changes.filter(pa.array(~is_dropped[standing.ids[m:]]))
-        self._buffer, self._buffered_bytes = rest.to_batches(), rest.nbytes
-        return changes.take(pa.array(standing.base[in_buffer] - m))
 
     def _complete_from(
-        self, partials: Partials, keys: Ints, files: Sequence[IndexedFile], file: Ints, pos: Ints
+        self, standing: "_Standing", keys: Ints, files: Sequence[IndexedFile], file: Ints, pos: Ints
     ) -> list[pa.StructArray]:
-        """Complete partial rows from rows of data files.
+        """Complete partial rows from rows of data files. Rows of the commit itself are dropped as soon as others take
+        their place.
 
-        :param keys: numbers of n keys of `partials`.
+        :param keys: numbers of n keys of `standing.partials`.
         :param file: for each of the keys the number of the data file in `files`, and `pos` the position in it.
         :return: the records that can't be completed since a file can't be read.
         """
-        columns, letters = partials.lacked(keys), []
-        for number in np.unique(file).tolist() if columns else ():
+        partials = standing.partials
+        columns, letters = partials.lacked(keys), list[pa.StructArray]()
+
+        def complete(some: Ints, rows: pa.Table) -> None:
+            base = standing.base[some]
+            if (base != NOWHERE).any():
+                self._forget(base[base != NOWHERE])
+            self._add_all(partials.completed(some, rows))
+
+        if not columns:
+            complete(keys, pa.table({}))
+            return letters
+        for number in np.unique(file).tolist():
             here = np.flatnonzero(file == number)
             here = here[np.argsort(pos[here])]
+            done = 0
             try:
                 for part, rows in self._table.present_rows(files[number], pos[here], columns):
-                    self._add_all(partials.completed(keys[here[part]], rows))
+                    complete(keys[here[part]], rows)
+                    done = part.stop
             except OtherColumnsError as error:
-                letters.append(partials.letters(keys[here], f"and {error}", BadRecord.UNAVAILABLE_VALUE))
-        if not columns:
-            self._add_all(partials.completed(keys, pa.table({})))
+                letters += partials.letters(keys[here[done:]], f"and {error}", BadRecord.UNAVAILABLE_VALUE)
         return letters
 
     def _add_all(self, changes: pa.Table) -> None:

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, PREFIX, UNAVAILABLE, BadRecord, unavailable_columns
+from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, BadRecord, unavailable_columns
 from deltawriters.collapse import Ints
 from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
 
-Flags = npt.NDArray[np.bool_]
+_RECORD = f"{PREFIX}record"
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,27 @@ class Partials:
     :param starts: number of the first row of each key.
     :param newest: for each key and column, number of the last row that has the column's value; -1 if none has it.
     :param columns: the columns, in the order of `newest`.
+    :param records: the records (`_rowdelta_bad`), by their numbers in a column of `rows`. They stay in their chunks:
+        all of them may have more bytes than one array can have.
     """
 
     rows: pa.Table
     starts: Ints
     newest: npt.NDArray[np.int32]
     columns: tuple[str, ...]
+    records: pa.ChunkedArray
+
+    @staticmethod
+    def without_records(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Table, pa.ChunkedArray]:
+        """Partial rows with the numbers of their records, and the records."""
+        rows = pa.Table.from_batches(batches)
+        numbers = pa.array(np.arange(len(rows)))
+        return rows.drop_columns([BAD]).append_column(_RECORD, numbers).combine_chunks(), rows.column(BAD)
 
     @classmethod
-    def of(cls, rows: pa.Table, keys: Ints, rank: Ints) -> "Partials":
-        """:param keys: a number for each row's key.
+    def of(cls, rows: pa.Table, records: pa.ChunkedArray, keys: Ints, rank: Ints) -> "Partials":
+        """:param rows: some of the rows of `without_records`, whose records these are.
+        :param keys: a number for each row's key.
         :param rank: orders the rows.
         """
         columns = tuple(name for name in rows.column_names if not name.startswith(PREFIX))
@@ -54,7 +65,7 @@ class Partials:
         newest = np.where(lacking, np.int32(-1), np.arange(len(rows), dtype=np.int32)[:, np.newaxis])
         if len(starts) < len(rows):
             newest = np.maximum.reduceat(newest, starts, axis=0)
-        return cls(rows, starts, newest, columns)
+        return cls(rows, starts, newest, columns, records)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -75,7 +86,7 @@ class Partials:
         :param base: the keys' present rows, with at least the columns `lacked`.
         """
         last, columns = pa.array(self.last[keys]), dict[str, pa.Array]()
-        schema = pa.schema([field for field in self.rows.schema if field.name not in (BAD, UNAVAILABLE)])
+        schema = pa.schema([field for field in self.rows.schema if field.name not in (_RECORD, UNAVAILABLE)])
         for name in schema.names:
             values = self.rows.column(name)
             if name not in self.columns:
@@ -89,7 +100,7 @@ class Partials:
             columns[name] = column
         return pa.table(columns, schema)
 
-    def letters(self, keys: Ints, why: str, error_class: str = BadRecord.ROW_ABSENT) -> pa.StructArray:
+    def letters(self, keys: Ints, why: str, error_class: str = BadRecord.ROW_ABSENT) -> list[pa.StructArray]:
         """The records of all partial rows of these keys, as `_rowdelta_bad` has them.
 
         :param why: why the rows can't be completed; it ends their reasons.
@@ -97,11 +108,22 @@ class Partials:
         chosen = np.zeros(len(self.starts), np.bool_)
         chosen[keys] = True
         sizes = np.diff(np.append(self.starts, len(self.rows)))
-        bad = storage(self.rows.column(BAD).filter(pa.array(np.repeat(chosen, sizes))))
-        fields = {field.name: bad.field(number) for number, field in enumerate(bad.type)}
-        fields["reason"] = pc.binary_join_element_wise(fields["reason"], why, ", ")
-        fields["error_class"] = pa.repeat(error_class, len(bad))
-        return pa.StructArray.from_arrays([fields[part.name] for part in bad.type], fields=list(bad.type))
+        numbers = np.sort(storage(self.rows.column(_RECORD)).to_numpy()[np.repeat(chosen, sizes)])
+        ends = np.cumsum([len(chunk) for chunk in self.records.chunks])
+        chunks = np.searchsorted(ends, numbers, side="right")
+        letters = []
+        for number in np.unique(chunks).tolist():
+            chunk = self.records.chunk(number)
+            places = numbers[chunks == number] - (ends[number] - len(chunk))
+            letters.append(_letters(chunk.take(pa.array(places)), why, error_class))
+        return letters
+
+
+def _letters(bad: pa.StructArray, why: str, error_class: str) -> pa.StructArray:
+    fields = {field.name: bad.field(number) for number, field in enumerate(bad.type)}
+    fields["reason"] = pc.binary_join_element_wise(fields["reason"], why, ", ")
+    fields["error_class"] = pc.if_else(pc.equal(fields["error_class"], KEPT), KEPT, error_class)
+    return pa.StructArray.from_arrays([fields[part.name] for part in bad.type], fields=list(bad.type))
 
 
 @dataclass(frozen=True)
@@ -110,7 +132,8 @@ class Completed:
 
     :param rows: number of keys that were completed from the table's rows.
     :param files: data files of earlier snapshots that had these rows.
-    :param letters: records that nothing could complete, as `_rowdelta_bad` has them.
+    :param letters: records that nothing could complete, as `_rowdelta_bad` has them. Those of class `KEPT` are dead
+        letters already.
     """
 
     rows: int = 0

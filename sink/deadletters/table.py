@@ -134,19 +134,20 @@ class DeadLetters:
             stored = self._stored(self._prefix(target))
         return stored.position if stored else None
 
-    def without_kept(self, target: str, bad: DataFrame, spark: SparkSession) -> DataFrame:
-        """The bad records that the table doesn't have yet.
+    def divided(self, target: str, bad: DataFrame, spark: SparkSession) -> tuple[DataFrame, DataFrame]:
+        """The bad records that the table doesn't have yet, and those that it has.
 
         Records are compared by place, key and value: if the topic was created anew, the same place holds another
         record.
 
-        :param bad: changelog rows that are all bad.
+        :param bad: changelog rows that all have `_rowdelta_bad`.
         :param spark: the session of `bad`.
         """
         with self._turn:
             self._refresh()
         kept = self._table.frame(spark).where(F.col("table") == target).select(*RECORD).alias("kept")
-        return bad.join(kept, same_record(BAD, "kept"), "left_anti")
+        same = same_record(BAD, "kept")
+        return bad.join(kept, same, "left_anti"), bad.join(kept, same, "left_semi")
 
     def check_limit(self, target: str, bad: Mapping[str, int], samples: Sequence[str]) -> None:
         """Call this before a micro-batch with bad records is committed.

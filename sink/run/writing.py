@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.rows import BAD, TRUNCATE
+from changelog.rows import BAD, KEPT, TRUNCATE, UNAVAILABLE
 from deltawriters.combine import BUFFER_BYTES
 from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
@@ -251,8 +251,8 @@ class SparkWriter:
         return task.Combine(tuple(self._plan.section.key), columns, self._left_out, BUFFER_BYTES)
 
     def _without_kept(self, changes: DataFrame) -> DataFrame:
-        """Leave out bad records that the dead-letter table already has. Partial rows are among them: one that the table
-        has found no row to be completed from.
+        """Leave out bad records that the dead-letter table already has. Partial rows stay: the table may be able to
+        complete them now. Those that are dead letters already get the class `KEPT`.
 
         The records' places are compared, not only positions: the topic may have been created anew, and the
         configuration may refuse other records now.
@@ -264,8 +264,12 @@ class SparkWriter:
         changes = changes.localCheckpoint()
         # a TRUNCATE that is applied now may have been refused with another configuration
         is_bad = F.col(BAD).isNotNull() & (F.col(f"{BAD}.error_class") != TRUNCATE)
-        bad = self._dead_letters.without_kept(target, changes.where(is_bad), changes.sparkSession)
-        return changes.where(~is_bad).unionByName(bad)
+        new, kept = self._dead_letters.divided(target, changes.where(is_bad), changes.sparkSession)
+        left = changes.where(~is_bad).unionByName(new)
+        if UNAVAILABLE not in changes.columns:
+            return left
+        partial = kept.where(F.col(UNAVAILABLE).isNotNull())
+        return left.unionByName(partial.withColumn(BAD, F.col(BAD).withField("error_class", F.lit(KEPT))))
 
 
 def is_read_by_each(batch: TableBatch, tasks: int) -> bool:

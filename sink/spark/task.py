@@ -25,7 +25,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, StatedKeys, failed_with, merged_keys, merged_types
 from changelog.row_kind_parquet import NotPlainError, PlainRows
-from changelog.rows import BAD, HASH, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
+from changelog.rows import BAD, HASH, KEPT, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
@@ -368,7 +368,9 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
                 writer.write(good)
         result = writer.close()
         for letters in result.completed.letters:
-            reject(letters)
+            new = letters.filter(pc.not_equal(letters.field("error_class"), KEPT))
+            if len(new):
+                reject(new)
         dead_files = dead.close() if dead else []
         index_part = _index_part(plan, index, result) if plan.index and index and result.index else None
     except BaseException:

@@ -12,9 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from deltawriters.keyindex import IndexedFile
+from deltawriters.table import OtherColumnsError
 from tests.delta.harness import DeltaJob, crashing
 from tests.delta.readers import READERS
-from tests.delta.test_writers import field, struct, table_at
+from tests.delta.test_writers import array, field, struct, table_at
 from tests.sink.partial_story import FIRST, play_toast, toast_job
 
 COLUMNS = "id INT, note STRING, big STRING, bb BINARY, arr ARRAY<STRING>"
@@ -35,19 +36,42 @@ def test_unchanged_toast_values_are_kept(spark: SparkSession, tmp_path: Path) ->
     job.check(readers=())
 
 
-def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path) -> None:
-    """Columns were renamed, widened and added, inside of a struct too. A partition column is in no file."""
+def named_otherwise(dtype: pa.DataType) -> pa.DataType:
+    """The type with other names, and with the field ids that the names end in."""
+    if pa.types.is_list(dtype):
+        return pa.list_(named_otherwise(dtype.value_type))
+    if not pa.types.is_struct(dtype):
+        return dtype
+    ids = [part.name.removeprefix("col-") for part in dtype]
+    return pa.struct([
+        pa.field(f"other-{number}", named_otherwise(part.type), part.nullable, {"PARQUET:field_id": number})
+        for part, number in zip(dtype, ids, strict=True)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path, mode: str) -> None:
+    """Columns were renamed, widened and added, inside of a struct too. A partition column is in no file. In mode `id`
+    the file has names of its own.
+    """
     point = struct(field("x", "long", 4), field("y", "string", 5))
     table = table_at(
         tmp_path,
         field("id", "long", 1), field("note", "string", 2), field("point", point, 3), field("new", "string", 6),
-        field("day", "date", 7),
-        by=["day"], properties={"delta.columnMapping.mode": "name"},
+        field("day", "date", 7), field("points", array(point), 8),
+        by=["day"], properties={"delta.columnMapping.mode": mode},
     )  # fmt: skip
     path = str(tmp_path / "old.parquet")
-    place = pa.array([{"col-4": 1}, None, {"col-4": None}], pa.struct([("col-4", pa.int32())]))
-    old = pa.table({"col-2": ["a", "b", None], "col-3": place, "col-1": pa.array([1, 2, 3], pa.int32())})
-    pq.write_table(old, path, row_group_size=2)
+    place = pa.struct([("col-4", pa.int32())])
+    old = pa.table({
+        "col-2": ["a", "b", None],
+        "col-3": pa.array([{"col-4": 1}, None, {"col-4": None}], place),
+        "col-8": pa.array([[{"col-4": 1}, None], None, []], pa.list_(place)),
+        "col-1": pa.array([1, 2, 3], pa.int32()),
+    }).to_struct_array().combine_chunks()  # fmt: skip
+    if mode == "id":
+        old = old.view(named_otherwise(old.type))
+    pq.write_table(pa.Table.from_struct_array(old), path, row_group_size=2)
     file = IndexedFile(path, 0, json.loads('{"col-7": "2026-01-02"}'))
     found = list(table.present_rows(file, np.array([0, 1, 2]), table.arrow_schema.names))
     assert [part for part, _ in found] == [slice(0, 2), slice(2, 3)]
@@ -58,6 +82,81 @@ def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path) -> None:
         [2, "b", None, None],
         [3, None, {"x": None, "y": None}, None],
     ]
+    assert rows.column("points").to_pylist() == [[{"x": 1, "y": None}, None], None, []]
     assert {str(day) for day in rows.column("day").to_pylist()} == {"2026-01-02"}
     ((_, nothing),) = table.present_rows(file, np.array([1]), ["new", "day"])
     assert [str(value) for value in nothing.to_pylist()[0].values()] == ["None", "2026-01-02"]
+
+
+def test_null_structs_whose_fields_are_not_nullable(tmp_path: Path) -> None:
+    """Whatever the file says of the fields, and as rows that can be written again."""
+    inner = struct(field("z", "string", nullable=False))
+    point = struct(field("x", "long", nullable=False), field("inner", inner, nullable=False))
+    table = table_at(tmp_path, field("id", "long"), field("point", point))
+    rows = [{"x": 1, "inner": {"z": "a"}}, None]
+    path = str(tmp_path / "any.parquet")
+    stored = pa.struct([("x", pa.int32()), ("inner", pa.struct([("z", pa.string())]))])
+    pq.write_table(pa.table({"id": [1, 2], "point": pa.array(rows, stored)}), path)
+    ((_, found),) = table.present_rows(IndexedFile(path, 0, {}), np.array([0, 1]), ["point"])
+    assert found.column("point").to_pylist() == rows
+    again = str(tmp_path / "again.parquet")
+    pq.write_table(found, again)
+    assert pq.read_table(again).column("point").to_pylist() == rows
+
+
+def test_values_that_the_table_can_t_have(tmp_path: Path) -> None:
+    """They are no error of the file's format, which would stop the table."""
+    point = struct(field("x", "long", nullable=False))
+    table = table_at(tmp_path, field("id", "long"), field("at", "timestamp_ntz"), field("point", point))
+    path = str(tmp_path / "any.parquet")
+    old = {
+        "id": pa.array([{"x": 1}]),
+        "at": pa.array([1], pa.timestamp("ns")),
+        "point": pa.array([{"x": None}], pa.struct([("x", pa.int64())])),
+    }
+    pq.write_table(pa.table(old), path, store_schema=False)
+    for name in old:
+        with pytest.raises(OtherColumnsError, match=f"{path} has values of column {name} that can't be read as "):
+            list(table.present_rows(IndexedFile(path, 0, {}), np.array([0]), [name]))
+
+
+def test_files_without_field_ids_in_a_table_that_finds_columns_by_them(tmp_path: Path) -> None:
+    table = table_at(tmp_path, field("id", "long", 1), properties={"delta.columnMapping.mode": "id"})
+    path = str(tmp_path / "any.parquet")
+    pq.write_table(pa.table({"col-1": [1]}), path)
+    with pytest.raises(OtherColumnsError, match="has no field ids"):
+        list(table.present_rows(IndexedFile(path, 0, {}), np.array([0]), ["id"]))
+
+
+@pytest.mark.parametrize(
+    ("notes", "is_legacy"),
+    [
+        ({"org.apache.spark.version": "3.5.0", "org.apache.spark.legacyDateTime": ""}, True),
+        ({"org.apache.spark.version": "3.5.0", "org.apache.spark.legacyINT96": ""}, True),
+        ({"org.apache.spark.version": "2.4.8"}, True),
+        ({"org.apache.spark.version": "3.5.0"}, False),
+        ({}, False),
+    ],
+)
+def test_dates_of_another_calendar(tmp_path: Path, notes: dict[str, str], is_legacy: bool) -> None:
+    """Old files of Spark have dates and times of the Julian calendar, also inside of a struct."""
+    day = struct(field("day", "date"))
+    table = table_at(tmp_path, field("id", "long"), field("at", "timestamp"), field("span", day), field("new", "date"))
+    path = str(tmp_path / "any.parquet")
+    old = pa.table(
+        {
+            "id": [1],
+            "at": pa.array([0], pa.timestamp("us", "UTC")),
+            "span": pa.array([{"day": None}], pa.struct([("day", pa.date32())])),
+        }
+    )
+    with pq.ParquetWriter(path, old.schema, store_schema=False) as writer:
+        writer.write_table(old)
+        writer.add_key_value_metadata(notes)
+    file = IndexedFile(path, 0, {})
+    for name in table.arrow_schema.names:
+        if is_legacy and name in ("at", "span"):
+            with pytest.raises(OtherColumnsError, match=f"{path} has dates or times of the Julian calendar"):
+                list(table.present_rows(file, np.array([0]), [name]))
+        else:
+            assert len(list(table.present_rows(file, np.array([0]), [name]))) == 1

@@ -29,6 +29,7 @@ from deltawriters.keyindex import (
 )
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, delete_rows
+from deltawriters.table import OtherColumnsError
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.changelog.messages import spec
 from tests.deltawriters.lake import Lake
@@ -372,6 +373,54 @@ def test_a_file_that_can_t_be_read_makes_dead_letters(tmp_path: Path) -> None:
     (reason,) = letters(result).values()
     assert reason.startswith(f"column x: not sent, and {path} has columns that can't be read")
     assert table.rows() == {1: row(1)}
+
+
+@pytest.mark.parametrize("flush_bytes", [1, 1 << 20])
+def test_what_can_t_be_read_again_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush_bytes: int) -> None:
+    """A file of the commit itself, and the second row group of a file: what was read before is no dead letter."""
+    table = Table(table_at(tmp_path, properties={"write.parquet.row-group-size-bytes": "1"}))
+    table.commit(*(batch([(RowKind.INSERT, n, row(n))]) for n in (1, 2)), flush_bytes=1)
+    original = IcebergTableSpec.present_rows
+
+    def present_rows(self: Any, *args: Any) -> Any:
+        yield next(original(self, *args))
+        raise OtherColumnsError("nobody can read it")
+
+    monkeypatch.setattr(IcebergTableSpec, "present_rows", present_rows)
+    changes = [
+        (RowKind.INSERT, 3, row(3)),
+        (RowKind.INSERT, 4, row(4)),
+        partial(5, 3, note="b"),
+        partial(6, 4, note="b"),
+    ]
+    changes += [partial(7, 1, note="b"), partial(8, 2, note="b")]
+    result = table.commit(*(batch([change]) for change in changes), flush_bytes=flush_bytes)
+    found = {number: found["note"] for number, found in table.rows().items()}
+    refused = letters(result)
+    assert len(found) == 4
+    assert {number for number, note in found.items() if note == "a"} == {{5: 3, 6: 4, 7: 1, 8: 2}[n] for n in refused}
+    assert len(refused) == (2 if flush_bytes == 1 else 1)
+
+
+def test_more_messages_of_partial_rows_than_an_array_can_have(tmp_path: Path) -> None:
+    """The messages are 3 GB of virtual memory, of which nothing is copied."""
+    table = Table(table_at(tmp_path))
+    table.commit(batch([(RowKind.INSERT, 1, row(1))]))
+    small = [batch([partial(n, 1, note=str(n))]) for n in range(2, 5)] + [batch([partial(5, 9)])]
+    message = pa.py_buffer(np.zeros(1 << 30, np.uint8))
+    batches = []
+    for number, changes in enumerate(small):
+        bad = changes.column(BAD)
+        fields = {part.name: bad.field(part.name) for part in bad.type}
+        if number < 3:
+            fields["value"] = pa.Array.from_buffers(
+                pa.binary(), 1, [None, pa.py_buffer(np.array([0, 1 << 30], np.int32)), message]
+            )
+        large = pa.StructArray.from_arrays(list(fields.values()), fields=list(bad.type))
+        batches.append(changes.set_column(changes.schema.names.index(BAD), changes.schema.field(BAD), large))
+    result = table.commit(*batches)
+    assert letters(result) == {5: ABSENT}
+    assert table.rows() == {1: row(1, note="4")}
 
 
 @pytest.mark.parametrize("flush_bytes", [1, 1 << 20])

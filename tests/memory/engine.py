@@ -11,10 +11,12 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from changelog.rows import BAD, PREFIX, UNAVAILABLE, unavailable_bits, unavailable_columns
+from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, unavailable_bits, unavailable_columns
+from deltawriters import DeltaWriter, WriteResult
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.rewrite import RewriteGroup
@@ -49,6 +51,22 @@ def in_task(number: int, attempt: int) -> Iterator[None]:
         TaskContext._taskContext = before
 
 
+@contextmanager
+def _noting(refused: set[int]) -> Iterator[None]:
+    """Note which partial rows a task's writer can't complete."""
+
+    class Noting(DeltaWriter):
+        def close(self) -> WriteResult:
+            result = super().close()
+            for part in result.completed.letters:
+                refused.update(part.field("offset").to_pylist())
+            return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "DeltaWriter", Noting)
+        yield
+
+
 class MemoryEngine:
     """See `sink.run.engine.Engine`.
 
@@ -60,6 +78,7 @@ class MemoryEngine:
     :param batch_rows: most rows of a record batch.
     :param clock: of the process.
     :param kept: returns the offsets of the dead letters that are kept.
+    :param refused: gets, for each attempt's operation, the offsets of the partial rows that nothing could complete.
     """
 
     def __init__(
@@ -73,6 +92,7 @@ class MemoryEngine:
         leaves_idle_out: bool = False,
         batch_rows: int = 1000,
         kept: Callable[[], Collection[int]] = tuple,
+        refused: dict[str, set[int]] | None = None,
     ) -> None:
         self.catalogs = catalogs
         self.clock = clock
@@ -80,6 +100,7 @@ class MemoryEngine:
         self.leaves_idle_out = leaves_idle_out
         self.batch_rows = batch_rows
         self.kept = kept
+        self.refused = {} if refused is None else refused
         self.table = table
         self._folder = folder
         self._attempts = iter(range(1, 1 << 30))
@@ -132,18 +153,18 @@ class MemoryWriter:
         changes: Any = batch.changes
         if may_repeat:
             self._engine.clock.step("look for dead letters")
-            offsets = pc.struct_field(changes.column(BAD), ["offset"])
-            changes = changes.filter(pc.invert(pc.is_in(offsets, pa.array(self._engine.kept(), pa.int64()))))
+            changes = _marked(changes, self._engine.kept())
         batches = _in_types(changes, self._plan).to_batches(self._engine.batch_rows)
         hashed = list(to_all(self._task_plans.hash(begun, tasks).added(batches), tasks))
         results = []
         self._uncommitted.paths = []
+        refused = self._engine.refused.setdefault(begun.operation, set())
         try:
             for number in range(tasks):
                 own = [part for part in owned(hashed, number, tasks, keep_hash=True) if len(part)]
                 if own or not self._engine.leaves_idle_out:
                     self._engine.clock.step("start a task")
-                    with in_task(number, self._engine.next_attempt()):
+                    with in_task(number, self._engine.next_attempt()), _noting(refused):
                         results += _texts(list(task.run(plan, _adding(self._uncommitted.paths), own)))
         except Exception as error:
             self._uncommitted.delete()
@@ -196,6 +217,16 @@ def _adding(paths: list[str]) -> "Accumulator[list[str]]":
 
 def _texts(results: Iterable[pa.RecordBatch]) -> list[str]:
     return [text for batch in results for text in batch.column(0).to_pylist()]
+
+
+def _marked(changes: pa.Table, kept: Collection[int]) -> pa.Table:
+    """The changes, all of whose dead letters are of partial rows, with the class `KEPT` of those that are kept."""
+    bad = changes.column(BAD).combine_chunks()
+    is_kept = pc.is_in(pc.struct_field(bad, ["offset"]), pa.array(kept, pa.int64()))
+    fields = {field.name: bad.field(field.name) for field in bad.type}
+    fields["error_class"] = pc.if_else(is_kept, KEPT, fields["error_class"])
+    marked = pa.StructArray.from_arrays(list(fields.values()), fields=list(bad.type), mask=bad.is_null())
+    return changes.set_column(changes.column_names.index(BAD), changes.schema.field(BAD), marked)
 
 
 def _in_types(changes: pa.Table, plan: TablePlan) -> pa.Table:

@@ -15,7 +15,7 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -353,6 +353,10 @@ class Player:
         self.letters.contents = self.store.contents
         self.kept: dict[int, frozenset[int]] = {}
         """The dead letters at each snapshot, by offset."""
+        self.refused: dict[str, set[int]] = {}
+        """The partial updates that the files of an attempt, by its operation, don't apply. A dead letter alone doesn't
+        tell: a later attempt may apply it.
+        """
         self.happened: set[str] = set()
         self.effects: dict[int, Callable[[Content], Content]] = {}
         self._foreign = iter(range(1 << 30))
@@ -403,6 +407,7 @@ class Player:
             leaves_idle_out=self.story.leaves_idle_out,
             batch_rows=self.story.batch_rows,
             kept=lambda: set(self.offsets()),
+            refused=self.refused,
         )
         source: Any = _Source()
         key = TableKey(self.story.key, configured=True)
@@ -685,7 +690,9 @@ class Player:
             elif "position" in snapshot.sink:
                 end = int(snapshot.sink["position"]["offset"])
                 assert offset < end, "a micro-batch was applied twice"
-                before, offset = self._applied(before, offset, end, snapshot.id), end
+                refused = self.refused.get(snapshot.sink["operation"], set())
+                assert refused <= self.kept[snapshot.id], "an update was not applied, and no dead letter was kept"
+                before, offset = self._applied(before, offset, end, refused), end
             expected[snapshot.id], offsets[snapshot.id] = before, offset
             found = self.content(snapshot)
             missing, extra = before - found, found - before
@@ -697,28 +704,30 @@ class Player:
         if "second driver" not in self.happened:  # which may not know that the first has just kept the same
             assert len(set(letters)) == len(letters), f"dead letters were kept twice: {letters}"
 
-    def _applied(self, content: Content, start: int, end: int, snapshot: int) -> Content:
+    def _applied(self, content: Content, start: int, end: int, refused: Collection[int]) -> Content:
         """The rows after a micro-batch. It takes all earlier rows of its keys away, also those of others. A TRUNCATE is
         about all keys.
+
+        :param refused: the partial updates that nothing could complete.
         """
         content = Counter(content)
         for number, message in enumerate(self.messages[start:end], start):
             if message.truncates:
                 content = Counter()
             elif message.lacking:
-                self._apply_partial(content, number, end, number in self.kept[snapshot])
+                self._apply_partial(content, number, end, number in refused)
             else:
                 content = _kept(content, lambda row, rows=message.rows: self.key_of(row) not in rows)  # type: ignore[misc]
                 content += Counter(row for row in message.rows.values() if row is not None)
         return content
 
-    def _apply_partial(self, content: Content, number: int, end: int, is_letter: bool) -> None:
-        """Change the row that a partial update is about, unless the update became a dead letter."""
+    def _apply_partial(self, content: Content, number: int, end: int, is_refused: bool) -> None:
+        """Change the row that a partial update is about, unless nothing could complete it."""
         message = self.messages[number]
         ((key, sent),) = message.rows.items()
         assert sent is not None
         found = [row for row in content.elements() if self.key_of(row) == key]
-        if is_letter:
+        if is_refused:
             assert len(found) != 1 or self.happened & CHANGES_ROWS, f"message {number} became a dead letter"
         elif len(found) == 1:
             content.subtract(found)

@@ -7,7 +7,7 @@ again. A story that fails is printed in its simplest form.
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,12 @@ from random import SystemRandom
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark import SparkContext
 
+from changelog.rows import BAD
 from deltawriters import DeltaWriter, delta
 from deltawriters.resolve import NOWHERE
 from sink.run import keyindex
@@ -182,6 +185,14 @@ def _keep_dead_letters_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableSink, "_has_kept_letters", lambda self: False)
 
 
+def _leave_out_updates_that_are_kept(patch: pytest.MonkeyPatch) -> None:
+    def unkept(changes: pa.Table, kept: Collection[int]) -> pa.Table:
+        offsets = pc.struct_field(changes.column(BAD), ["offset"])
+        return changes.filter(pc.invert(pc.is_in(offsets, pa.array(kept, pa.int64()))))
+
+    patch.setattr(engine, "_marked", unkept)
+
+
 def _build_on_what_was_deleted(patch: pytest.MonkeyPatch) -> None:
     original = DeltaWriter._standing
 
@@ -213,6 +224,7 @@ def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
     "mistake",
     [
         _keep_dead_letters_again,
+        _leave_out_updates_that_are_kept,
         _build_on_what_was_deleted,
         _look_up_nothing_again,
         _keep_what_was_found_in_touched_files,

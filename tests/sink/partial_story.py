@@ -81,6 +81,27 @@ def play_toast(job: Job, read: Read, crashing: Callable[[], Any], foreign: Calla
         job.run()
 
 
+def play_read_again(job: Job, read: Read, forget: Callable[[], None]) -> None:
+    """A dead letter that the table can complete after all is applied when it is read again. One that nothing completes
+    is not kept twice.
+
+    :param forget: removes the table's position.
+    """
+    toast_job(job, {"unavailable": "reject"})
+    write(job, inserted(1, 1), update(1, 5), update(7, 6))
+    job.run()
+    assert [letter[0] for letter in letters(job)] == ["unavailable_value"] * 2
+    assert read() == [FIRST]
+    kept = letters(job)
+
+    toast_job(job)
+    forget()
+    job.lose_checkpoint()
+    job.run()
+    assert read() == [FIRST | {"note": "b"}]
+    assert letters(job) == kept
+
+
 def play_tools(job: Job, read: Read) -> None:
     """Compressed updates of GoldenGate, then updates of DMS with unknown values, in the same table."""
     job.columns, job.file_format = {"id": "bigint", "title": "string", "shelf": "string"}, "json"

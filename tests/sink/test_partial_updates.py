@@ -9,7 +9,7 @@ from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from tests.sink.harness import Job, crashing
-from tests.sink.partial_story import FIRST, play_toast, play_tools, toast_job
+from tests.sink.partial_story import FIRST, play_read_again, play_toast, play_tools, toast_job
 
 pytestmark = pytest.mark.spark
 
@@ -43,3 +43,12 @@ def test_unchanged_toast_values_are_kept(spark: SparkSession, tmp_path: Path, ve
 def test_updates_of_tools_that_send_only_what_changed(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path)
     play_tools(job, partial(rows, job))
+
+
+def test_a_kept_dead_letter_is_applied_when_it_is_read_again(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path)
+
+    def forget() -> None:
+        spark.sql(f"ALTER TABLE {job.target} UNSET TBLPROPERTIES ('rowdelta.{job.sink_id}.position')")
+
+    play_read_again(job, partial(rows, job), forget)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 _ID = "delta.columnMapping.id"
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
-_FIELD_ID = "PARQUET:field_id"
+FIELD_ID = b"PARQUET:field_id"
 _TYPES: Mapping[str, pa.DataType] = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -55,7 +55,7 @@ class Column:
 
     @property
     def physical_field(self) -> pa.Field:
-        ids = None if self.field_id is None else {_FIELD_ID: str(self.field_id)}
+        ids = None if self.field_id is None else {FIELD_ID: str(self.field_id)}
         return pa.field(self.physical_name, self.physical_type, self.nullable, ids)
 
 

@@ -4,6 +4,7 @@ DeltaTableSpec     what the writers know about the table
 ├─ schema.py       columns in Arrow, with physical names and field ids
 ├─ partitions.py   partition values of rows, and folders
 ├─ statistics.py   the `stats` of an `add` action
+├─ present_rows.py rows that partial updates build on
 ├─ deletes.py      rows of the commit that a later change superseded
 └─ vectors.py      deletion vectors
 """
@@ -27,13 +28,14 @@ from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts, rows_at
+from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.partitioning import as_table_types
 from deltawriters.rewrite import SmallFile
 from deltawriters.storage import file_io
 from deltawriters.table import OtherColumnsError, TableSpec
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
+from sink.targets.delta.present_rows import as_column, present_rows
 from sink.targets.delta.schema import Column, columns_of
 from sink.targets.delta.statistics import Path, indexed, statistics
 
@@ -198,7 +200,8 @@ class DeltaTableSpec(TableSpec):
             if column.name in self.partition_columns:
                 columns.append(repeated(column, values[column.physical_name], len(rows)))
             else:
-                columns.append(_renamed(rows.column(column.physical_name), column))
+                values_in_file = rows.column(column.physical_name)
+                columns.append(as_column(values_in_file, column, small.path, by_id=self._finds_by_id))
         if moved._lineage:
             columns += _inherited(rows, small, [part.name for part in moved._lineage])
         names = moved.arrow_schema.names
@@ -207,24 +210,8 @@ class DeltaTableSpec(TableSpec):
     def present_rows(
         self, file: IndexedFile, positions: Ints, columns: Sequence[str]
     ) -> Iterator[tuple[slice, pa.Table]]:
-        """Columns are found by their physical names, which never change. A column that the file lacks is null."""
         chosen = [column for column in self.columns if column.name in columns]
-        schema = pa.schema([column.logical_field for column in chosen])
-
-        def choose(physical: pa.Schema) -> list[str]:
-            return [c.physical_name for c in chosen if c.physical_name in physical.names]
-
-        for part, rows in rows_at(self.io, file.path, positions, choose):
-            count = part.stop - part.start
-            found: list[pa.Array | pa.ChunkedArray] = []
-            for column in chosen:
-                if column.physical_name in rows.column_names:
-                    found.append(_renamed(rows.column(column.physical_name), column))
-                elif column.name in self.partition_columns:
-                    found.append(repeated(column, file.partition[column.physical_name], count))
-                else:
-                    found.append(pa.nulls(count, column.type))
-            yield part, as_table_types(pa.Table.from_arrays(found, schema.names), schema)
+        return present_rows(self.io, file, positions, chosen, by_id=self._finds_by_id)
 
     def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
         raise ValueError(f"the table at {self.location} is a Delta table, which has no delete files")
@@ -236,6 +223,10 @@ class DeltaTableSpec(TableSpec):
     @property
     def _mapping(self) -> str:
         return self.properties_by_name.get(MAPPING_MODE, "none")
+
+    @property
+    def _finds_by_id(self) -> bool:
+        return self._mapping == "id"
 
     @cached_property
     def _partitioning(self) -> tuple[Column, ...]:
@@ -281,14 +272,6 @@ def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         for column, part in zip(rows.columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _renamed(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
-    """A column of a data file with the table's names and types."""
-    if not pa.types.is_nested(column.type) or values.type == column.type:
-        return values.cast(column.type)
-    physical = values.cast(column.physical_type)
-    return pa.chunked_array([chunk.view(column.type) for chunk in physical.chunks], column.type)
 
 
 def _inherited(rows: pa.Table, small: SmallFile, names: list[str]) -> list[pa.ChunkedArray]:
