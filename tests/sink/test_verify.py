@@ -128,7 +128,7 @@ COLUMNS = {"id": "bigint", "name": "string", "amount": "decimal(12,2)"}
 def verified(job: Job, **options: Any) -> list[str]:
     """What verify prints about the job's tables."""
     found = verify(job.spark, job.config(), (), options.get("limit", 20), 30)
-    printed = []
+    printed = list[str]()
     for outcome in found:
         if outcome.error is not None:
             raise outcome.error

@@ -142,4 +142,4 @@ def _has_time(dtype: pa.DataType) -> bool:
     """Whether there are dates or timestamps in a type."""
     if pa.types.is_nested(dtype):
         return any(_has_time(dtype.field(number).type) for number in range(dtype.num_fields))
-    return pa.types.is_date(dtype) or pa.types.is_timestamp(dtype)
+    return bool(pa.types.is_date(dtype) or pa.types.is_timestamp(dtype))
