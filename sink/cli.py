@@ -104,7 +104,10 @@ what it needs:
   A user who may read the tables. In Postgres, pg_monitor (to see how far Debezium is) makes it faster and surer; in
   MySQL and MariaDB, PROCESS. The sink must run, or have applied what the topic has.
 
-exit code 1: a table differs from its source.
+exit codes:
+  1   a table differs from its source
+  75  none differs, but one couldn't be compared, or all its keys changed all the time: run again
+  2, 4  none differs, but one can't be compared as things are: see what is printed
 """
 
 _EPILOG = """\
@@ -504,13 +507,13 @@ def _verify(args: argparse.Namespace) -> int:
     from sink.spark import session
 
     spark = session.start(verify.with_drivers(config), short=True)
-    different = False
+    outcomes = []
     with session.stopping(spark):
         for outcome in verify.verify(spark, config, args.table, args.limit, args.timeout):
-            different |= not outcome.is_equal
+            outcomes.append(outcome)
             for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):
-                print(line, flush=True)
-    return 1 if different else 0
+                print(printable(line), flush=True)
+    return verify.exit_code(outcomes)
 
 
 def _time(text: str) -> int:

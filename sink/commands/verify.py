@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pyspark.sql import SparkSession
 
 from sink.config import Config, TableSection, VerifySection
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import Selection
-from sink.errors import ConfigError, TableError
+from sink.errors import ConfigError, RowdeltaError, TableError
+from sink.printing import one_line
 from sink.run.inference import SparkSample
 from sink.run.keys import table_key, with_key
 from sink.run.patterns import ResolvedTable, find_tables, source_pattern
@@ -20,7 +21,7 @@ from sink.targets.catalogs import Catalogs
 from sink.verify.comparison import Difference
 from sink.verify.mysql import MySQL
 from sink.verify.postgres import Postgres
-from sink.verify.rounds import Outcome, Patience, Rounds
+from sink.verify.rounds import Outcome, Patience, Rounds, Verdict
 from sink.verify.source import SparkTable, VerifySource
 from sink.verify.topic import Topic
 
@@ -46,29 +47,43 @@ def with_drivers(config: Config) -> Config:
 
 
 def verify(spark: SparkSession, config: Config, names: Sequence[str], limit: int, timeout: float) -> Iterator[Outcome]:
-    """Compare tables with their sources, one after the other.
+    """Compare tables with their sources, one after the other. One that can't be compared doesn't stop the others: its
+    outcome has the error.
 
     :param names: targets, or ends of their names. Without any it is all tables.
     :param limit: differences that are shown of each table, at most.
     :param timeout: seconds that a round waits for the sink.
-    :raises ConfigError: a table can't be compared as the configuration says.
-    :raises TableError: a table doesn't exist.
-    :raises TemporaryError: the sink, the source or the connector isn't there in time.
+    :raises ConfigError: there is no such table, or one has no section `verify`.
     """
     source = open_source(spark, config, {})
     resolved = find_tables(config, source)
     chosen = _chosen(resolved, names)
     for table in chosen:
-        if table.error is not None:
-            raise table.error
         if config.verify_of(table.section) is None:
             raise ConfigError(f"{table.path}: {table.section.target} has no verify section. {_WAY_OUT}")
     for table in chosen:
-        yield _verify(spark, config, table, limit, timeout)
+        try:
+            yield _verify(spark, config, table, limit, timeout)
+        except RowdeltaError as error:
+            yield Outcome(table.section.target, "", error=error)
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> int:
+    """1 if a table differs. Else, if one couldn't be compared, the code of its error, and of several the one that asks
+    for more than another run.
+    """
+    return min((code for outcome in outcomes if (code := outcome.exit_code)), default=0)
 
 
 def lines(outcome: Outcome) -> Iterator[str]:
-    """An outcome for people."""
+    """An outcome for people. No text of a table or a database can look like a line of ours."""
+    return map(one_line, _lines(outcome))
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    if outcome.error is not None:
+        yield f"{outcome.table}: NOT COMPARED: {outcome.error}"
+        return
     yield f"{outcome.table} against {outcome.source}: {_verdict(outcome)}"
     at = f"source at {outcome.position}, table at" if outcome.position else "table at"
     rounds = f"{outcome.rounds} rounds" if outcome.rounds > 1 else "1 round"
@@ -77,6 +92,8 @@ def lines(outcome: Outcome) -> Iterator[str]:
         yield f"  not compared: {', '.join(columns)} ({reason})"
     if outcome.changing:
         yield f"  changed all the time: {outcome.changing:,} keys not compared"
+    if outcome.unconfirmed:
+        yield f"  differed in the last round, and may be equal by now: {outcome.unconfirmed:,} keys"
     for difference in outcome.differences:
         key = ", ".join(f"{name}={_shown(value)}" for name, value in difference.key.items())
         names = ", ".join(column.column for column in difference.columns)
@@ -112,6 +129,7 @@ def as_json(outcome: Outcome) -> str:
             "table": outcome.table,
             "source": outcome.source,
             "equal": outcome.is_equal,
+            "verdict": outcome.verdict,
             "position": outcome.position,
             "state": outcome.table_state,
             "source_rows": outcome.source_rows,
@@ -119,15 +137,18 @@ def as_json(outcome: Outcome) -> str:
             "rounds": outcome.rounds,
             "not_compared": outcome.not_compared,
             "changing": outcome.changing,
+            "unconfirmed": outcome.unconfirmed,
             "different": outcome.different,
             "differences": [difference(found) for found in outcome.differences],
             "dead_letters": outcome.dead_letters,
-        },
-        ensure_ascii=False,
+            "error": None if outcome.error is None else str(outcome.error),
+        }
     )
 
 
 def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit: int, timeout: float) -> Outcome:
+    if resolved.error is not None:
+        raise resolved.error
     section = resolved.section
     catalogs = Catalogs(spark, config)
     target = catalogs.load(section.target)
@@ -214,7 +235,13 @@ def _dead_letters(spark: SparkSession, config: Config, section: TableSection) ->
 def _verdict(outcome: Outcome) -> str:
     if outcome.different:
         return f"DIFFERENT in {outcome.different:,} {'key' if outcome.different == 1 else 'keys'}"
-    return "EQUAL"
+    again = "compare again when traffic is lower"
+    return {
+        Verdict.EQUAL: "EQUAL",
+        Verdict.PARTLY_EQUAL: "EQUAL in what was compared",
+        Verdict.UNCERTAIN: f"UNCERTAIN, {again}",
+        Verdict.NOT_COMPARED: f"NOT COMPARED, all keys changed all the time; {again}",
+    }[outcome.verdict]
 
 
 def _by_reason(outcome: Outcome) -> dict[str, list[str]]:

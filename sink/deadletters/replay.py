@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 
 from changelog.decoding import CHANGES_PER_RECORD
 from changelog.row_kind_columns import quoted
-from changelog.rows import BAD, TRUNCATE, UNAVAILABLE, order_column
+from changelog.rows import BAD, order_column
 from sink.config import Config
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import RECORD, Selection, same_record
@@ -48,6 +48,7 @@ from sink.run.plan import plan_table
 from sink.run.spark_engine import SparkEngine
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
+from sink.spark.changes import is_bad, is_truncate
 from sink.targets.catalogs import Catalogs
 
 log = logging.getLogger("rowdelta")
@@ -153,7 +154,7 @@ class _Replay:
         letters = letters.withColumn("passed", _passed(position)).localCheckpoint()
         log.info("%s: decoding %d dead letters", target, letters.count())
         changes = self._sink.decoded(_as_records(letters.where("passed")))
-        refused = changes.where(_is_bad(changes)).select(f"{BAD}.*").select(*RECORD).distinct().localCheckpoint()
+        refused = changes.where(is_bad(changes)).select(f"{BAD}.*").select(*RECORD).distinct().localCheckpoint()
         passed = letters.where("passed")
         understood = _records_in(passed, refused, "left_anti").localCheckpoint()
         first = self._first(understood)
@@ -209,13 +210,13 @@ class _Replay:
         log.info("%s: reading what the topic has of %d keys since", target, concerned.count())
 
         def keep(changes: DataFrame) -> DataFrame:
-            rows = changes.join(concerned, key, "left").where(_is_bad(changes) | F.col(_CONCERNED))
+            rows = changes.join(concerned, key, "left").where(is_bad(changes) | F.col(_CONCERNED))
             return rows.select(*(quoted(name) for name in changes.columns))
 
         changes = self._sink.decoded(records, keep)
-        is_bad, is_truncate = _is_bad(changes), F.col(f"{BAD}.error_class") == TRUNCATE
-        self._check_refused(changes.where(is_bad & ~is_truncate), force)
-        changes = self._since_truncate(changes.where(~is_bad), changes.where(is_truncate))
+        bad, truncate = is_bad(changes), is_truncate()
+        self._check_refused(changes.where(bad & ~truncate), force)
+        changes = self._since_truncate(changes.where(~bad), changes.where(truncate))
         if not self._section.order_by:
             changes = self._by_time(changes, records)
         count = changes.count()
@@ -270,12 +271,6 @@ class _Replay:
                 f"that are not dead letters: they were applied when they arrived. {shown}. Nothing was changed. "
                 "Correct the configuration, or, if you deleted these dead letters, use --force."
             )
-
-
-def _is_bad(changes: DataFrame) -> Column:
-    """Whether a changelog row is a bad record. A partial row isn't."""
-    bad = F.col(BAD).isNotNull()
-    return bad & F.col(UNAVAILABLE).isNull() if UNAVAILABLE in changes.columns else bad
 
 
 def _passed(position: Position) -> Column:

@@ -34,12 +34,37 @@ def misfit(number: int) -> str:
 
 def comparable(column: Column, dtype: T.DataType) -> tuple[Column, T.DataType]:
     """A column that Spark can compare, sort, group by and hash, and its type. Equal values stay equal."""
-    if isinstance(dtype, T.MapType):
-        column, dtype = F.array_sort(F.map_entries(column)), T.ArrayType(T.StringType())
-    if isinstance(dtype, T.ArrayType | T.StructType):
+    if isinstance(dtype, T.MapType | T.ArrayType | T.StructType):
+        column = _sorted_maps(column, dtype)
         text = F.to_json(F.struct(column.alias("v")), _JSON)
         return F.when(column.isNotNull(), F.regexp_replace(text, r"^\{\"v\":|\}$", "")), T.StringType()
     return column, dtype
+
+
+def _sorted_maps(column: Column, dtype: T.DataType) -> Column:
+    """Maps as arrays of entries in the order of their keys, wherever they are in the value."""
+    if not _has_map(dtype):
+        return column
+    if isinstance(dtype, T.MapType):
+        value_type = dtype.valueType
+
+        def entry(found: Column) -> Column:
+            inner = _sorted_maps(found["value"], value_type)
+            return F.struct(found["key"].alias("key"), inner.alias("value"))
+
+        return F.array_sort(F.transform(F.map_entries(column), entry))
+    if isinstance(dtype, T.ArrayType):
+        element_type = dtype.elementType
+        return F.transform(column, lambda element: _sorted_maps(element, element_type))
+    assert isinstance(dtype, T.StructType)
+    fields = [_sorted_maps(column.getField(f.name), f.dataType).alias(f.name) for f in dtype]
+    return F.when(column.isNotNull(), F.struct(*fields))
+
+
+def _has_map(dtype: T.DataType) -> bool:
+    if isinstance(dtype, T.StructType):
+        return any(_has_map(field.dataType) for field in dtype)
+    return isinstance(dtype, T.MapType) or (isinstance(dtype, T.ArrayType) and _has_map(dtype.elementType))
 
 
 def row_hash(frame: DataFrame, columns: int) -> Column:

@@ -112,6 +112,8 @@ def conversion(selected: Selected, dtype: T.DataType) -> Conversion | None:
     if kind in (Kind.FLOAT, Kind.DOUBLE) and isinstance(dtype, T.FloatType | T.DoubleType):
         # a float is written as the nearest decimal, which is another double
         own = T.FloatType() if kind is Kind.FLOAT else dtype
+        if kind is Kind.DOUBLE and isinstance(dtype, T.FloatType):
+            return Conversion(dtype, _exact_cast(T.DoubleType(), dtype), may_misfit=True)
         return Conversion(own, lambda column: column.cast(own), lambda column: column.cast(own))
     if kind is Kind.BOOLEAN and isinstance(dtype, T.BooleanType | T.IntegralType):
         return Conversion(dtype, lambda column: column.cast(dtype))
@@ -171,7 +173,7 @@ def _number(selected: Selected, dtype: T.NumericType) -> Conversion:
     """Exact, or it doesn't fit: Spark's cast would round what has more digits after the point."""
     cast = _cast(dtype)
     if isinstance(dtype, T.FractionalType) and not isinstance(dtype, T.DecimalType):
-        return Conversion(dtype, cast)
+        return Conversion(dtype, lambda column: _floating(column, dtype), may_misfit=True)
     scale = dtype.scale if isinstance(dtype, T.DecimalType) else 0
     if selected.kind in (Kind.INTEGER, Kind.UNSIGNED):
         return Conversion(dtype, cast, may_misfit=True)
@@ -242,11 +244,32 @@ def _cast(dtype: T.DataType) -> Function:
 
 
 def _exact_cast(own: T.DataType | None, dtype: T.DataType) -> Function:
-    """Likewise, of what would be rounded."""
+    """Likewise, of what would be rounded or cut off."""
     cast = _cast(dtype)
-    if own is None or not isinstance(own, T.NumericType) or isinstance(dtype, T.StringType):
+    is_rounded = isinstance(own, T.NumericType | T.TimestampType | T.TimestampNTZType)
+    if own is None or not is_rounded or isinstance(dtype, T.StringType):
         return cast
-    return lambda column: F.when(cast(column).cast(own) == column, cast(column))
+    if isinstance(own, T.DecimalType | T.LongType) and isinstance(dtype, T.FloatType | T.DoubleType):
+        return lambda column: _floating(column.cast("string"), dtype)
+    back = _cast(own)
+    return lambda column: F.when(back(cast(column)) == column, cast(column))
+
+
+def _floating(text: Column, dtype: T.DataType) -> Column:
+    """Of a number with digits. A fraction such as 0.1 fits if it comes back: no floating number is 0.1 itself."""
+    text = text.cast("string")
+    # so many digits of any number come back (C's FLT_DIG and DBL_DIG)
+    digits = 6 if isinstance(dtype, T.FloatType) else 15
+    found = try_cast(text, dtype)
+    wide = try_cast(text, T.DoubleType())
+    is_short = F.length(F.regexp_replace(text, r"^-?0*\.?0*|\.0*$|\.", "")) <= digits
+    # within the range of the type: neither infinite nor zero if the number isn't
+    is_near = (F.abs(found) != float("inf")) & ((found != 0) | (wide == 0)) | ~text.rlike("[0-9]")
+    whole = try_cast(text, T.LongType())
+    is_whole = (try_cast(found, T.LongType()) == whole) & (whole != 2**63 - 1)  # to which a cast of 2^63 is brought
+    back = try_cast(found.cast("string"), T.DecimalType(38, 18))
+    comes_back = (back == try_cast(text, T.DecimalType(38, 18))) & ~text.rlike(r"\.\d{18}\d*[1-9]")
+    return F.when(F.coalesce(is_short & is_near, F.lit(False)) | F.coalesce(is_whole, comes_back, F.lit(False)), found)
 
 
 def _div(column: Column, unit: int) -> Column:

@@ -17,13 +17,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sink.config import VerifySection
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
-from sink.redaction import MASK, masked
+from sink.redaction import masked
 from sink.spark.java_errors import JAVA_ERRORS, java_exception, java_message
 from sink.verify.conversion import Selected
 from sink.verify.source import Delivered, Keys, Reading
 
 _FETCH_ROWS = "5000"
 """Rows of one round trip. By default drivers hold a whole result in memory."""
+_SOCKET_TIMEOUT = 3_600
+"""Seconds that a server may be silent. A query that looks up keys without an index reads the whole table first."""
 INTEGER = r"-?\d{1,20}"
 """Fits the texts of all integers of 64 bits. A database compares longer numbers with a column of them, too."""
 _REFUSED = ("28", "3D", "08004", "42")
@@ -47,9 +49,8 @@ class Connection:
             raise ConfigError(f"Spark was started without the driver {driver}. Start it with --packages {package}.")
         self._section = section
         properties = jvm.java.util.Properties()
-        for name in ("user", "password"):
-            if (value := getattr(section, name)) is not None:
-                properties.setProperty(name, value)
+        for name, value in connection_properties(section).items():
+            properties.setProperty(name, value)
         with self.errors("can't be reached"):
             self._connection = made().connect(address(section), properties)
 
@@ -107,8 +108,6 @@ class Connection:
         text = java_message(error).strip()
         inner = masked(str(cause.getMessage())).strip()
         message = re.sub(r"\s+", " ", inner if "Exception" in text or len(inner) < len(text) else text).rstrip(".")
-        if self._section.password:
-            message = message.replace(self._section.password, MASK)
         state = ""
         with suppress(*JAVA_ERRORS, TypeError):
             state = str(cause.getSQLState())
@@ -116,6 +115,18 @@ class Connection:
         if state.startswith(_REFUSED):
             return ConfigError(f"verify: {place} {what}: {message}. Correct verify.url, verify.user, verify.password.")
         return TemporaryError(f"verify: {place} {what}: {message}. Run again when it answers, or correct verify.url.")
+
+
+def connection_properties(section: VerifySection) -> dict[str, str]:
+    """Who connects, and how long the driver waits for an answer. A connection that a firewall or a crash of the server
+    has cut would be waited for without end. What the URL says wins.
+    """
+    url = str(section.url)
+    second = 1 if url.startswith("jdbc:postgresql:") else 1000  # the driver of MariaDB counts milliseconds
+    defaults = {"socketTimeout": str(_SOCKET_TIMEOUT * second), "tcpKeepAlive": "true"}
+    named = {name: value for name, value in defaults.items() if not re.search(rf"[?&]{name}=", url, re.IGNORECASE)}
+    given = {"user": section.user, "password": section.password}
+    return named | {name: value for name, value in given.items() if value is not None}
 
 
 def address(section: VerifySection) -> str:
@@ -225,10 +236,8 @@ class Database(ABC):
             "query": query,
             "fetchsize": _FETCH_ROWS,
             "sessionInitStatement": first,
+            **connection_properties(self._section),
         }
-        for name in ("user", "password"):
-            if (value := getattr(self._section, name)) is not None:
-                options[name] = value
         with self._connection.errors("refuses a query"):
             frame = self._spark.read.format("jdbc").options(**options).load()
         return frame.toDF(*columns)

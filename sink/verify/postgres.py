@@ -50,7 +50,9 @@ class Postgres(Database):
         # the transaction is idle while tasks read
         connection.run("SET idle_in_transaction_session_timeout = 0")
         with connection.transaction(_REPEATABLE):
-            # the snapshot is older than the LSN: all that it sees is before it
+            # The snapshot is older than the LSN: all that it sees is before it, but for what was committed with
+            # synchronous_commit = off and isn't written yet. The place where the server inserts has that too, but it
+            # may be behind the header of a page that an idle slot never passes. A second round finds what is late.
             ((snapshot,),) = connection.rows("SELECT pg_export_snapshot()")
             ((lsn, version, pages),) = connection.rows(
                 "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, "

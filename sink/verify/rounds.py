@@ -12,11 +12,14 @@ and leaves them to the next round:
 The first round compares the whole table by checksums. Later ones compare single keys: those that were left out, and
 those that differed. A key that differs counts only if it differs in two rounds, since a message may have been late.
 When nothing changes, the first round finds nothing to leave out, and there is no other one.
+
+If a message from E to P is a TRUNCATE, any key may have changed: the round says nothing, and is done again.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -24,7 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind_columns import quoted
-from sink.errors import ConfigError, TemporaryError, summary
+from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
 from sink.run.job_errors import JOB_ERRORS
 from sink.run.plan import TablePlan
 from sink.sources.source import Position
@@ -42,9 +45,9 @@ from sink.verify.comparison import (
     in_buckets,
     shown_differences,
 )
-from sink.verify.conversion import Conversion, conversion
+from sink.verify.conversion import Conversion, Kind, Selected, conversion
 from sink.verify.source import Delivered, Keys, VerifySource
-from sink.verify.topic import Topic
+from sink.verify.topic import Changes, Topic
 
 _ROUNDS = 6
 """Rounds at most. Keys that changed in each of them aren't compared."""
@@ -67,6 +70,19 @@ class Patience:
     timeout: float
 
 
+class Verdict(StrEnum):
+    """What is known about a table."""
+
+    EQUAL = "equal"
+    PARTLY_EQUAL = "equal in what was compared"
+    """Some keys changed in every round."""
+    DIFFERENT = "different"
+    UNCERTAIN = "uncertain"
+    """Keys differed once, and no round was left to see whether they still do."""
+    NOT_COMPARED = "not compared"
+    """All keys changed in every round, or there was an error."""
+
+
 @dataclass
 class Outcome:
     """How a table compares with its source.
@@ -78,7 +94,10 @@ class Outcome:
     :param not_compared: columns that aren't compared, and why.
     :param differences: the first ones.
     :param different: how many keys differ.
+    :param compared: whether at least one key was compared, or there is none on both sides.
     :param changing: how many keys changed in every round, and weren't compared.
+    :param unconfirmed: how many keys differed in the last round, and not before. They may be equal by now.
+    :param error: why the table couldn't be compared.
     :param dead_letters: how many dead letters the table has.
     """
 
@@ -92,12 +111,36 @@ class Outcome:
     not_compared: dict[str, str] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     different: int = 0
+    compared: bool = False
     changing: int = 0
+    unconfirmed: int = 0
     dead_letters: int = 0
+    error: RowdeltaError | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.error is not None:
+            return Verdict.NOT_COMPARED
+        if self.different:
+            return Verdict.DIFFERENT
+        if self.unconfirmed:
+            return Verdict.UNCERTAIN
+        if not self.compared:
+            return Verdict.NOT_COMPARED
+        return Verdict.PARTLY_EQUAL if self.changing else Verdict.EQUAL
 
     @property
     def is_equal(self) -> bool:
-        return self.different == 0
+        return self.verdict in (Verdict.EQUAL, Verdict.PARTLY_EQUAL)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if it is equal, 1 if it differs, else as the error has it."""
+        if self.error is not None:
+            return self.error.exit_code
+        if self.verdict is Verdict.DIFFERENT:
+            return 1
+        return 0 if self.is_equal else TemporaryError.exit_code
 
 
 @dataclass(frozen=True)
@@ -106,12 +149,15 @@ class _Compared:
 
     :param field: its name in the source.
     :param conversion: how both sides are brought into one type.
+    :param is_text_same: whether equal values have equal texts in source and table. A text 007 of the source is an
+        integer 7 in the table.
     """
 
     name: str
     field: str
     conversion: Conversion
     is_uuid: bool
+    is_text_same: bool
 
 
 class Rounds:
@@ -158,43 +204,46 @@ class Rounds:
         scope: DataFrame | None = None
         for number in range(1, _ROUNDS + 1):
             try:
-                scope = self._round(number, scope)
+                scope, is_done = self._round(scope)
             except JOB_ERRORS as error:
                 raise TemporaryError(
                     f"{self._target.name}: a Spark job failed, so it isn't known whether the table is equal to "
                     f"{self._source.name}: {summary(error)}. Run again."
                 ) from error
             self.outcome.rounds = number
-            if scope is None:
-                return self.outcome
-        assert scope is not None
-        self.outcome.changing = scope.count()
+            if is_done:
+                break
         return self.outcome
 
-    def _round(self, number: int, scope: DataFrame | None) -> DataFrame | None:
+    def _round(self, scope: DataFrame | None) -> tuple[DataFrame | None, bool]:
         """One round.
 
         :param scope: the keys to compare. None means all.
-        :return: the keys for the next round; None if there are none.
+        :return: the scope of the next round, and whether none is needed.
         """
         layout, name = self._layout, self._target.name
         begin = self._topic.ends() if self._topic is not None else {}
-        source = self._read_source(number, scope)
+        source = self._read_source(scope)
         position = self._wait()
         table = self._read_table(scope)
-        changed = self._changed(begin, position)
+        changes = self._topic.changes(begin, position) if self._topic is not None else None
+        if changes is not None and changes.empties:
+            return scope, False
+        changed = None if changes is None else self._keys(changes)
         if changed is not None:
             source, table = (_joined(side, changed, layout, "left_anti") for side in (source, table))
         if scope is None:
             with progress(self._spark, f"{name}: comparing checksums"):
                 sums = checksums(source, table, layout)
             self.outcome.source_rows, self.outcome.table_rows = sums.source_rows, sums.table_rows
+            self.outcome.compared = changed is None or sums.source_rows + sums.table_rows > 0
             if not sums.differing:
-                return None if changed is None else changed.withColumn(_SEEN, F.lit(False))
+                self.outcome.changing = 0 if changed is None else changed.count()
+                return (None, True) if changed is None else (changed.withColumn(_SEEN, F.lit(False)), False)
             source, table = (in_buckets(side, sums.differing, layout) for side in (source, table))
             what = f"{name}: comparing the keys of {len(sums.differing):,} of 16,384 buckets"
         else:
-            what = f"{name}: comparing keys again, round {number}"
+            what = f"{name}: comparing keys again, round {self.outcome.rounds + 1}"
         with progress(self._spark, what):
             found = differing(source, table, layout).localCheckpoint()
         if scope is None:
@@ -206,8 +255,13 @@ class Rounds:
             self._tell(seen.where(counts))
             again = seen.where(~counts).select(*layout.key_columns, F.lit(True).alias(_SEEN))
             left = None if changed is None else _joined(scope, changed, layout, "left_semi")
-        following = (again if left is None else again.unionByName(left)).localCheckpoint()
-        return None if following.isEmpty() else following
+            if not self.outcome.compared:
+                rest = scope if changed is None else _joined(scope, changed, layout, "left_anti")
+                self.outcome.compared = not rest.isEmpty()
+        again, left = again.localCheckpoint(), None if left is None else left.localCheckpoint()
+        self.outcome.unconfirmed, self.outcome.changing = again.count(), 0 if left is None else left.count()
+        following = again if left is None else again.unionByName(left)
+        return following, not (self.outcome.unconfirmed or self.outcome.changing)
 
     @property
     def _is_live(self) -> bool:
@@ -220,11 +274,11 @@ class Rounds:
         if room > 0:
             self.outcome.differences += shown_differences(found, self._layout, room)
 
-    def _read_source(self, number: int, scope: DataFrame | None) -> DataFrame:
+    def _read_source(self, scope: DataFrame | None) -> DataFrame:
         fields = [column.field for column in self._compared]
         keys = self._looked_up(scope)
         with self._source.reading(fields, keys) as reading:
-            if number == 1:
+            if scope is None:
                 self.outcome.position = reading.position
             columns: list[Column] = []
             for n, column in enumerate(self._compared):
@@ -243,7 +297,7 @@ class Rounds:
     def _read_table(self, scope: DataFrame | None) -> DataFrame:
         snapshot = self._target.snapshot_id()
         frame = self._target.frame(self._spark).limit(0) if snapshot is None else self._target.frame_at(snapshot)
-        if not self.outcome.table_state:
+        if scope is None:
             state = "empty" if snapshot is None else f"{self._target.snapshot_word} {snapshot}"
             self.outcome.table_state = state
         rows = hashed(self._of_table(frame, range(len(self._compared))), self._layout, with_values=scope is not None)
@@ -261,20 +315,19 @@ class Rounds:
             columns += _canonical(n, raw, converted, column.conversion.dtype, column.conversion.table_may_misfit)
         return frame.select(*columns)
 
-    def _changed(self, begin: Mapping[str, int], position: Position) -> DataFrame | None:
-        """The keys of the messages between a place of the topic and the table's position."""
-        if self._topic is None:
-            return None
-        changes = self._topic.changes(dict(begin), position)
-        if changes is None:
-            return None
-        keys = self._of_table(changes, self._layout.key).select(*self._layout.key_columns).distinct().localCheckpoint()
+    def _keys(self, changes: Changes) -> DataFrame | None:
+        """The keys that were changed; None if there are none."""
+        keys = (
+            self._of_table(changes.rows, self._layout.key)
+            .select(*self._layout.key_columns)
+            .distinct()
+            .localCheckpoint()
+        )
         return None if keys.isEmpty() else keys
 
     def _looked_up(self, scope: DataFrame | None) -> Keys | None:
         """The scope as texts, if it is small, and its texts are those that the source has."""
-        types = [self._layout.types[n] for n in self._layout.key]
-        if scope is None or not all(isinstance(dtype, T.IntegralType | T.StringType) for dtype in types):
+        if scope is None or not all(self._compared[n].is_text_same for n in self._layout.key):
             return None
         texts = [canonical.shown(F.col(value(n)), self._layout.types[n]) for n in self._layout.key]
         rows = to_arrow(scope.select(F.array(*texts).alias("key")).limit(_LOOKED_UP + 1)).column("key").to_pylist()
@@ -376,13 +429,19 @@ def _compared(plan: TablePlan, target: Target, source: VerifySource, not_compare
             kind = known[own].kind.name.lower()
             not_compared[name] = f"how a source's {kind} is a {types[name].simpleString()} isn't known"
             continue
-        found.append(_Compared(name, own, made, column.is_uuid))
+        found.append(_Compared(name, own, made, column.is_uuid, _is_text_same(known[own], made)))
     taken = {column.field for column in found} | {fields[name] for name in not_compared if name in fields}
     excluded = set(plan.section.exclude)
     for name in [*known, *unknown]:
         if name not in taken and name not in excluded:
             not_compared[name] = "the table has no such column"
     return found
+
+
+def _is_text_same(selected: Selected, made: Conversion) -> bool:
+    if isinstance(made.dtype, T.IntegralType):
+        return selected.kind is Kind.INTEGER
+    return isinstance(made.dtype, T.StringType)
 
 
 def _canonical(number: int, raw: Column, converted: Column, dtype: T.DataType, may_misfit: bool) -> list[Column]:

@@ -1,22 +1,40 @@
 """The topic between source and table: how far it is, and which keys changed in a part of it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from changelog.decoding import StatedKeys
-from changelog.row_kind_columns import quoted
-from changelog.rows import BAD
 from sink.config import Config
 from sink.run.decoding import RecordDecoder
 from sink.run.plan import TablePlan
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position
 from sink.sources.topics import Offsets
+from sink.spark.changes import is_bad, is_truncate
 
 _BATCH_ROWS = 32_768
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A part of the topic.
+
+    :param rows: the changelog rows that change a key. Partial ones are among them.
+    :param empties: whether a TRUNCATE is among the records, so that the row of any key may be gone.
+    """
+
+    rows: DataFrame
+    empties: bool
+
+    @classmethod
+    def of(cls, decoded: DataFrame) -> "Changes":
+        """Those of decoded changelog rows. A record that can't be decoded is left out: it is a dead letter, and the
+        table has nothing of it.
+        """
+        return cls(decoded.where(~is_bad(decoded)), not decoded.where(is_truncate()).isEmpty())
 
 
 class Topic:
@@ -24,7 +42,6 @@ class Topic:
 
     def __init__(self, spark: SparkSession, config: Config, plan: TablePlan) -> None:
         self.name = plan.section.source
-        self._plan = plan
         self._source = KafkaSource(spark, config)
         self._decoder = RecordDecoder(config, plan, _ignore, _ignore_keys, _BATCH_ROWS)
 
@@ -38,18 +55,14 @@ class Topic:
         starts = {p: max(int(position.get(p, 0)), firsts.get(int(p), 0)) for p in ends}
         return sum(max(0, end - starts[p]) for p, end in ends.items())
 
-    def changes(self, begin: Offsets, end: Position) -> DataFrame | None:
-        """The changes between two places, with the table's columns. None if there are none.
-
-        A record that can't be decoded is left out: it is a dead letter, and the table has nothing of it.
-        """
+    def changes(self, begin: Offsets, end: Position) -> Changes | None:
+        """The changes between two places. None if there are no messages."""
         # a partition that was added meanwhile is read from its first message
         first = {int(p): begin.get(p, 0) for p in end if int(end[p]) > begin.get(p, 0)}
         records = self._source.read_again(self.name, first, {p: end[p] for p in map(str, first)}) if first else None
         if records is None:
             return None
-        changes = self._decoder.changes(records).where(F.col(BAD).isNull())
-        return changes.select(*(quoted(column.name) for column in self._plan.changelog.columns))
+        return Changes.of(self._decoder.changes(records))
 
 
 def _ignore(_: dict[str, Any]) -> None:

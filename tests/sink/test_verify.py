@@ -128,7 +128,12 @@ COLUMNS = {"id": "bigint", "name": "string", "amount": "decimal(12,2)"}
 def verified(job: Job, **options: Any) -> list[str]:
     """What verify prints about the job's tables."""
     found = verify(job.spark, job.config(), (), options.get("limit", 20), 30)
-    return [line for outcome in found for line in lines(outcome)]
+    printed = list[str]()
+    for outcome in found:
+        if outcome.error is not None:
+            raise outcome.error
+        printed += lines(outcome)
+    return printed
 
 
 def test_a_table_against_one_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:

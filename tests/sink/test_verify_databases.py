@@ -104,6 +104,8 @@ class Shop:
 
     def verified(self, timeout: float = 60) -> list[str]:
         (outcome,) = verify(self.spark, self.config(), (), 20, timeout)
+        if outcome.error is not None:
+            raise outcome.error
         return list(lines(outcome))
 
 
