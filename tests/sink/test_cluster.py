@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyspark
 import pytest
 import yaml
-from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.table import StaticTable
 
 from deltawriters.storage import file_io
@@ -384,6 +383,8 @@ def iceberg_content(folder: Path, store: CountingProxy) -> tuple[list[Mapping[st
 
 
 def delta_content(store: CountingProxy) -> list[Mapping[str, int]]:
+    from deltalake import DeltaTable, QueryBuilder  # not there where only the tests of other Sparks run
+
     options = {
         # not by the proxy, which is a thread of this process: delta-rs waits with Python's lock held
         "AWS_ENDPOINT_URL": store.server,
