@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from sink import redaction
 from sink.config import Config
 from sink.spark import session
 from sink.verify.mysql import MySQL
@@ -44,6 +45,15 @@ def pytest_sessionfinish(exitstatus: int) -> None:
     """What failed tests left is kept until the next run."""
     if _temporary is not None and exitstatus == 0:
         shutil.rmtree(_temporary.path, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_secret_of_another_test() -> Iterator[None]:
+    """A process knows the secrets of one configuration; a process of tests would know those of hundreds."""
+    known = redaction._known
+    redaction._known = redaction._Known()
+    yield
+    redaction._known = known
 
 
 @pytest.fixture(scope="session")
