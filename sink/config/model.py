@@ -347,9 +347,7 @@ class VerifySection(_Section):
 
     @property
     def settle_seconds(self) -> float:
-        match = _INTERVAL.fullmatch(self.settle)
-        assert match is not None
-        return int(match[1]) * _UNIT_SECONDS[match[2]]
+        return _seconds(self.settle)
 
 
 class TableSection(_Section):

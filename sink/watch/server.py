@@ -208,7 +208,10 @@ class _Server(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         # that of `HTTPServer` looks the machine's name up, for which it may wait long
-        socket_server_bind(self)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
@@ -246,13 +249,6 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away, and whatever else: nobody waits for it."""
         log.debug("sink.http: a request failed", exc_info=True)
-
-
-def socket_server_bind(server: ThreadingHTTPServer) -> None:
-    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.socket.bind(server.server_address)
-    server.server_address = server.socket.getsockname()
-    server.server_name, server.server_port = str(server.server_address[0]), int(server.server_address[1])
 
 
 class _TooMuchError(Exception):

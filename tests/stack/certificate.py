@@ -1,10 +1,9 @@
 """A server's certificate for 127.0.0.1 that signs itself, made anew for each run."""
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.stack.process import ServiceError
+from tests.stack.process import finish
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,6 @@ def self_signed(folder: Path) -> Certificate:
     key, authority, server = (folder / name for name in ("key.pem", "authority.pem", "server.pem"))
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", str(key), "-out", str(authority)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode != 0:
-        raise ServiceError(f"openssl made no certificate\n{done.stdout}")
+    finish(command, "openssl made no certificate")
     server.write_text(key.read_text() + authority.read_text())
     return Certificate(server, authority)

@@ -1,7 +1,6 @@
 """A Kafka broker of one node: a container where Docker runs, else a local process from Maven's packages."""
 
 import gc
-import subprocess
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
@@ -25,6 +24,7 @@ from tests.stack.process import (
     Process,
     Service,
     ServiceError,
+    finish,
     free_ports,
     java,
     wait_until,
@@ -178,9 +178,7 @@ class LocalKafka(Service, Kafka):
             secret = f"name={self.door.user},password={self.door.password}"
             arguments += ["--add-scram", f"{self.door.MECHANISM}=[{secret}]"]
         command = java(self._classpath, "kafka.tools.StorageTool", *arguments)
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if result.returncode != 0:
-            raise ServiceError(f"Kafka's storage could not be formatted\n{result.stdout}")
+        finish(command, "Kafka's storage could not be formatted")
 
 
 class ContainerKafka(Kafka):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pymysql
 
-from tests.stack.process import Process, Service, ServiceError, as_user, free_ports, give_to, unprivileged
+from tests.stack.process import Process, Service, ServiceError, as_user, finish, free_ports, give_to, unprivileged
 
 _SETTINGS = {
     "bind-address": "127.0.0.1",
@@ -94,18 +93,8 @@ class MariaDB(Service):
         )
         command = [program("mariadb-install-db"), "--no-defaults", f"--datadir={self._data}"]
         command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            cwd=self._data,
-            env={**os.environ, "TMPDIR": str(self._temporary)},
-            **as_user(self._os_user),
-        )
-        if done.returncode != 0:
-            raise ServiceError(f"mariadb-install-db failed\n{done.stdout}")
+        environment = {**os.environ, "TMPDIR": str(self._temporary)}
+        finish(command, "mariadb-install-db failed", cwd=self._data, env=environment, **as_user(self._os_user))
 
 
 def program(name: str) -> str:

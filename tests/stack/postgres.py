@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.stack.process import Process, Service, ServiceError, as_user, free_ports, give_to, unprivileged
+from tests.stack.process import Process, Service, ServiceError, as_user, finish, free_ports, give_to, unprivileged
 
 # Debian keeps the server's programs out of the PATH.
 _FOLDERS = "/usr/lib/postgresql"
@@ -79,17 +78,7 @@ class Postgres(Service):
         password.write_text(self.password)
         command = [program("initdb"), "-D", str(self._data), "-U", self.user, f"--pwfile={password}", "--no-sync"]
         command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8"]
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            cwd=self._data,
-            **as_user(self._os_user),
-        )
-        if done.returncode != 0:
-            raise ServiceError(f"initdb failed\n{done.stdout}")
+        finish(command, "initdb failed", cwd=self._data, **as_user(self._os_user))
 
 
 def program(name: str) -> str:

@@ -50,6 +50,18 @@ def wait_until(condition: Callable[[], bool], seconds: float = START_SECONDS) ->
     return True
 
 
+def finish(command: Sequence[str], failure: str, **options: Any) -> None:
+    """Run a program to its end.
+
+    :param failure: what to say if it fails; what the program printed follows.
+    :param options: of `subprocess.run`.
+    :raises ServiceError: it failed.
+    """
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options)
+    if done.returncode != 0:
+        raise ServiceError(f"{failure}\n{done.stdout}")
+
+
 def java_command() -> str:
     """The `java` to run."""
     home = os.environ.get("JAVA_HOME")

@@ -2,11 +2,10 @@
 client's in the forms that clients take.
 """
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.stack.process import ServiceError
+from tests.stack.process import finish
 
 PASSWORD = "secret-of-the-stores"
 
@@ -29,11 +28,7 @@ class Tls:
 
 def made(folder: Path) -> Tls:
     def run(*command: str) -> None:
-        done = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise ServiceError(f"{command[0]} made no certificate\n{done.stdout}")
+        finish(command, f"{command[0]} made no certificate", cwd=folder)
 
     def request(name: str, *more: str) -> None:
         key = ("-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key")
