@@ -38,8 +38,11 @@ def about(**what: Any) -> Iterator[None]:
 
 
 def note_snapshot(snapshot: int | None) -> None:
-    """The table's state, for the lines that follow, up to the end of the innermost `about`."""
-    _ABOUT.set({**_ABOUT.get(), "snapshot": snapshot})
+    """The table's state, for the lines that follow, up to the end of the innermost `about`. Outside of `about` no line
+    says which table it is about.
+    """
+    if (what := _ABOUT.get()) is not _NOTHING:
+        _ABOUT.set({**what, "snapshot": snapshot})
 
 
 def start() -> None:

@@ -748,6 +748,9 @@ class TableSink:
         """
         assert self._dead_letters is not None
         target = self.plan.section.target
+        kept = self._dead_letters.position(target)
+        if kept is not None and self._source.is_ahead(kept, end):
+            end = kept  # an earlier attempt had a longer micro-batch, and letters beyond the end of this one
         self._dead_letters.commit(
             target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening
         )

@@ -187,12 +187,12 @@ def test_positions_that_are_gone_when_they_are_needed(
     lost: list[Path] = []
     original = KeyIndex.prepare
 
-    def prepare(self: KeyIndex, *args: Any) -> IndexCommit:
+    def prepare(self: KeyIndex, *args: Any, **options: Any) -> IndexCommit:
         if not lost:
             lost.extend(job.index_folder.rglob("*-positions"))
             for path in lost:
                 path.unlink()
-        return original(self, *args)
+        return original(self, *args, **options)
 
     monkeypatch.setattr(KeyIndex, "prepare", prepare)
     changed = list(range(1, 2000, 5))

@@ -72,6 +72,29 @@ def test_every_snapshot_is_right(tmp_path: Path, part: int) -> None:
             pytest.fail(f"seed {seed}: {found!r}\n{simplest}")
 
 
+def test_a_new_dead_letter_before_those_that_are_kept(tmp_path: Path) -> None:
+    """After the crash smaller micro-batches make a dead letter of an update that the large one had superseded. The next
+    update is a dead letter already.
+    """
+    updates = [(5, 3, 2), (2, 1, 3), (5, 4, 5), (1, 7, 5)]
+    story = Story(
+        operations=(*(Operation("update", *update) for update in updates), Operation("set", 5, 2, 1)),
+        processes=(Process((2, 6), ((("send a commit", 4), "crash"),), ()), Process((1,), (), ())),
+        key=("a",),
+        partitioned_by=None,
+        mode="upsert",
+        is_strict=False,
+        tasks=1,
+        leaves_idle_out=False,
+        file_size=1 << 20,
+        flush_bytes=1 << 20,
+        batch_rows=1000,
+        merges="never",
+        seed=320965450,
+    )
+    assert failure(story, tmp_path / "story") is None
+
+
 def test_stories_need_no_java(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys; from tests.memory.stories import Story, played; from pyspark import SparkContext\n"

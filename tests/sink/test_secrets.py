@@ -32,7 +32,7 @@ def going_on(spark):
 session.stopping = going_on  # one JVM for all commands
 
 for command in json.loads(sys.argv[1]):
-    print("::", command, cli.main(command), flush=True)
+    print("ENDED", command, cli.main(command), flush=True)
 from pyspark.sql import SparkSession
 spark = SparkSession.getActiveSession()
 api = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
@@ -188,7 +188,7 @@ def test_secrets_are_nowhere(tmp_path: Path) -> None:
     )
     told = done.stdout + done.stderr
     assert "SEEN" in done.stdout, told[-6000:]
-    ends = [line.rsplit(" ", 1)[1] for line in told.splitlines() if line.startswith(":: ")]
+    ends = [line.rsplit(" ", 1)[1] for line in told.splitlines() if line.startswith("ENDED ")]
     failed = [(command[-1], code) for command, code in zip(commands, ends, strict=True) if code != "0"]
     assert {path for path, _ in failed} == {path for name, path in paths.items() if name != "files"}
     assert {code for _, code in failed} == {"2", "75"}, told[-6000:]
