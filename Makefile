@@ -14,7 +14,7 @@ JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 
 	macOS: brew install openjdk@17. If it is not on the PATH, set JAVA_HOME.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo stack demo-stack test test-spark bench docs lint audit licenses clean jdk
+.PHONY: help setup demo stack demo-stack test test-spark faults bench docs lint audit licenses clean jdk
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ test: jdk setup lint ## The whole suite, after lint
 test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
 	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py \
 		--ignore tests/stack/test_replay.py --ignore tests/watch/test_page.py --numprocesses 2 --dist worksteal
+
+faults: jdk setup ## The tests of faults, with 50 kills; writes what they saw into docs/faults.md
+	ROWDELTA_KILLS=50 $(BIN)/python -m pytest -m fault --write-faults
 
 bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
 	$(BIN)/python -m benchmarks.bench

@@ -20,6 +20,8 @@ from tests import memory_folder
 from tests.memory_folder import MemoryFolder
 from tests.stack.jars import delta_jars, ivy_to_itself
 
+pytest_plugins = ["tests.faults.plugin"]
+
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
 # code only a few times, so the second compiler and more collector threads would cost more than they save.
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
