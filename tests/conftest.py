@@ -23,8 +23,10 @@ from tests.stack.jars import delta_jars, ivy_to_itself
 pytest_plugins = ["tests.faults.plugin"]
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
-# code only a few times, so the second compiler and more collector threads would cost more than they save.
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# code only a few times, so the second compiler and more collector threads would cost more than they save. With one
+# compiler the JVM has room for 48 MB of compiled code. That is full after some minutes, and from then on the JVM throws
+# code away and compiles it again: a quarter of all time.
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=512m"
 
 
 def _in_memory() -> MemoryFolder | None:
@@ -86,6 +88,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 # tasks of VACUUM; the default is 10,000
                 "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
                 "spark.driver.memory": "2g",
+                # fewer collections: a query's garbage is gone at its end, and classes are hundreds of MB
+                "spark.driver.extraJavaOptions": "-Xmn600m -XX:MetaspaceSize=512m",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
                 "spark.ui.enabled": "false",
