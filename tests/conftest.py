@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
@@ -19,6 +20,9 @@ from sink.verify.postgres import Postgres
 from tests import memory_folder
 from tests.memory_folder import MemoryFolder
 from tests.stack.jars import delta_jars, ivy_to_itself
+
+if TYPE_CHECKING:
+    from tests.stack.kafka import Kafka
 
 pytest_plugins = ["tests.faults.plugin"]
 
@@ -106,6 +110,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         started = session.start(config)
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator["Kafka"]:
+    """A broker for all tests of a process whose topics have names of their own."""
+    from tests.stack.kafka import running_kafka
+
+    with running_kafka() as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

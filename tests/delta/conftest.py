@@ -8,7 +8,11 @@ from pyspark.sql import SparkSession
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # a query is planned once, and not again after each of its stages
     "spark.sql.adaptive.enabled": "false",
+    # small files are read by one task: each task gets all of a query's expressions, and that takes longer than reading
+    "spark.sql.files.minPartitionNum": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
 }
 """Delta's many queries are large, and the tests' tables are small: a third of all time went into generated code. What
 runs in processes of its own, and the tests of Iceberg tables, have it."""

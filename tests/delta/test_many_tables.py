@@ -4,7 +4,6 @@ tables in one.
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,17 +28,11 @@ from tests.delta.readers import plain
 from tests.sink.harness import CrashError
 from tests.sink.test_dead_letters import messages
 from tests.sink.test_kafka import KafkaJob, insert, order
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 NAMES = ("orders", "items", "customers", "refunds")
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 class Shop:

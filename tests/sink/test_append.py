@@ -1,6 +1,5 @@
 """`mode: append`: inserts are appended exactly once, and nothing else is applied."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from sink.errors import ConfigError, DataError, FencedError, TemporaryError
 from sink.run.plan import truncate_refused
 from tests.sink.harness import Fault, Job, before_commit, crashing
 from tests.sink.test_kafka import ORDERS, KafkaJob, event, insert, order
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -105,12 +104,6 @@ def test_there_is_no_key(job: Job, name: str) -> None:
     job.table = {"mode": "append", name: ["id"] if name == "key" else {"x": ["id"]}, **pattern}
     with pytest.raises(ValueError, match=rf"so it has no {name}\. Leave {name} out"):
         job.config()
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 def test_from_kafka(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:

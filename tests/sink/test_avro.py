@@ -18,7 +18,7 @@ from sink.errors import TemporaryError
 from tests.changelog.avro_messages import message
 from tests.sink.test_kafka import KafkaJob
 from tests.sink.test_keys import stops
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 from tests.stack.registry import Registry, running_registry
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -38,12 +38,6 @@ AFTER: list[dict[str, Any]] = [
     {"name": "quantity", "type": "long"},
 ]
 LATER = [*AFTER, {"name": "channel", "type": ["null", "string"], "default": None}]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ newer one.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,13 @@ from sink.spark import session
 from sink.spark.versions import to_arrow
 from tests.sink.harness import CrashError, Job, crashing
 from tests.sink.test_kafka import KafkaJob
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 from tests.stack.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 NOT_UTF_8 = b"\xff\xfe{\x00"
 Letter = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -29,7 +29,7 @@ from sink.sources.source import Behind
 from sink.spark.versions import to_arrow
 from tests.changelog.messages import sample
 from tests.sink.harness import before_commit, java_catalog, seen
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 from tests.stack.process import free_ports, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -37,12 +37,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 ORDERS = {"id": "bigint", "customer": "string", "amount": "decimal(12,2)"}
 Event = dict[str, Any]
 Row = Mapping[str, Any]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")

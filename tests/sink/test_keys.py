@@ -5,7 +5,7 @@ one.
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,13 @@ from sink.errors import ConfigError, RowdeltaError, TableError
 from tests.changelog.messages import sample
 from tests.sink.harness import seen
 from tests.sink.test_kafka import KafkaJob, Running
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 from tests.stack.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 Row = Mapping[str, Any]
 KEY = ["id", "t"]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 @dataclass

@@ -39,19 +39,13 @@ from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from tests.sink.harness import merging_soon
 from tests.sink.test_kafka import Running
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 from tests.stack.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 COLUMNS = {"id": "bigint", "name": "string"}
 Row = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,15 +14,9 @@ from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
 from tests.sink.harness import Job
 from tests.sink.test_kafka import KafkaJob
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import base64
 import datetime as dt
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,12 @@ from sink.commands import inspection
 from sink.errors import DataError
 from tests.changelog.avro_messages import message
 from tests.sink.test_kafka import KafkaJob
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 from tests.stack.registry import running_registry
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 COMMITTED = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 def decimal_type(precision: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`rowdelta history` and `rowdelta show` of a table that was fed from Kafka."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,9 @@ from sink.errors import ConfigError, TableError
 from sink.spark import session
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.sink.test_kafka import KafkaJob, event, insert, order
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 @pytest.mark.versions

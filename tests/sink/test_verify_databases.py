@@ -23,7 +23,7 @@ from sink.errors import ConfigError, TemporaryError
 from sink.run.pipeline import Pipeline
 from tests.changelog.messages import sample
 from tests.sink.test_submit import LOCAL, command, complaints, running
-from tests.stack.kafka import Kafka, running_kafka
+from tests.stack.kafka import Kafka
 from tests.stack.mariadb import MariaDB, running_mariadb
 from tests.stack.postgres import Postgres, running_postgres
 from tests.stack.process import free_ports, wait_until
@@ -31,12 +31,6 @@ from tests.stack.process import free_ports, wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 SAMPLES = Path(__file__).parents[1] / "changelog" / "samples"
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Kafka]:
-    with running_kafka() as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")
