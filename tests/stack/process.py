@@ -161,6 +161,11 @@ class Process:
             _send(pid, signal.SIGKILL)
         child.wait()
 
+    @property
+    def exit_code(self) -> int | None:
+        """With which it ended by itself; None while it runs, and when it is stopped."""
+        return None if self._child is None else self._child.poll()
+
     def pause(self) -> None:
         """Let the server and its children hang: connections stay open, and nobody answers."""
         self._signal_all(signal.SIGSTOP)
