@@ -1,6 +1,8 @@
 """Servers around the sink fail, hang and lie while changes come, and in the end its tables equal the source."""
 
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -164,8 +166,8 @@ LOAD = r"/tables/orders($|\?)"
             id="502-after",
         ),
         pytest.param(
-            Fault("POST", COMMIT, status=503, times=2),
-            marks=pytest.mark.fault("Catalog", "It answers two commits by 503", "They are sent again"),
+            Fault("POST", COMMIT, status=503),
+            marks=pytest.mark.fault("Catalog", "It answers a commit by 503", "The table's position decides"),
             id="503",
         ),
         pytest.param(
@@ -255,6 +257,44 @@ def test_the_store_fails(chain: Chain, seen: Seen, fault: Fault) -> None:
         chain.store_door.add(replace(fault, path=path))
     chain.provoke()
     seen(told(chain.settled()))
+
+
+READ = {
+    "vectors": r"/iceberg/.*\.puffin",
+    "manifests": r"/iceberg/.*/metadata/.*\.avro",
+    "log": r"/delta/.*/_delta_log/\d+\.json",
+    "index": r"/lake/index/",
+}
+NO_SUCH_KEY = b"<Error><Code>NoSuchKey</Code><Message>The specified key does not exist.</Message></Error>"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(
+            Fault("GET|HEAD", status=404, body=NO_SUCH_KEY),
+            marks=pytest.mark.fault(
+                "Storage", "Files that were just written are not found at first", "They are read later"
+            ),
+            id="404",
+        ),
+        pytest.param(
+            Fault("GET", cut=50),
+            marks=pytest.mark.fault("Storage", "The connection ends within a file that is read", "It is read again"),
+            id="cut",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", READ)
+def test_the_store_fails_to_read(chain: Chain, fault: Fault, kind: str) -> None:
+    print(
+        kind,
+        fault,
+        Counter(re.sub(r"[-0-9a-f]{8,}", "#", f"{m} {p}") for m, p in chain.store_door.requests).most_common(60),
+    )
+    chain.store_door.add(replace(fault, path=READ[kind]))
+    chain.provoke()
+    print(told(chain.settled()), chain.news())
 
 
 @pytest.mark.fault("Storage", "It is killed and started again", "The sink ends by 75, and the next start goes on")

@@ -15,7 +15,7 @@ import secrets
 import ssl
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -62,7 +62,7 @@ class Fault:
     :param cut: the connection ends without an answer; if a number, after this many bytes of the answer's body.
     :param after: the server behind gets the request, and does it, before `status` or `cut`.
     :param upload: the connection ends after this many bytes of the request's body, without an answer.
-    :param body: of the answer with `status`.
+    :param body: of the answer with `status`; by default what a REST catalog says.
     """
 
     method: str = ".*"
@@ -73,7 +73,7 @@ class Fault:
     cut: bool | int = False
     after: bool = False
     upload: int | None = None
-    body: bytes = b'{"error": {"message": "a fault of the test", "type": "InjectedFault", "code": 500}}'
+    body: bytes | None = None
 
     def meets(self, method: str, path: str) -> bool:
         return re.fullmatch(self.method, method) is not None and re.search(self.path, path) is not None
@@ -201,7 +201,9 @@ class HttpProxy:
                 is_ours = fault.status is not None or fault.cut is True
                 answer = proxy._answer(request) if fault.after or not is_ours else None
                 if fault.status is not None:
-                    self.send(Answer(fault.status, {"Content-Type": "application/json"}, fault.body))
+                    said = {"message": "a fault of the test", "type": "InjectedFault", "code": fault.status}
+                    sent = Answer.of_json(fault.status, {"error": said})
+                    self.send(sent if fault.body is None else replace(sent, body=fault.body))
                 elif fault.cut is False:
                     assert answer is not None
                     self.send(answer)

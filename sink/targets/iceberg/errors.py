@@ -3,7 +3,8 @@
 from sink.errors import TableError, TableGoneError, TemporaryError
 from sink.spark.java_errors import exception_message, java_class, java_exception, java_message
 
-REFUSALS = ("IllegalArgumentException", "BadRequestException", "NotAuthorizedException", "ForbiddenException")
+NOT_AUTHORIZED = "NotAuthorizedException"
+REFUSALS = ("IllegalArgumentException", "BadRequestException", NOT_AUTHORIZED, "ForbiddenException")
 
 
 def with_cause(error: Exception) -> str:
