@@ -22,8 +22,9 @@ from random import Random
 from typing import Any
 
 import fastavro
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+import yaml
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
@@ -176,13 +177,49 @@ class Chain:
     def _look_after(self) -> None:
         code = self.sink.exit_code
         if code is not None:
-            self.ends.append(End(code, self.sink.text().rstrip().rsplit("\nrowdelta: ", 1)[-1]))
+            self.ends.append(End(code, self._last_words()))
             assert code == TEMPORARY, self.news()[-10_000:]
             self.restart()
+
+    def has_noticed(self) -> bool:
+        """Whether the sink has said that something failed."""
+        return " set aside" in self.news() or self.sink.exit_code is not None
 
     def restart(self) -> None:
         self.sink.stop()
         self.sink.start()
+
+    def ended(self) -> End:
+        """Wait until the sink ends by itself."""
+        assert wait_until(lambda: self.sink.exit_code is not None, PATIENCE), self.news()[-10_000:]
+        code = self.sink.exit_code
+        assert code is not None
+        self.sink.stop()
+        return End(code, self._last_words())
+
+    def _last_words(self) -> str:
+        return self.sink.text().rstrip().rsplit("\nrowdelta: ", 1)[-1]
+
+    def let_expire(self) -> None:
+        """Kafka removes all messages but the last one of each partition, as retention does."""
+        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        places = [TopicPartition(topic, number) for topic in _TOPICS for number in range(_PARTITIONS)]
+        ends = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()))
+        kept = [TopicPartition(place.topic, place.partition, end.result(30).offset - 1) for place, end in ends.items()]
+        for removed in admin.delete_records(kept).values():
+            removed.result(30)
+
+    @contextmanager
+    def allowing_loss(self) -> Iterator[None]:
+        """What starts inside goes on without messages that are gone."""
+        strict = self.sink.config.read_text()
+        values = yaml.safe_load(strict)
+        values["source"]["options"]["failOnDataLoss"] = "false"
+        self.sink.config.write_text(yaml.safe_dump(values))
+        try:
+            yield
+        finally:
+            self.sink.config.write_text(strict)
 
     def differences(self) -> str:
         """Between the source and the tables, in words."""
@@ -317,6 +354,15 @@ class Source:
             customer = self._random.choice([None, "Ada", "zoë 😀"])
             self.rows[key] = {"id": key, "customer": customer, "number": self._number}
             self._send(key, "c" if old is None else "u", old, self.rows[key])
+
+    def snapshot(self) -> None:
+        """What each key is now, as a new snapshot of the source has it, with the deletes that it lacks."""
+        for key in range(_KEYS):
+            row = self.rows.get(key)
+            if row is None:
+                self._send(key, "d", {"id": key, "customer": None, "number": 0}, None)
+            else:
+                self._send(key, "r", None, row)
 
     def send_again(self) -> int:
         """The last messages, in their order. Returns how many."""

@@ -197,7 +197,7 @@ def test_a_catalog_that_can_not_be_right(spark: SparkSession, tmp_path: Path) ->
 def test_a_token_that_the_catalog_does_not_know_any_more(
     spark: SparkSession, tmp_path: Path, rest_catalog: RestCatalog
 ) -> None:
-    """It was revoked, or the catalog was down when it was due. The sink logs in again, in the middle of a commit too."""
+    """It was revoked, or the catalog was down when it was due. The sink logs in again, also for a commit."""
     with OAuth2(rest_catalog.uri, "rowdelta", "secret") as door:
         properties = {"type": "rest", "uri": door.url, "credential": "rowdelta:secret"}
         properties["oauth2-server-uri"] = door.token_url

@@ -968,11 +968,34 @@ def test_what_could_not_be_prepared_for_the_commit_is_deleted(job: Job) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyIndex, "_written", full)
-        with pytest.raises(TemporaryError, match="could not be written"):
+        with pytest.raises(TemporaryError, match="could not be read or written"):
             job.run()
     assert job.unreferenced_files() == []
     job.run()
     assert job.rows() == [row(1, "us")]
+
+
+@without_deletes
+def test_a_manifest_that_the_store_does_not_show(job: Job) -> None:
+    """Some stores show new files late. The table itself is there."""
+    job.write(insert(1))
+    job.run()
+    job.write(insert(2))
+    (manifest,) = (job.table_folder / "metadata").glob("snap-*.avro")
+    hidden = manifest.with_name("hidden")
+
+    def hide() -> None:
+        manifest.rename(hidden)
+
+    with (
+        before_commit(hide),
+        pytest.raises(TemporaryError, match=rf"has no file .*{manifest.name}.*Nothing was applied; run again"),
+    ):
+        job.run()
+    hidden.rename(manifest)
+    assert job.unreferenced_files() == []
+    job.run()
+    assert job.rows() == [row(1), row(2)]
 
 
 @both_kinds

@@ -99,6 +99,13 @@ class IcebergCommitter(Committer):
         if java_class(refusal) not in ("ValidationException", "CommitFailedException") and not _base_is_gone(refusal):
             # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
             self._check_layout(request)
+            if java_class(refusal) == "NotFoundException":
+                self._table.refresh()  # if the table is gone, this says so
+                raise TemporaryError(
+                    f"{self._table.name}: its store has no file that the table's metadata names "
+                    f"({java_message(refusal)}). Nothing was applied; run again. If the file stays away, somebody has "
+                    "removed it: restore it, or roll the table back."
+                )
             raise table_error(self._table.name, refusal) from None
         return refusal
 
