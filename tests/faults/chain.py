@@ -12,7 +12,7 @@ read without these doors.
 import io
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -23,8 +23,8 @@ from typing import Any
 
 import fastavro
 import yaml
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import ElectionType, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
@@ -200,12 +200,24 @@ class Chain:
     def _last_words(self) -> str:
         return self.sink.text().rstrip().rsplit("\nrowdelta: ", 1)[-1]
 
+    def leaders(self) -> set[int]:
+        """The brokers that lead a partition of a topic."""
+        topics = self._admin().list_topics(timeout=30).topics
+        return {partition.leader for topic in _TOPICS for partition in topics[topic].partitions.values()}
+
+    def has_second_leader(self) -> bool:
+        """Whether the second broker leads partitions. If not, Kafka is asked for it: it doesn't do that by itself after
+        each start of a broker.
+        """
+        if 2 in self.leaders():
+            return True
+        self._admin().elect_leaders(ElectionType.PREFERRED).result(30)
+        return 2 in self.leaders()
+
     def let_expire(self) -> None:
         """Kafka removes all messages but the last one of each partition, as retention does."""
-        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        places = [TopicPartition(topic, number) for topic in _TOPICS for number in range(_PARTITIONS)]
-        ends = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()))
-        kept = [TopicPartition(place.topic, place.partition, end.result(30).offset - 1) for place, end in ends.items()]
+        admin = self._admin()
+        kept = [TopicPartition(*place, end - 1) for place, end in self.source.ends.items()]
         for removed in admin.delete_records(kept).values():
             removed.result(30)
 
@@ -239,9 +251,12 @@ class Chain:
         what = compare.differences(self.source.table, of_delta)
         return f"{DELTA}: {what}" if what else ""
 
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+
     def _create_topics(self) -> None:
         """Both brokers have each partition, and each of them leads one."""
-        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        admin = self._admin()
         assert wait_until(lambda: len(admin.list_topics(timeout=5).brokers) == len(self.brokers))
         topics = [NewTopic(topic, _PARTITIONS, replica_assignment=[[1, 2], [2, 1]]) for topic in _TOPICS]
         for created in admin.create_topics(topics).values():
@@ -304,7 +319,8 @@ class Chain:
 
 
 class Source:
-    """A table that changes at random, and sends its changes as Debezium does. `rows` is its content.
+    """A table that changes at random, and sends its changes as Debezium does. `rows` is its content, `ends` are the
+    offsets up to which topics and partitions have its messages.
 
     :param servers: of Kafka.
     :param registry: its URL.
@@ -316,6 +332,7 @@ class Source:
         self._random = Random(7)
         self._number = 0
         self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 0})
+        self.ends: Counter[tuple[str, int]] = Counter()
         self._sent: deque[tuple[str, bytes, bytes, int]] = deque(maxlen=200)
         self._schemas: list[Any] = []
         self._ids: list[int] = []
@@ -367,8 +384,8 @@ class Source:
     def send_again(self) -> int:
         """The last messages, in their order. Returns how many."""
         again = list(self._sent)
-        for topic, value, key, partition in again:
-            self._producer.produce(topic, value, key, partition=partition)
+        for message in again:
+            self._produce(*message)
         return len(again)
 
     def _send(self, key: int, op: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> None:
@@ -377,8 +394,13 @@ class Source:
         fastavro.schemaless_writer(body, self._schemas[-1], event)
         value = b"\0" + self._ids[-1].to_bytes(4, "big") + body.getvalue()
         for topic in _TOPICS:
-            self._sent.append((topic, value, str(key).encode(), key % _PARTITIONS))
-            self._producer.produce(topic, value, str(key).encode(), partition=key % _PARTITIONS)
+            message = topic, value, str(key).encode(), key % _PARTITIONS
+            self._sent.append(message)
+            self._produce(*message)
+
+    def _produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
+        self._producer.produce(topic, value, key, partition=partition)
+        self.ends[topic, partition] += 1
 
     def _registered(self, number: int) -> int:
         with SchemaRegistryClient({"url": self._registry}) as client:

@@ -493,7 +493,8 @@ def test_after_an_unknown_commit_state_the_table_is_asked(
     if committed:
         job.run()
     else:
-        with pytest.raises(CommitUnknownError, match="it is unknown whether the commit went through"):
+        # without Iceberg's own advice about duplicates and orphans, which is wrong here
+        with pytest.raises(CommitUnknownError, match=r"went through \(the catalog hung up\)\. Its files are kept"):
             job.run()
         assert list((job.table_folder / "data").rglob("*.parquet")), "its files may be in the table: never delete them"
         job.run()

@@ -213,9 +213,11 @@ class IcebergCommitter(Committer):
                     return None
                 if is_refusal:
                     return error
+            # without Iceberg's own advice, which follows: with a position in the table nothing is applied twice
+            reason = java_message(error).partition("\n")[0]
             raise CommitUnknownError(
-                f"{self._table.name}: it is unknown whether the commit went through ({java_message(error)}). Its files "
-                "are kept. Run again: the table's position decides."
+                f"{self._table.name}: it is unknown whether the commit went through ({reason}). Its files are kept. Run "
+                "again: the table's position decides."
             ) from None
         return None
 
