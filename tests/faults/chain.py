@@ -157,6 +157,7 @@ class Chain:
         """A test begins: nothing of an earlier one is left."""
         for door in self.doors:
             door.clear()
+        self._compared = 0, 0.0  # look at once
         self.settled()
         for door in self.doors:
             door.failed.clear()
@@ -287,8 +288,8 @@ class Chain:
                     "uri": door.url,
                     "credential": f"{door.client}:{door.secret}",
                     "oauth2-server-uri": door.token_url,
-                    "rest.client.socket-timeout-ms": "5000",
-                    "rest.client.connection-timeout-ms": "5000",
+                    "rest.client.socket-timeout-ms": "10000",
+                    "rest.client.connection-timeout-ms": "10000",
                     "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
                     "s3.endpoint": self.store_door.url,
                     "s3.path-style-access": "true",

@@ -216,8 +216,8 @@ class IcebergCommitter(Committer):
             # without Iceberg's own advice, which follows: with a position in the table nothing is applied twice
             reason = java_message(error).partition("\n")[0]
             raise CommitUnknownError(
-                f"{self._table.name}: it is unknown whether the commit went through ({reason}). Its files are kept. Run "
-                "again: the table's position decides."
+                f"{self._table.name}: it is unknown whether the commit went through ({reason}). Its files are kept. "
+                "Run again: the table's position decides."
             ) from None
         return None
 
