@@ -212,7 +212,8 @@ class Chain:
         """
         if 2 in self.leaders():
             return True
-        self._admin().elect_leaders(ElectionType.PREFERRED).result(30)
+        admin = self._admin()
+        admin.elect_leaders(ElectionType.PREFERRED).result(30)
         return 2 in self.leaders()
 
     def let_expire(self) -> None:
@@ -224,7 +225,7 @@ class Chain:
 
     @contextmanager
     def allowing_loss(self) -> Iterator[None]:
-        """What starts inside goes on without messages that are gone."""
+        """A sink that starts inside goes on without messages that are gone."""
         strict = self.sink.config.read_text()
         values = yaml.safe_load(strict)
         values["source"]["options"]["failOnDataLoss"] = "false"

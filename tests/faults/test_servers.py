@@ -81,7 +81,7 @@ def test_the_leader_changes(chain: Chain, seen: Seen) -> None:
     assert wait_until(chain.has_second_leader)
     with killed(chain.second):
         chain.change()
-        assert chain.leaders() == {1}
+        assert wait_until(lambda: chain.leaders() == {1})
         outcome = chain.settled()
     seen(told(outcome))
 
@@ -117,13 +117,12 @@ def test_messages_expire(chain: Chain, seen: Seen) -> None:
     chain.sink.start()
     end = chain.ended()
     assert end.code == 3, end.message
-    assert re.search(r"ice.orders-0 is offset \d+, but Kafka has removed what follows before offset \d+", end.message)
+    assert re.search(r"ice.orders-\d is offset \d+, but Kafka has removed what follows before offset \d+", end.message)
     with chain.allowing_loss():
         chain.sink.start()
         chain.source.snapshot()
         chain.change()
         outcome = chain.settled()
-    chain.restart()  # not allowing it any more
     seen(f"It ended 2 times by 3, then tables = source {outcome.seconds:.0f} s after the last change")
 
 
