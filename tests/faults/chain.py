@@ -36,7 +36,7 @@ from tests.stack.rest_catalog import RestCatalog
 from tests.stack.s3 import S3
 from tests.stack.sink_process import S3A_PACKAGES, SinkProcess, written
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds until the tables must equal the source."""
 TEMPORARY = 75
 """The exit code after which a supervisor starts the sink again."""
