@@ -271,13 +271,20 @@ class Chain:
             for topic, target in _TOPICS.items()
         ]
         tables[0]["properties"] = {"format-version": "3"}
+        kafka = {
+            "kafka.bootstrap.servers": self.servers,
+            "startingOffsets": "earliest",
+            # Kafka's client asks a broker that is gone until this time is over. By default that is a minute.
+            "kafka.default.api.timeout.ms": "15000",
+            "kafka.request.timeout.ms": "10000",
+        }
         return {
             "sink": {"id": "faults", "checkpoint": str(folder / "state"), "trigger": "200 milliseconds"},
             "index": {"location": f"s3a://{self.s3.BUCKET}/index"},
             "source": {
                 "type": "kafka",
                 "format": "debezium-avro",
-                "options": {"kafka.bootstrap.servers": self.servers, "startingOffsets": "earliest"},
+                "options": kafka,
                 "format_options": {
                     "schema.registry.url": registry.url + self.registry.PATH,
                     "schema.registry.basic.auth.user.info": f"{registry.user}:{registry.password}",

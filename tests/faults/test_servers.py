@@ -76,7 +76,11 @@ def test_all_brokers_are_killed(chain: Chain, seen: Seen) -> None:
     seen(told(chain.settled()))
 
 
-@pytest.mark.fault("Kafka", "A broker is killed, and the other one leads its partitions", "The sink goes on with that")
+@pytest.mark.fault(
+    "Kafka",
+    "A broker is killed, and the other one leads its partitions (`kafka.default.api.timeout.ms: 15000`)",
+    "The sink goes on with that",
+)
 def test_the_leader_changes(chain: Chain, seen: Seen) -> None:
     assert wait_until(chain.has_second_leader)
     with killed(chain.second):
