@@ -239,8 +239,8 @@ def test_an_executor_is_killed_during_a_compaction(cluster: Cluster, seen: Seen)
 
 @pytest.mark.fault(
     "Processes",
-    "A Python worker hangs while it writes a data file, Spark does its task a second time (`spark.speculation`), and the "
-    "first one wakes up after the commit",
+    "A Python worker hangs while it writes a data file, Spark does its task a second time (`spark.speculation`), and "
+    "the first one wakes up after the commit",
     "The files of one of both are committed. Those of the other are garbage",
 )
 def test_two_attempts_write(cluster: Cluster, seen: Seen) -> None:

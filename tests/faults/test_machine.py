@@ -1,17 +1,16 @@
 """The machine of a sink has a full disk, or a clock that jumps."""
 
-import os
-import signal
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.faults.plugin import Seen
-from tests.faults.shop import SECONDS, Shop, Supervised
+from tests.faults.shop import Shop, Supervised
 from tests.sink.test_submit import complaints
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
@@ -27,9 +26,10 @@ class Disk:
         self._filler = folder / "filler"
 
     def fill(self) -> None:
-        with pytest.raises(OSError, match="No space left on device"), self._filler.open("wb", buffering=0) as file:
+        with suppress(OSError), self._filler.open("wb", buffering=0) as file:
             while True:
                 file.write(b"0" * 4096)
+        assert shutil.disk_usage(self._filler.parent).free == 0
 
     def free(self) -> None:
         self._filler.unlink()
@@ -109,3 +109,89 @@ def test_a_full_disk(disks: Disks, seen: Seen, name: str) -> None:
     sink.running()
     shop.check()
     seen("TODO")
+
+
+HOUR = 3600
+LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+
+class Clock:
+    """The clock of the sink's processes: their wall clock, not the one that only counts on."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._ahead = 0
+        self.jump(0)
+
+    def jump(self, seconds: int) -> None:
+        self._ahead += seconds
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{self._ahead:+d}\n")
+        new.rename(self._file)
+
+    def now(self) -> float:
+        return time.time() + self._ahead
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of all processes that the test starts."""
+    if LIBRARY is None:
+        pytest.skip("libfaketime isn't installed (Debian: apt install faketime)")
+    clock = Clock(tmp_path / "clock")
+    variables = {
+        "LD_PRELOAD": LIBRARY,
+        "FAKETIME_TIMESTAMP_FILE": tmp_path / "clock",
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    return clock
+
+
+def clocked(folder: Path, clock: Clock) -> Supervised:
+    """A sink whose change files have modification times of this clock."""
+    shop = Shop(folder)
+    shop.now = clock.now
+    shop.write()
+    return Supervised(shop, shop.configured("1 second"))
+
+
+@pytest.mark.fault(
+    "Machine",
+    "The clock jumps ahead by an hour, and back by two, while the sink runs; the files' modification times too",
+    "The run goes on",
+)
+def test_the_clock_jumps_while_the_sink_runs(tmp_path: Path, clock: Clock, seen: Seen) -> None:
+    with clocked(tmp_path, clock) as sink:
+        run, waits = sink.running(), list[float]()
+        for seconds in (HOUR, -2 * HOUR):
+            clock.jump(seconds)
+            for _ in range(2):
+                began = time.monotonic()
+                sink.shop.write()
+                sink.wait_until_applied()
+                waits.append(time.monotonic() - began)
+        sink.shop.check()
+        assert run.code is None
+    seen(f"Changes came into the tables within {max(waits):.0f} s. Table = source")
+
+
+@pytest.mark.fault(
+    "Machine",
+    "The clock jumps ahead by an hour, and back by two, between two runs; the files' modification times too",
+    "The next run goes on",
+)
+def test_the_clock_jumps_between_runs(tmp_path: Path, clock: Clock, seen: Seen) -> None:
+    with clocked(tmp_path, clock) as sink:
+        sink.running()
+        for seconds in (HOUR, -2 * HOUR):
+            assert sink.run is not None
+            sink.run.kill()
+            clock.jump(seconds)
+            sink.shop.write()
+            sink.running()
+        sink.shop.check()
+    seen("Both next runs went on. Table = source")
