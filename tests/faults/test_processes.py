@@ -108,7 +108,7 @@ def test_the_driver_is_killed_again_and_again(tmp_path: Path, seen: Seen) -> Non
             marks=pytest.mark.fault(
                 "Processes",
                 "Two drivers with one sink id and checkpoints of their own run at once",
-                "One is refused at a commit, and ends with exit code 4. The other goes on, unless another table refuses it",
+                "One is refused at a commit, and ends with exit code 4. The other goes on, or another table refuses it",
             ),
         ),
         pytest.param(
