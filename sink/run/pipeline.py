@@ -388,6 +388,12 @@ class Pipeline:
                 f"an unexpected error: {type(error).__name__}: {error}. Every table is as its last commit left it; "
                 "please report it."
             )
+        if "No space left on device" in str(error):
+            return TemporaryError(
+                "the stream failed: no space left on device. It needs some in sink.checkpoint "
+                f"({self._config.sink.checkpoint}) and in spark.local.dir. Every table is as its last commit left it; "
+                "free space and run again."
+            )
         return TemporaryError(
             f"the stream failed: {summary(error)}. Every table is as its last commit left it; run again."
         )

@@ -227,8 +227,11 @@ class Supervised:
         return self.run
 
     def running(self) -> Sink:
-        """The run in progress; a new one if it has ended. All that there was to do is done."""
-        run = self.run if self.run is not None and self.run.code is None else self.start()
+        """The run in progress; a new one if it has ended. It has done all that there was to do."""
+        run = self.run
+        if run is None or run.code is not None:
+            run = self.start()
+            self.shop.write()  # which shows when it is there
         self.wait_until_applied()
         return run
 
