@@ -56,7 +56,7 @@ def test_the_stack_in_the_message_of_a_failed_job_is_left_out() -> None:
     """`tests/faults/test_machine.py` has such a message from Spark."""
     message = (
         "Job aborted: java.io.IOException: No space left on device\n\tat a.b(C.java:1)\n\tat c.d(E.java)\n"
-        "Caused by: f: g\n\tat a.b(C.java:1)\n\t... 13 more\n\nDriver stacktrace:"
+        "\t\tSuppressed: h: i\nCaused by: f: g\n\tat a.b(C.java:1)\n\t... 13 more\n\nDriver stacktrace:"
     )
     assert without_stack(message) == "Job aborted: java.io.IOException: No space left on device\nCaused by: f: g"
     assert without_stack("one line\n  at least one more") == "one line\n  at least one more"
