@@ -117,9 +117,9 @@ class Shop:
         os.utime(hidden, (self.now(), self.now()))
         hidden.rename(self.folder / "changes" / source / self._name(self.files))
 
-    def is_applied(self) -> bool:
-        """Whether each table's position has the last file."""
-        return all(self._name(self.files - 1) in self._newest_state(target) for target in TARGETS)
+    def is_applied(self, *targets: str) -> bool:
+        """Whether the positions of these tables, by default of all, have the last file."""
+        return all(self._name(self.files - 1) in self._newest_state(target) for target in targets or TARGETS)
 
     @staticmethod
     def _name(number: int) -> str:
