@@ -158,10 +158,19 @@ class Shop:
             assert not twice, twice[:20]
             assert sorted(events) == list(range(1, self._changes + 1))
 
-    def _read_iceberg(self, target: str) -> pa.Table:
+    def last_snapshot(self, target: str) -> float:
+        """The time of an Iceberg table's last snapshot, in seconds."""
+        snapshot = self._iceberg(target).current_snapshot()
+        assert snapshot is not None
+        return snapshot.timestamp_ms / 1000
+
+    def _iceberg(self, target: str) -> StaticTable:
         metadata = self._metadata(self.location(target))
         assert metadata is not None
-        return StaticTable.from_metadata(str(metadata)).scan().to_arrow()
+        return StaticTable.from_metadata(str(metadata))
+
+    def _read_iceberg(self, target: str) -> pa.Table:
+        return self._iceberg(target).scan().to_arrow()
 
     def _read_delta(self) -> pa.Table:
         from deltalake import DeltaTable, QueryBuilder  # not there where only the tests of other Sparks run
