@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
@@ -158,10 +159,15 @@ def finish(sink: Supervised) -> None:
     run = sink.run
     assert run is not None
     while not sink.shop.is_applied():
-        assert wait_until(lambda: sink.shop.is_applied() or run.code is not None, SECONDS), run.log  # noqa: B023
-        if run.code is not None:
+        ended = partial(is_over, run)
+        assert wait_until(lambda: sink.shop.is_applied() or ended(), SECONDS), run.log  # noqa: B023
+        if ended():
             assert run.code == 75, run.log
             run = sink.start()
+
+
+def is_over(run: Sink) -> bool:
+    return run.code is not None
 
 
 Stage = Literal[
