@@ -42,8 +42,6 @@ class Shop:
     def __init__(self, folder: Path, keys: int = 300) -> None:
         self.folder = folder
         self.files = 0
-        self.now: Callable[[], float] = lambda: _LONG_AGO + self.files
-        """The modification time of the next file."""
         self._keys = keys
         self._random = Random(21)
         self._changes = 0
@@ -114,7 +112,7 @@ class Shop:
     def _publish(self, source: str, records: Iterable[Mapping[str, Any]]) -> None:
         hidden = self.folder / "unfinished"
         hidden.write_text("".join(json.dumps(record) + "\n" for record in records))
-        os.utime(hidden, (self.now(), self.now()))
+        os.utime(hidden, (_LONG_AGO + self.files, _LONG_AGO + self.files))
         hidden.rename(self.folder / "changes" / source / self._name(self.files))
 
     def is_applied(self, *targets: str) -> bool:
