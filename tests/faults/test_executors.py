@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
 Work = Literal["writes", "reads", "reads in the JVM"]
 LARGE = 150_000
 """Rows of a file that takes long enough to write that somebody who looks each millisecond sees it."""
+AFTERWARDS = 2.0
+"""Seconds after a commit in which a compaction begins, if it does."""
 SETTINGS = {
     "spark.executor.memory": "600m",
     "spark.executor.cores": "1",
@@ -80,7 +82,7 @@ class Cluster:
         for _ in range(30):
             executors, before = self.executors(), self._data_files()
             self.shop.write(rows)
-            deadline = time.monotonic() + SECONDS
+            deadline, applied = time.monotonic() + SECONDS, False
             looked = time.monotonic()
             while time.monotonic() < deadline:
                 for executor in executors:
@@ -91,9 +93,10 @@ class Cluster:
                 if time.monotonic() - looked > 0.2:
                     looked = time.monotonic()
                     assert run.code is None, run.log
-                    if self.shop.is_applied():
-                        break
+                    if not applied and self.shop.is_applied():
+                        applied, deadline = True, time.monotonic() + AFTERWARDS
                 time.sleep(0.001)
+            assert applied, run.log
         raise AssertionError(f"nobody has opened such a file\n{run.log}")
 
     def _is_data(self, file: str) -> bool:
