@@ -8,6 +8,7 @@
 |---|---|---|---|
 | local | local | local | local |
 | rest | local, REST catalog | local | local |
+| s3-index | local | bucket | local |
 | s3 | bucket, JDBC catalog, Iceberg's S3FileIO | bucket | local |
 | s3-hadoop | bucket, JDBC catalog, Hadoop's S3A | bucket | local |
 | s3-checkpoint | as s3 | bucket | bucket |
@@ -48,7 +49,7 @@ from tests.stack.jars import HERE, delta_jars, ivy_to_itself, jars, sqlite_jdbc_
 from tests.stack.rest_catalog import running_rest_catalog
 from tests.stack.s3 import S3, running_s3
 
-CASES = ("local", "rest", "s3", "s3-hadoop", "s3-checkpoint", "s3-delta")
+CASES = ("local", "rest", "s3-index", "s3", "s3-hadoop", "s3-checkpoint", "s3-delta")
 BUCKET = f"s3a://{S3.BUCKET}"
 
 
@@ -216,7 +217,13 @@ def _config(
         "key": ["id"],
         "columns": {"id": "bigint", "value": "bigint", "note": "string"},
         "order_by": ["seq bigint"],
-        "target": {"local": "local", "rest": "rest", "s3-delta": "delta", "s3-hadoop": "hadoop"}.get(case, "bucket")
+        "target": {
+            "local": "local",
+            "s3-index": "local",
+            "rest": "rest",
+            "s3-delta": "delta",
+            "s3-hadoop": "hadoop",
+        }.get(case, "bucket")
         + f".bench.{case.replace('-', '_')}",
     }
     if case != "s3-delta":
@@ -225,7 +232,7 @@ def _config(
     return Config.model_validate(
         {
             "sink": {"id": "bench", "checkpoint": f"{state}/{case}", "on_bad_record": "fail"},
-            "index": {"location": f"{index}/{case}"},
+            "index": {"location": f"{index}/{case}", "properties": of_s3 if case == "s3-index" else {}},
             "source": {
                 "type": "files",
                 "format": "row-kind",

@@ -1,6 +1,7 @@
 """The image runs as nobody special, from a pinned base, and has nothing of the checkout but what it needs."""
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +19,13 @@ def test_each_stage_begins_with_the_same_pinned_version() -> None:
     assert len(bases) == 2
     assert len(set(bases)) == 1
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases[0])
+
+
+def test_its_spark_is_the_one_that_the_whole_suite_runs_on() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (tested,) = (package for package in extras["dev"] if package.startswith("pyspark=="))
+    (install,) = (rest for name, rest in STEPS if name == "RUN" and "pip install" in rest)
+    assert tested in install.split()
 
 
 def test_it_does_not_run_as_root() -> None:

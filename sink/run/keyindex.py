@@ -257,7 +257,9 @@ class KeyIndex:
         self._prepared_name, self._prepared_base = operation, base
         self._prepared = self._written(operation, prepared, new_paths)
         stored = {"version": operation, "base": base}
-        return IndexCommit(base, stored, written.files, written.removed, sorted(deleted.found), new_paths)
+        return IndexCommit(
+            base, stored, written.files, written.removed, sorted(deleted.found), new_paths, written.bytes
+        )
 
     def deleted_rows(self, path: str) -> int:
         """How many rows of a data file its deletion vector deletes (v3). If the file is older than the table's format

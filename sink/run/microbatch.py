@@ -404,10 +404,12 @@ class TableSink:
     def _committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> Committed:
         written = attempt.written
         files = {content: Files(*counted) for content, counted in written.contents.items()}
-        united = len(proposal.request.index.files) if proposal.request.index is not None else 0
-        if united:  # the driver knows only that it wrote them
-            told = files.get(FileContent.POSITION_DELETES.value, Files(0, 0))
-            files[FileContent.POSITION_DELETES.value] = replace(told, count=told.count + united)
+        index = proposal.request.index
+        if index is not None and index.files:  # which the driver wrote
+            of_tasks = files.get(FileContent.POSITION_DELETES.value, Files(0, 0))
+            files[FileContent.POSITION_DELETES.value] = Files(
+                of_tasks.count + len(index.files), of_tasks.bytes + index.bytes
+            )
         return Committed(
             self.table.name,
             pending.batch_id,

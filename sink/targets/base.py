@@ -222,11 +222,13 @@ class WrittenDeletes:
     :param files: what the commit adds, as JSON in the format's terms.
     :param removed: what the commit removes because of that: earlier vectors of the same data files.
     :param vectors: data file -> its new vector; None if it has none any more.
+    :param bytes: of the vectors or delete files.
     """
 
     files: Sequence[str] = ()
     removed: Sequence[str] = ()
     vectors: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,7 @@ class IndexCommit:
     :param removed: deletion vectors that `files` replace, or whose data files are gone.
     :param referenced: data files whose rows are deleted.
     :param new_paths: paths of all files that were written for this commit. If it fails, they are deleted.
+    :param bytes: of the deletes in `files`.
     """
 
     base: int | None
@@ -247,6 +250,7 @@ class IndexCommit:
     removed: Sequence[str]
     referenced: Sequence[str]
     new_paths: Sequence[str]
+    bytes: int = 0
 
 
 @dataclass(frozen=True)

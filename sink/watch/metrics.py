@@ -167,7 +167,7 @@ OF_TABLES = (
     OfTable(
         "rowdelta_written_bytes",
         "counter",
-        "Bytes of these files. Of deletion vectors that the driver writes only the number is known.",
+        "Bytes of these files.",
         lambda table, _: [((content.lower(),), size) for content, size in table.bytes.items()],
         ("content",),
     ),

@@ -16,6 +16,7 @@ from sink.errors import ConfigError, NeedsSparkError, TemporaryError
 from sink.run import attempt, writing
 from sink.run.pipeline import Pipeline
 from tests.sink.harness import seen
+from tests.stack.hive_metastore import running_hive_metastore
 from tests.stack.process import free_ports
 from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
 
@@ -106,6 +107,29 @@ def test_table_equals_source(
     version: str,
     partition_by: list[str],
 ) -> None:
+    table_equals_source(spark, tmp_path, monkeypatch, catalog, deletes, version, partition_by)
+
+
+def test_table_of_a_hive_metastore_equals_source(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_hive_metastore() as metastore:
+        properties = {"type": "hive", "uri": metastore.uri, "warehouse": str(metastore.warehouse)}
+        add_catalog(spark, "hive_catalog", properties)
+        table_equals_source(
+            spark, tmp_path, monkeypatch, ("hive_catalog", properties), "position", "3", ["bucket(4, id)"]
+        )
+
+
+def table_equals_source(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    catalog: tuple[str, dict[str, str]],
+    deletes: str,
+    version: str,
+    partition_by: list[str],
+) -> None:
     """Keys changed again after their row was written need deletes within the commit: positions in v2, vectors in v3."""
     name, properties = catalog
     namespace = f"{deletes}{version}{len(partition_by)}{'r' if 'region' in partition_by else ''}"
@@ -141,9 +165,12 @@ def test_table_equals_source(
     equality_deletes = [(2, "PARQUET")] if deletes == "equality" else []
     assert delete_files(spark, target) == [position_deletes, *equality_deletes]
     assert spark.sql(f"SELECT * FROM {target}.snapshots").count() == 2
-    status = seen(inspection.status, spark, config)
+    # Hive's metastore speaks Thrift
+    status = (
+        list(inspection.status(spark, config)) if name == "hive_catalog" else seen(inspection.status, spark, config)
+    )
     assert any("lag: 0 files behind" in line for line in status)
-    if name == "jdbc_catalog":
+    if name in ("jdbc_catalog", "hive_catalog"):
         checked = list(inspection.check(spark, config))
         with pytest.raises(NeedsSparkError):  # which has the driver, or not
             list(inspection.check(None, config))

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from sink import cli, config
 from sink.commands import packaging
 from tests.stack.counting import CountingProxy, Request, counting
 from tests.stack.jars import HERE, jars, sqlite_jdbc_jar
-from tests.stack.process import Process, free_ports, wait_until
+from tests.stack.process import Process, free_ports, listens, wait_until
 from tests.stack.s3 import S3, running_s3
 
 CONFIG = """
@@ -214,7 +213,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     at = ("--host", "127.0.0.1")
     with ExitStack() as stack:
         master = command(tmp_path / "master", "master.Master", *at, "--port", port, "--webui-port", ui)
-        processes = [Process(master, tmp_path / "master.log", lambda: answers(port))]
+        processes = [Process(master, tmp_path / "master.log", lambda: listens(port))]
         for number, worker_ui in enumerate(worker_uis):
             home = found.home(number)
             worker = command(
@@ -227,14 +226,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             process.start()
         assert wait_until(lambda: alive_workers(ui) == 2)
         yield found
-
-
-def answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 def alive_workers(ui: int) -> int:

@@ -50,6 +50,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = START_SECONDS) ->
     return True
 
 
+def listens(port: int) -> bool:
+    """Whether a server takes connections at this port of 127.0.0.1."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
 def finish(command: Sequence[str], failure: str, **options: Any) -> None:
     """Run a program to its end.
 

@@ -174,6 +174,8 @@ def test_a_run_is_watched_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert found["rowdelta_lag_files", "lake.shop.orders"] <= 2, "as seen some seconds ago"
         assert found["rowdelta_written_files_total", "lake.shop.orders", "data"] == 2
         assert found["rowdelta_written_bytes_total", "lake.shop.orders", "data"] > 500
+        assert found["rowdelta_written_files_total", "lake.shop.orders", "position_deletes"] == 1
+        assert found["rowdelta_written_bytes_total", "lake.shop.orders", "position_deletes"] > 30
         assert found["rowdelta_memory_peak_bytes", "jvm"] > 1e6
         assert found["rowdelta_memory_peak_bytes", "worker"] > 1e6
         for stage in ("index", "write", "prepare", "commit"):

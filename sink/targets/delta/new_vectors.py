@@ -53,13 +53,14 @@ def written_deletes(
             f"{name}: a deletion vector of the table can't be read, so nothing tells which rows are live: {error}. "
             "Nothing was applied. Restore the file, or take the table back to a version that doesn't need it (RESTORE)."
         ) from error
-    files, vectors = list[str](), dict[str, Mapping[str, Any] | None]()
+    files, vectors, size = list[str](), dict[str, Mapping[str, Any] | None](), 0
     for file in changed:
         vectors[file.path] = None
         if file.vector is not None:
             vectors[file.path] = {**file.vector, "record-count": file.vector["cardinality"]}
             files.append(json.dumps(with_vector(_counted(adds[file.path], file.rows), file.vector)))
-    return WrittenDeletes(files, [json.dumps(remove_of(adds[file.path])) for file in changed], vectors)
+            size += file.vector["sizeInBytes"]
+    return WrittenDeletes(files, [json.dumps(remove_of(adds[file.path])) for file in changed], vectors, size)
 
 
 def stated_rows(add: Add) -> int | None:

@@ -37,11 +37,12 @@ def written_deletes(
     if table.format_version < 3:
         # positions that tasks have already deleted themselves are empty here
         old = (OldRows(file, positions_of(deleted)) for file, deleted in rows.positions() if len(deleted))
-        files = list[str]()
+        files, size = list[str](), 0
         for delete in delete_rows(table, TaskId(tasks, 0, name), old):
             created.append(delete.path)
             files.append(json.dumps(delete.description))
-        return WrittenDeletes(files)
+            size += delete.size_in_bytes
+        return WrittenDeletes(files, bytes=size)
     if not rows.found:
         return WrittenDeletes()
     before = {path: Before(known(path), tuple(parquet_deletes.get(path, ()))) for path in rows.found}
@@ -59,6 +60,7 @@ def written_deletes(
         [json.dumps(vector) for vector in vectors],
         [json.dumps(old.vector) for old in before.values() if old.vector is not None],
         {vector["referenced-data-file"]: vector for vector in vectors},
+        sum(vector["content-size-in-bytes"] for vector in vectors),
     )
 
 
