@@ -17,9 +17,9 @@ import pytest
 
 from tests.faults.plugin import Seen
 from tests.faults.shop import ORDERS, SECONDS, Shop, Supervised, send
-from tests.sink.test_cluster import SPARK_HOME, alive_workers, answers
+from tests.sink.test_cluster import SPARK_HOME, alive_workers
 from tests.sink.test_submit import environment
-from tests.stack.process import Process, free_ports, wait_until, with_descendants
+from tests.stack.process import Process, answers, free_ports, wait_until, with_descendants
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
 
