@@ -19,7 +19,7 @@ from tests.faults.plugin import Seen
 from tests.faults.shop import ORDERS, SECONDS, Shop, Supervised, send
 from tests.sink.test_cluster import SPARK_HOME, alive_workers
 from tests.sink.test_submit import environment
-from tests.stack.process import Process, answers, free_ports, wait_until, with_descendants
+from tests.stack.process import Process, free_ports, listens, wait_until, with_descendants
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
 
@@ -140,7 +140,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, fast_start: None) -> Itera
         words = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", "--host", host, *arguments]
         log = folder / f"{name} {host}.log"
         process = Process(
-            [str(word) for word in words], log, lambda: name != "master.Master" or answers(port), environment=variables
+            [str(word) for word in words], log, lambda: name != "master.Master" or listens(port), environment=variables
         )
         process.start()
         return process
