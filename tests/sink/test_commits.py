@@ -123,6 +123,19 @@ def test_a_batch_committed_before_the_crash_is_not_applied_again(job: Job) -> No
 
 
 @without_deletes
+def test_a_checkpoint_of_which_another_run_has_deleted_a_part(job: Job) -> None:
+    """Spark could not read it, in this run and in any other."""
+    job.write(insert(1))
+    job.write(insert(2))
+    job.run()
+    (first,) = job.checkpoint.rglob("sources/0/0")
+    first.unlink()
+    job.write(insert(3))
+    job.run()
+    assert job.rows() == [row(1), row(2), row(3)]
+
+
+@without_deletes
 @pytest.mark.parametrize("age", [0, 30 * 86_400], ids=["of this week", "a month older"])
 def test_a_late_file_is_not_lost_while_the_checkpoint_lives(job: Job, age: int) -> None:
     job.write(insert(1))
