@@ -29,7 +29,7 @@ def before_commit(name: str) -> Iterator[None]:
         raise job_error(name, error) from error
     except OSError as error:
         raise TemporaryError(
-            f"{name}: what the commit needs could not be written: {error}. Nothing was applied; run again."
+            f"{name}: what the commit needs could not be read or written: {error}. Nothing was applied; run again."
         ) from error
 
 

@@ -35,6 +35,8 @@ log = logging.getLogger("rowdelta")
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 30.0
+_SET_BACK_SECONDS = 5.0
+"""A clock that is set back by less than this only delays a micro-batch, by as much."""
 
 
 @dataclass
@@ -75,6 +77,7 @@ class Pipeline:
         self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
         self._has_patterns = any(table.is_pattern for table in config.tables)
         self._looked_at = time.monotonic()
+        self._clock_ahead: float | None = None
         try:
             self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(find_tables(config, self._source))))
         except KeyboardInterrupt:
@@ -271,6 +274,7 @@ class Pipeline:
                     self._forget(run)
             self._raise_if_over()
             if self._config.sink.trigger != "available-now":
+                self._follow_clock()
                 self._look_around()
             elif not self._runs:
                 # a table with a temporary failure may work now; a table that was rolled back does
@@ -286,6 +290,32 @@ class Pipeline:
             for run in self._runs:
                 if run.error is not None and not run.over:
                     raise self._explain(run.error)
+
+    def _follow_clock(self) -> None:
+        """Start the queries anew if the JVM's clock was set back. Spark plans the next micro-batch for a time, and
+        would wait until the clock shows this time again.
+        """
+        jvm = self._spark.sparkContext._jvm
+        assert jvm is not None
+        try:
+            ahead = jvm.java.lang.System.currentTimeMillis() / 1000 - time.monotonic()
+        except (Py4JError, OSError):
+            return  # whoever asks for the queries next says that the JVM has gone
+        before = self._clock_ahead
+        if before is None or before - ahead < _SET_BACK_SECONDS:
+            self._clock_ahead = ahead
+            return
+        try:
+            with self._between_batches(self._all_runs()):
+                located = self._locate(self._supervisor.working())
+                for run in self._runs:
+                    run.over = True
+        except TemporaryError as error:
+            log.warning("the clock was set back, and the streams can't start anew yet: %s", error)
+            return
+        log.warning("the clock was set back by %.0f seconds; the streams start anew", before - ahead)
+        self._clock_ahead = ahead
+        self._read(located)
 
     def _has_ended(self, run: Run) -> bool:
         assert run.query is not None
@@ -387,6 +417,12 @@ class Pipeline:
             return RowdeltaError(
                 f"an unexpected error: {type(error).__name__}: {error}. Every table is as its last commit left it; "
                 "please report it."
+            )
+        if "No space left on device" in str(error):
+            return TemporaryError(
+                "the stream failed: no space left on device. It needs some in sink.checkpoint "
+                f"({self._config.sink.checkpoint}) and in spark.local.dir. Every table is as its last commit left it; "
+                "free space and run again."
             )
         return TemporaryError(
             f"the stream failed: {summary(error)}. Every table is as its last commit left it; run again."

@@ -34,6 +34,7 @@ from sink.run.patterns import ResolvedTable
 from sink.run.plan import open_table
 from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source, Stream, TableBatch
+from sink.spark.interrupts import jvms
 from sink.spark.session import activate
 from sink.targets.retries import doubled
 
@@ -371,6 +372,8 @@ class Supervisor:
         with self._setting_aside:
             culprit.fail(error)
             self._have_group_wait(culprit)
+        if jvms.ending:  # a signal ends the process, and whatever fails without a JVM has nothing to say
+            return
         if is_harmless(error):
             self._observer(TableWaits(culprit.target, summary(error)))
         else:

@@ -51,12 +51,23 @@ class CheckpointFolder:
         """
         return self._last(generation, "commits")
 
+    def lacks_files(self, generation: str) -> bool:
+        """Whether Spark can't read its log of the files that it has seen, since a part of it was deleted, for example
+        by another run that had this checkpoint. The log begins with its last summary, if it has one.
+        """
+        names = [name.split(".") for name in self._names(generation, "sources/0") if name[0].isdigit()]
+        first = max((int(name[0]) for name in names if name[1:] == ["compact"]), default=0)
+        present = {int(name[0]) for name in names if name[1:] in ([], ["compact"])}
+        return bool(present) and not present >= set(range(first, max(present) + 1))
+
     def _last(self, generation: str, log: str) -> int:
+        return max((int(name) for name in self._names(generation, log) if name.isdigit()), default=-1)
+
+    def _names(self, generation: str, log: str) -> list[str]:
         folder = self._hadoop_path(f"{self.location(generation)}/{log}")
         if not self._fs.exists(folder):
-            return -1
-        names = [status.getPath().getName() for status in self._fs.listStatus(folder)]
-        return max((int(name) for name in names if name.isdigit()), default=-1)
+            return []
+        return [status.getPath().getName() for status in self._fs.listStatus(folder)]
 
     def offsets(self, generation: str, batch_id: int) -> Any:
         """The offset of the query's only source at the end of a batch, from Spark's `OffsetSeqLog`. None before the

@@ -353,10 +353,10 @@ def _most_records(files: Sequence[ChangeFile], sizes: Iterable[int]) -> int | No
 
 def _continues(folder: CheckpointFolder, position: Position) -> bool:
     """Whether Spark's checkpoint continues the table's position. It may be behind it (a restored copy), or ahead of it
-    (the table was rolled back).
+    (the table was rolled back), or damaged.
     """
     generation, batch = str(position["generation"]), int(position["batch"])
-    if generation not in folder.generations():
+    if generation not in folder.generations() or folder.lacks_files(generation):
         return False
     return folder.last_committed_batch(generation) <= batch <= folder.last_batch(generation)
 

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -170,7 +171,8 @@ def launching(
         flags += [flag for flag, word in ((_SHORT, "Tiered"), (_SMALL, "GC")) if word not in own]
     path = [os.environ.get("SPARK_DIST_CLASSPATH", ""), *(jar.path for jar in packages)]
     changed = {
-        "SPARK_SUBMIT_OPTS": " ".join([*flags, os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip(),
+        # Spark's launcher splits it as a shell does
+        "SPARK_SUBMIT_OPTS": " ".join([*map(shlex.quote, flags), os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip(),
         "SPARK_DIST_CLASSPATH": os.pathsep.join(filter(None, path)),
         # for the launcher's JVM, which only finds out how to start the real one
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", f"{_SHORT} {_SMALL}"),

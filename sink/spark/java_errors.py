@@ -1,5 +1,7 @@
 """What Java throws, as Python sees it."""
 
+import re
+
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
@@ -28,7 +30,15 @@ def java_message(error: Exception) -> str:
 
 
 def exception_message(exception: JavaObject) -> str:
-    return masked(str(exception.getMessage() or exception))
+    return masked(without_stack(str(exception.getMessage() or exception)))
+
+
+_STACK = re.compile(r"\n(?:[ \t]+(?:at \S+\(.*\)|\.\.\. \d+ more|Suppressed: .*)|Driver stacktrace:)(?=\n|\Z)")
+
+
+def without_stack(message: str) -> str:
+    """The message of a failed Spark job, which has the stack of the task's error in it, and calls of the driver."""
+    return _STACK.sub("", message).rstrip()
 
 
 def java_exception(error: Exception) -> JavaObject:

@@ -16,6 +16,7 @@ from sink.targets.delta.catalog import DeltaCatalogs
 from sink.targets.delta.table import DeltaTable
 from tests.delta.harness import DeltaJob, When, before_commit
 from tests.delta.test_target import inserts, row
+from tests.faults.plugin import Seen
 
 pytestmark = pytest.mark.spark
 
@@ -277,9 +278,15 @@ def content(job: DeltaJob) -> Table:
 
 
 # all four pairs passed for each; two of them save minutes of each run
+@pytest.mark.fault(
+    "Other writers",
+    "INSERT, MERGE, DELETE, UPDATE, OPTIMIZE, VACUUM, INSERT OVERWRITE, TRUNCATE and ALTER of a Delta table, between "
+    "the look-up of keys and a commit",
+    "Both commit. The later one decides about a key",
+)
 @pytest.mark.parametrize(("when", "partition_by"), list(zip(get_args(When), [(), ("region",)], strict=True)))
 def test_others_commit_between_look_up_and_commit(
-    spark: SparkSession, tmp_path: Path, when: When, partition_by: tuple[str, ...]
+    spark: SparkSession, tmp_path: Path, when: When, partition_by: tuple[str, ...], seen: Seen
 ) -> None:
     """One after the other, each to keys of its own and to files of all."""
     job = DeltaJob(spark, tmp_path, partition_by=partition_by)
@@ -303,10 +310,16 @@ def test_others_commit_between_look_up_and_commit(
     job.run()
     assert content(job) == dict.fromkeys(rows, "last")
     assert job.check_index() is not None
+    seen("Table = source, with what the other writer made of keys that the source didn't change since")
 
 
+@pytest.mark.fault(
+    "Other writers",
+    "RESTORE of a Delta table between the look-up of keys and the commit, and between two runs",
+    "What was taken back is read again",
+)
 @pytest.mark.parametrize(("when", "to"), list(zip(get_args(When), ["TIMESTAMP", "VERSION"], strict=True)))
-def test_restore_takes_the_position_back(spark: SparkSession, tmp_path: Path, when: When, to: str) -> None:
+def test_restore_takes_the_position_back(spark: SparkSession, tmp_path: Path, when: When, to: str, seen: Seen) -> None:
     job = DeltaJob(spark, tmp_path)
     job.write(inserts(1, 2))
     job.run()
@@ -327,6 +340,7 @@ def test_restore_takes_the_position_back(spark: SparkSession, tmp_path: Path, wh
     job.run()
     assert job.rows() == [row(1, "us"), row(3), row(4)], "what followed is read again"
     job.check()
+    seen("The same run went on, and so did the next. Table = source")
 
 
 def test_restore_to_before_the_sink(spark: SparkSession, tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from pyspark.sql import SparkSession
 from deltawriters import DeltaOptions
 from sink.commands import inspection
 from sink.config import Config
-from sink.errors import ConfigError, NeedsSparkError, TemporaryError
+from sink.errors import ConfigError, NeedsSparkError, TableError, TemporaryError
 from sink.run import attempt, writing
 from sink.run.pipeline import Pipeline
+from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.sink.harness import seen
 from tests.stack.hive_metastore import running_hive_metastore
 from tests.stack.process import free_ports
+from tests.stack.proxy import Fault, OAuth2
 from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
 
 pytestmark = pytest.mark.spark
@@ -217,3 +219,39 @@ def test_a_catalog_that_can_not_be_right(spark: SparkSession, tmp_path: Path) ->
         add_catalog(spark, name, properties)
         with pytest.raises(ConfigError, match=rf"catalogs\.{name}: .*{message}"):
             Pipeline(spark, configuration(tmp_path, name, properties))
+
+
+def test_a_token_that_the_catalog_does_not_know_any_more(
+    spark: SparkSession, tmp_path: Path, rest_catalog: RestCatalog
+) -> None:
+    """It was revoked, or the catalog was down when it was due. The sink logs in again, also for a commit."""
+    with OAuth2(rest_catalog.uri, "rowdelta", "secret") as door:
+        properties = {"type": "rest", "uri": door.url, "credential": "rowdelta:secret"}
+        properties["oauth2-server-uri"] = door.token_url
+        add_catalog(spark, "revoked", properties)
+        catalogs = IcebergCatalogs(spark)
+        catalogs.created("revoked.token.orders", spark.createDataFrame([], "id bigint").schema, [], {})
+        tables = [catalogs.load("revoked.token.orders") for _ in range(2)]
+        door.expire_tokens()
+        for table in tables:
+            assert table is not None
+            table.refresh()
+        logins = door.requests.count(("POST", door.TOKENS))
+        door.expire_tokens()
+        assert catalogs.load("revoked.token.orders") is not None
+        assert door.requests.count(("POST", door.TOKENS)) == logins + 1
+
+        config = configuration(tmp_path, "revoked", properties)
+        write(tmp_path, "1.json", [("+I", 1, "eu")], 0)
+        Pipeline(spark, config).run()
+        write(tmp_path, "2.json", [("+I", 2, "eu")], 10)
+        door.add(Fault("POST", "/tables/orders$", status=401))
+        Pipeline(spark, config).run()
+        assert content(spark, "revoked.shop.orders") == {1: "eu", 2: "eu"}
+        assert door.waiting == []
+
+        # nobody is let in any more
+        door.secret = "another"
+        door.expire_tokens()
+        with pytest.raises(TableError, match=r"revoked\.shop\.orders: Not authorized|client or secret is wrong"):
+            catalogs.load("revoked.shop.orders")

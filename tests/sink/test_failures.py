@@ -9,6 +9,7 @@ from changelog.schema_registry import RegistryError
 from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
 from sink.spark.failures import TaskFailedError, TaskFailure, failure_of, told
+from sink.spark.java_errors import without_stack
 
 MESSAGE = 'two "changes"\nof {key} 7: Ü'
 
@@ -49,3 +50,13 @@ def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(ValueError, match="no") as raised:
         next(results)
     assert failure_of(raised.value) is None
+
+
+def test_the_stack_in_the_message_of_a_failed_job_is_left_out() -> None:
+    """`tests/faults/test_machine.py` has such a message from Spark."""
+    message = (
+        "Job aborted: java.io.IOException: No space left on device\n\tat a.b(C.java:1)\n\tat c.d(E.java)\n"
+        "\t\tSuppressed: h: i\nCaused by: f: g\n\tat a.b(C.java:1)\n\t... 13 more\n\nDriver stacktrace:"
+    )
+    assert without_stack(message) == "Job aborted: java.io.IOException: No space left on device\nCaused by: f: g"
+    assert without_stack("one line\n  at least one more") == "one line\n  at least one more"

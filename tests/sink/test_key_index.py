@@ -174,7 +174,8 @@ def test_deletes_that_can_t_be_written_leave_nothing_behind(job: Job, monkeypatc
         patch.setattr(iceberg_uniting, "write_deletion_vectors", full)
         job.write(update(1))
         with pytest.raises(
-            TemporaryError, match=r"could not be written: No space left on device\. Nothing was applied; run again"
+            TemporaryError,
+            match=r"could not be read or written: No space left on device\. Nothing was applied; run again",
         ):
             job.run()
     assert job.rows() == [row(1), row(2)]

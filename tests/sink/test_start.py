@@ -1,6 +1,7 @@
 """What makes a start faster, and must never make it fail: the record of resolved jars, the archive of classes."""
 
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -271,6 +272,17 @@ def test_the_jvm_is_told_of_jars_and_archive_and_the_environment_is_as_before(ja
     with archive.launching(OPTIONS, [jars.stamp(jar)]):
         assert f"-XX:SharedArchiveFile={found.path}" in os.environ["SPARK_SUBMIT_OPTS"]
     assert dict(os.environ) == before
+
+
+def test_a_cache_folder_with_a_space(jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests/faults/conftest.py` has such a one too, with a real JVM."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
+    found = archive_of(jar)
+    exists(found, jar)
+    with archive.launching(OPTIONS, [jars.stamp(jar)]):
+        assert f"-XX:SharedArchiveFile={found.path}" in shlex.split(os.environ["SPARK_SUBMIT_OPTS"])
+    with archive.launching(OPTIONS, [jars.stamp(jar)], training=tmp_path / "a b"):
+        assert f"-XX:ArchiveClassesAtExit={tmp_path / 'a b'}" in shlex.split(os.environ["SPARK_SUBMIT_OPTS"])
 
 
 def test_a_long_run_compiles_and_collects_as_ever(jar: Path) -> None:

@@ -5,7 +5,7 @@ into it by the query of the source.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -19,6 +19,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from tests.stack.mariadb import MariaDB
 from tests.stack.postgres import Postgres
+from tests.stack.s3 import S3
 from tests.stack.stack import Stack
 
 SHOWN = 5
@@ -40,18 +41,20 @@ def rows_of_mariadb(mariadb: MariaDB, query: str) -> list[Row]:
 def rows_of_iceberg(stack: Stack, table: str, columns: Sequence[str]) -> list[Row]:
     """Of a table `namespace.table`; no rows if it does not exist yet."""
     door = stack.catalog_door
-    catalog = load_catalog(
-        "reader",
-        type="rest",
-        uri=door.url,
-        credential=f"{door.client}:{door.secret}",
-        **{
-            "oauth2-server-uri": door.token_url,
-            "header.X-Iceberg-Access-Delegation": "vended-credentials",
-            "s3.endpoint": stack.s3.endpoint,
-            "s3.region": stack.s3.REGION,
-        },
-    )
+    properties = {
+        "uri": door.url,
+        "credential": f"{door.client}:{door.secret}",
+        "oauth2-server-uri": door.token_url,
+        "header.X-Iceberg-Access-Delegation": "vended-credentials",
+        "s3.endpoint": stack.s3.endpoint,
+        "s3.region": stack.s3.REGION,
+    }
+    return rows_by_catalog(properties, table, columns)
+
+
+def rows_by_catalog(properties: Mapping[str, str], table: str, columns: Sequence[str]) -> list[Row]:
+    """Of a table of a REST catalog, as PyIceberg reads it with these properties; no rows if it does not exist yet."""
+    catalog = load_catalog("reader", type="rest", **properties)
     try:
         return _rows(catalog.load_table(table).scan().to_arrow(), columns)
     except NoSuchTableError:
@@ -60,14 +63,19 @@ def rows_of_iceberg(stack: Stack, table: str, columns: Sequence[str]) -> list[Ro
 
 def rows_of_delta(stack: Stack, table: str, columns: Sequence[str]) -> list[Row]:
     """Of a table `namespace.table`; no rows if it does not exist yet."""
+    return rows_in_bucket(stack.s3, table, columns)
+
+
+def rows_in_bucket(s3: S3, table: str, columns: Sequence[str]) -> list[Row]:
+    """Of a Delta table `namespace.table`, as delta-rs reads it; no rows if it does not exist yet."""
     options = {
-        "AWS_ENDPOINT_URL": stack.s3.endpoint,
-        "AWS_ACCESS_KEY_ID": stack.s3.KEY,
-        "AWS_SECRET_ACCESS_KEY": stack.s3.SECRET,
-        "AWS_REGION": stack.s3.REGION,
+        "AWS_ENDPOINT_URL": s3.endpoint,
+        "AWS_ACCESS_KEY_ID": s3.KEY,
+        "AWS_SECRET_ACCESS_KEY": s3.SECRET,
+        "AWS_REGION": s3.REGION,
         "AWS_ALLOW_HTTP": "true",
     }
-    location = f"s3://{stack.s3.BUCKET}/delta/{table.replace('.', '/')}"
+    location = f"s3://{s3.BUCKET}/delta/{table.replace('.', '/')}"
     if not DeltaTable.is_deltatable(location, options):
         return []
     found = QueryBuilder().register("t", DeltaTable(location, storage_options=options))

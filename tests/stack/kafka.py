@@ -148,16 +148,24 @@ class LocalKafka(Service, Kafka):
     """A broker which keeps its settings, topics and log in `folder`.
 
     :param certificate: for a listener with TLS and SCRAM, beside the plain one.
+    :param first: the broker of whose cluster it becomes the second one. The first one alone decides who leads.
     """
 
-    def __init__(self, folder: Path, certificate: Certificate | None = None) -> None:
-        port, controller_port, door_port = free_ports(3)
+    def __init__(self, folder: Path, certificate: Certificate | None = None, first: "LocalKafka | None" = None) -> None:
+        port, self._controller_port, door_port = free_ports(3)
         door = None if certificate is None else Door(door_port, "rowdelta", "secret-of-kafka", certificate)
         super().__init__(port, door)
         self._classpath = jars(HERE / "ivy-kafka.xml")
         self._folder = folder
         self._settings = folder / "server.properties"
-        settings = broker_settings("127.0.0.1", port, controller_port, str(folder / "data"))
+        settings = broker_settings("127.0.0.1", port, self._controller_port, str(folder / "data"))
+        if first is not None:
+            settings |= {
+                "process.roles": "broker",
+                "node.id": "2",
+                "controller.quorum.voters": f"1@127.0.0.1:{first._controller_port}",
+                "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            }
         if door is not None:
             settings |= door.broker_settings()
             for key in ("listeners", "advertised.listeners"):

@@ -166,9 +166,14 @@ class Process:
         child, self._child = self._child, None
         if child is None:
             return
-        for pid in _with_descendants(child.pid):
+        for pid in with_descendants(child.pid):
             _send(pid, signal.SIGKILL)
         child.wait()
+
+    @property
+    def exit_code(self) -> int | None:
+        """With which it ended by itself; None while it runs, and when it is stopped."""
+        return None if self._child is None else self._child.poll()
 
     def pause(self) -> None:
         """Let the server and its children hang: connections stay open, and nobody answers."""
@@ -180,7 +185,7 @@ class Process:
 
     def _signal_all(self, number: signal.Signals) -> None:
         assert self._child is not None, "not started"
-        for pid in _with_descendants(self._child.pid):
+        for pid in with_descendants(self._child.pid):
             _send(pid, number)
 
 
@@ -233,7 +238,7 @@ def give_to(folder: Path, user: str | None) -> None:
             parent.chmod(parent.stat().st_mode | 0o011)
 
 
-def _with_descendants(pid: int) -> list[int]:
+def with_descendants(pid: int) -> list[int]:
     """A process and those that came of it, as Linux lists them; only itself elsewhere."""
     found = [pid]
     for each in found:

@@ -14,7 +14,8 @@ import re
 import secrets
 import ssl
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +25,8 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 _HOP_BY_HOP = {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
+_ANSWERED = {"expect", "transfer-encoding"}
+"""Headers with which a client asks how to send its body."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Fault:
     :param status: the answer, instead of the server's.
     :param cut: the connection ends without an answer; if a number, after this many bytes of the answer's body.
     :param after: the server behind gets the request, and does it, before `status` or `cut`.
-    :param body: of the answer with `status`.
+    :param upload: the connection ends after this many bytes of the request's body, without an answer.
+    :param body: of the answer with `status`; by default what a REST catalog says.
     """
 
     method: str = ".*"
@@ -68,17 +72,18 @@ class Fault:
     status: int | None = None
     cut: bool | int = False
     after: bool = False
-    body: bytes = b'{"error": {"message": "a fault of the test", "type": "InjectedFault", "code": 500}}'
+    upload: int | None = None
+    body: bytes | None = None
 
-    def meets(self, request: Request) -> bool:
-        return re.fullmatch(self.method, request.method) is not None and re.search(self.path, request.path) is not None
+    def meets(self, method: str, path: str) -> bool:
+        return re.fullmatch(self.method, method) is not None and re.search(self.path, path) is not None
 
 
 class HttpProxy:
     """On 127.0.0.1. It has a `url`, with a port of its own, when it is started. It changes nothing in what it
     passes on.
 
-    `requests` lists methods and paths as they come.
+    `requests` lists methods and paths as they come; `failed` those that met a fault, when it is over.
 
     :param upstream: `http://host:port`, with nothing behind the port.
     :param certificate: a PEM file with key and certificate: then clients come by TLS.
@@ -86,8 +91,10 @@ class HttpProxy:
 
     def __init__(self, upstream: str, certificate: Path | None = None) -> None:
         self.requests: list[tuple[str, str]] = []
+        self.failed: list[tuple[str, str]] = []
         self._upstream = urlsplit(upstream).netloc
         self._faults: list[tuple[Fault, int]] = []
+        self._happening: list[Fault] = []
         self._lock = Lock()
         self._certificate = certificate
         self.url = ""
@@ -122,6 +129,12 @@ class HttpProxy:
         with self._lock:
             self._faults.clear()
 
+    @property
+    def waiting(self) -> list[Fault]:
+        """Faults that are not over yet, or that fewer requests have met than they hold for."""
+        with self._lock:
+            return [*(fault for fault, _ in self._faults), *self._happening]
+
     def instead(self, request: Request) -> Answer | None:
         """The proxy's own answer; None lets the request pass."""
         return None
@@ -130,14 +143,20 @@ class HttpProxy:
         """What becomes of the answer of the server behind."""
         return answer
 
-    def _fault(self, request: Request) -> Fault | None:
+    def _fault(self, method: str, path: str) -> Fault | None:
         with self._lock:
-            self.requests.append((request.method, request.path))
+            self.requests.append((method, path))
             for place, (fault, times) in enumerate(self._faults):
-                if fault.meets(request):
+                if fault.meets(method, path):
                     self._faults[place : place + 1] = [(fault, times - 1)] if times > 1 else []
+                    self._happening.append(fault)
                     return fault
         return None
+
+    def _over(self, fault: Fault, method: str, path: str) -> None:
+        with self._lock:
+            self._happening.remove(fault)
+            self.failed.append((method, path))
 
     def _forward(self, request: Request) -> Answer:
         behind = HTTPConnection(self._upstream, timeout=300)
@@ -161,9 +180,20 @@ class HttpProxy:
             disable_nagle_algorithm = True
 
             def do(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                request = Request(self.command, self.path, dict(self.headers.items()), body)
-                fault = proxy._fault(request)
+                fault = proxy._fault(self.command, self.path)
+                try:
+                    if fault is not None and fault.upload is not None:
+                        self.rfile.read(min(fault.upload, int(self.headers.get("Content-Length") or 0)))
+                        self.close_connection = True
+                    else:
+                        self.do_with(fault)
+                finally:
+                    if fault is not None:
+                        proxy._over(fault, self.command, self.path)
+
+            def do_with(self, fault: Fault | None) -> None:
+                headers = {name: value for name, value in self.headers.items() if name.lower() not in _ANSWERED}
+                request = Request(self.command, self.path, headers, self.body())
                 if fault is None:
                     self.send(proxy._answer(request))
                     return
@@ -171,7 +201,9 @@ class HttpProxy:
                 is_ours = fault.status is not None or fault.cut is True
                 answer = proxy._answer(request) if fault.after or not is_ours else None
                 if fault.status is not None:
-                    self.send(Answer(fault.status, {"Content-Type": "application/json"}, fault.body))
+                    said = {"message": "a fault of the test", "type": "InjectedFault", "code": fault.status}
+                    sent = Answer.of_json(fault.status, {"error": said})
+                    self.send(sent if fault.body is None else replace(sent, body=fault.body))
                 elif fault.cut is False:
                     assert answer is not None
                     self.send(answer)
@@ -179,6 +211,21 @@ class HttpProxy:
                     if answer is not None and fault.cut is not True:
                         self.send(answer, fault.cut)
                     self.close_connection = True
+
+            def body(self) -> bytes:
+                if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                    return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                parts = []
+                while size := int(self.rfile.readline().split(b";")[0], 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                while self.rfile.readline().strip():
+                    pass
+                return b"".join(parts)
+
+            def handle(self) -> None:
+                with suppress(ConnectionError):  # clients drop connections as they please
+                    super().handle()
 
             def send(self, answer: Answer, cut: int | None = None) -> None:
                 self.send_response_only(answer.status)

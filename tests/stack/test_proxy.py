@@ -70,6 +70,17 @@ def test_faults_of_the_connection(server: Server) -> None:
         assert ask(proxy.url)[0] == 200
 
 
+def test_an_upload_is_cut_in_the_middle(server: Server) -> None:
+    with HttpProxy(server.url) as proxy:
+        proxy.add(Fault("PUT", upload=1000))
+        with pytest.raises((OSError, HTTPException)):
+            ask(proxy.url, "PUT", body="x" * 10_000_000)
+        assert server.requests == []
+        assert proxy.failed == [("PUT", "/")]
+        assert proxy.waiting == []
+        assert ask(proxy.url, "PUT", body="x" * 1_000_000)[0] == 200
+
+
 def test_the_server_behind_is_gone() -> None:
     with HttpProxy("http://127.0.0.1:9") as proxy:
         assert ask(proxy.url)[0] == 502

@@ -1,6 +1,8 @@
 """Iceberg's tables in the catalogs of the Spark session: found, created, and how their files are reached."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from threading import Lock
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
@@ -10,8 +12,10 @@ from sink.config import Config, PartitionField, TableSection
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.targets.iceberg.errors import REFUSALS, table_error, with_cause
+from sink.targets.iceberg.errors import NOT_AUTHORIZED, REFUSALS, table_error, with_cause
 from sink.targets.iceberg.table import IcebergTable
+
+log = logging.getLogger("rowdelta")
 
 _DEFAULTS = {
     "format-version": "2",
@@ -20,6 +24,7 @@ _DEFAULTS = {
     "write.metadata.previous-versions-max": "100",
 }
 """Default properties of new tables."""
+_LOGIN = Lock()
 
 
 class IcebergCatalogs:
@@ -39,7 +44,7 @@ class IcebergCatalogs:
         """
         catalog, identifier = self._resolve(name)
         try:
-            return self._opened(name, catalog, identifier, catalog.loadTable(identifier))
+            return self._opened(name, self._loaded(name, catalog, identifier))
         except JAVA_ERRORS as error:
             if java_class(error) in ("NoSuchTableException", "NoSuchNamespaceException"):
                 return None
@@ -94,15 +99,44 @@ class IcebergCatalogs:
             table = builder.create()
         except JAVA_ERRORS as error:
             raise table_error(name, error) from None
-        return self._opened(name, catalog, identifier, table)
+        return self._opened(name, table)
 
-    def _opened(self, name: str, catalog: JavaObject, identifier: JavaObject, table: JavaObject) -> IcebergTable:
+    def _opened(self, name: str, table: JavaObject) -> IcebergTable:
         def load() -> JavaObject:
+            catalog, identifier = self._resolve(name)
             # without this, Iceberg keeps the old credentials if a REST catalog answers "not modified"
             catalog.invalidateTable(identifier)
-            return catalog.loadTable(identifier)
+            return self._loaded(name, catalog, identifier)
 
         return IcebergTable(self.spark, name, table, load)
+
+    def _loaded(self, name: str, catalog: JavaObject, identifier: JavaObject) -> JavaObject:
+        """Load a table; with a new token if a REST catalog doesn't accept the one that we have. Iceberg renews tokens
+        only by the clock: it knows of none that was revoked, and if the catalog is down when a token is due, it tries a
+        few times and then never again.
+        """
+        try:
+            return catalog.loadTable(identifier)
+        except JAVA_ERRORS as error:
+            if java_class(error) != NOT_AUTHORIZED:
+                raise
+        self._log_in_again(name.split(".")[0], catalog)
+        return self._resolve(name)[0].loadTable(identifier)
+
+    def _log_in_again(self, name: str, refused: JavaObject) -> None:
+        """Let Spark's catalog make its Iceberg catalog anew, unless another table has had that done.
+
+        :param refused: the Iceberg catalog. Tables that were loaded by it still use it, so it isn't closed.
+        """
+        state, prefix = self.spark._jsparkSession.sessionState(), f"spark.sql.catalog.{name}."
+        plugin, options = state.catalogManager().catalog(name), self._jvm.java.util.HashMap()
+        for key, value in dict(state.conf().settings()).items():
+            if key.startswith(prefix):
+                options.put(key.removeprefix(prefix), value)
+        with _LOGIN:
+            if plugin.icebergCatalog().equals(refused):
+                plugin.initialize(name, self._jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap(options))
+                log.info("catalog %s did not accept the token any more; logged in again", name)
 
     def storage_properties(self, config: Config, name: str) -> dict[str, str]:
         """By what the catalog of a table reaches files that are no table's: as configured, and as a REST catalog says

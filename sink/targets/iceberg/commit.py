@@ -24,7 +24,7 @@ from sink.targets.base import (
     Rewrite,
     TableChangedError,
 )
-from sink.targets.iceberg.errors import table_error
+from sink.targets.iceberg.errors import NOT_AUTHORIZED, table_error
 from sink.targets.iceberg.state import Layout
 from sink.targets.retries import Retries
 
@@ -70,6 +70,7 @@ class IcebergCommitter(Committer):
         # The last commit's deletion vectors. The next commit replaces most of them, and to make one again would take
         # two calls to the JVM.
         self._vectors: dict[str, JavaObject] = {}
+        self._login_refused = False
 
     def retries(self) -> Retries:
         """The retries of one micro-batch."""
@@ -89,11 +90,22 @@ class IcebergCommitter(Committer):
         except JAVA_ERRORS as error:  # staging failed, so nothing was sent
             refusal = error
         if refusal is None:
+            self._login_refused = False
             self._see_committed(request, staged)
             return None
+        if java_class(refusal) == NOT_AUTHORIZED and not self._login_refused:
+            self._login_refused = True
+            return refusal  # before the next attempt the table is refreshed, which logs in again
         if java_class(refusal) not in ("ValidationException", "CommitFailedException") and not _base_is_gone(refusal):
             # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
             self._check_layout(request)
+            if java_class(refusal) == "NotFoundException":
+                self._table.refresh()  # if the table is gone, this says so
+                raise TemporaryError(
+                    f"{self._table.name}: its store has no file that the table's metadata names "
+                    f"({java_message(refusal)}). Nothing was applied; run again. If the file stays away, somebody has "
+                    "removed it: restore it, or roll the table back."
+                )
             raise table_error(self._table.name, refusal) from None
         return refusal
 
@@ -201,9 +213,11 @@ class IcebergCommitter(Committer):
                     return None
                 if is_refusal:
                     return error
+            # without Iceberg's own advice, which follows: with a position in the table nothing is applied twice
+            reason = java_message(error).partition("\n")[0]
             raise CommitUnknownError(
-                f"{self._table.name}: it is unknown whether the commit went through ({java_message(error)}). Its files "
-                "are kept. Run again: the table's position decides."
+                f"{self._table.name}: it is unknown whether the commit went through ({reason}). Its files are kept. "
+                "Run again: the table's position decides."
             ) from None
         return None
 

@@ -3,7 +3,10 @@
 from sink.errors import TableError, TableGoneError, TemporaryError
 from sink.spark.java_errors import exception_message, java_class, java_exception, java_message
 
-REFUSALS = ("IllegalArgumentException", "BadRequestException", "NotAuthorizedException", "ForbiddenException")
+NOT_AUTHORIZED = "NotAuthorizedException"
+REFUSALS = ("IllegalArgumentException", "BadRequestException", NOT_AUTHORIZED, "ForbiddenException")
+_AHEAD = ("Expected sorted snapshot log entries", "Expected sorted previous metadata log entries")
+"""What Iceberg says if a snapshot would be more than a minute older than the one before it."""
 
 
 def with_cause(error: Exception) -> str:
@@ -29,6 +32,12 @@ def table_error(name: str, error: Exception) -> TableError | TemporaryError:
         )
     if "UUID does not match" in message:
         return replaced(name)
+    if any(text in message for text in _AHEAD):
+        return TemporaryError(
+            f"{name}: this machine's clock is behind the time of the table's last snapshot, made while a clock was "
+            "ahead. Iceberg refuses commits until the clock has passed that time. Nothing was applied; correct the "
+            f"clock, or wait. ({message})"
+        )
     if kind in (*REFUSALS, "ValidationException"):
         return TableError(f"{name}: {message}")
     return TemporaryError(f"{name}: catalog {name.split('.')[0]} failed: {kind}: {with_cause(error)}")

@@ -27,7 +27,7 @@ from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.compaction import RewriteDataFiles
 from sink.targets.iceberg.deletes import written_deletes
-from sink.targets.iceberg.errors import replaced, table_error
+from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
@@ -129,10 +129,18 @@ class IcebergTable(IcebergState, Target):
             if self.needs_credentials and self._load is not None:
                 self._load_again(self._load)
             else:
-                self.java.refresh()
+                self._refresh()
             self.look()
         except JAVA_ERRORS as error:
             raise table_error(self.name, error) from None
+
+    def _refresh(self) -> None:
+        try:
+            self.java.refresh()
+        except JAVA_ERRORS as error:
+            if self._load is None or java_class(error) != NOT_AUTHORIZED:
+                raise
+            self._load_again(self._load)  # which logs in again
 
     @property
     def needs_credentials(self) -> bool:
