@@ -121,9 +121,9 @@ class Kafka(ABC):
 
 @contextmanager
 def running_kafka() -> Iterator[Kafka]:
-    """A started broker: a container where a Docker engine answers, else a process. Its topics end with the block."""
+    """A started broker: a container where a Docker engine has its image, else a process. Its topics end with the block."""
     with tempfile.TemporaryDirectory(prefix="rowdelta-kafka-") as folder:
-        broker = ContainerKafka() if docker_answers() else LocalKafka(Path(folder))
+        broker = ContainerKafka() if docker_has_the_image() else LocalKafka(Path(folder))
         try:
             broker.start()
             yield broker
@@ -131,13 +131,20 @@ def running_kafka() -> Iterator[Kafka]:
             broker.close()
 
 
-def docker_answers() -> bool:
+def docker_has_the_image() -> bool:
+    """Whether a Docker engine answers, and has the broker's image or can pull it."""
     with warnings.catch_warnings():
         # Where nobody answers, docker-py leaves its socket to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             with closing(docker.from_env(timeout=5)) as client:
-                return bool(client.ping())
+                client.ping()
+            with closing(docker.from_env()) as client:
+                try:
+                    client.images.get(IMAGE)
+                except docker.errors.ImageNotFound:
+                    client.images.pull(IMAGE)
+            return True
         except docker.errors.DockerException:
             return False
         finally:
