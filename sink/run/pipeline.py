@@ -297,10 +297,13 @@ class Pipeline:
         """
         jvm = self._spark.sparkContext._jvm
         assert jvm is not None
+        asked = time.monotonic()
         try:
-            ahead = jvm.java.lang.System.currentTimeMillis() / 1000 - time.monotonic()
+            ahead = jvm.java.lang.System.currentTimeMillis() / 1000 - asked
         except (Py4JError, OSError):
             return  # whoever asks for the queries next says that the JVM has gone
+        if time.monotonic() - asked > 1:  # this process or the JVM was paused
+            return
         before = self._clock_ahead
         if before is None or before - ahead < _SET_BACK_SECONDS:
             self._clock_ahead = ahead

@@ -51,14 +51,22 @@ class CheckpointFolder:
         """
         return self._last(generation, "commits")
 
-    def lacks_files(self, generation: str) -> bool:
-        """Whether Spark can't read its log of the files that it has seen, since a part of it was deleted, for example
-        by another run that had this checkpoint. The log begins with its last summary, if it has one.
+    def is_whole(self, generation: str) -> bool:
+        """Whether Spark can go on from a generation of a files source that has planned a batch. It can't if a part was
+        deleted, for example by another run that had this checkpoint. Or it could, but would not read some files: it
+        keeps the files that it has seen in a log of numbered batches, and the offset of a micro-batch is a number in
+        this log. A log that ends before that would give the number to other files.
+
+        The log begins with its last summary, if it has one. It may be ahead of the offsets.
         """
+        last = self.last_batch(generation)
         names = [name.split(".") for name in self._names(generation, "sources/0") if name[0].isdigit()]
         first = max((int(name[0]) for name in names if name[1:] == ["compact"]), default=0)
         present = {int(name[0]) for name in names if name[1:] in ([], ["compact"])}
-        return bool(present) and not present >= set(range(first, max(present) + 1))
+        end = int(self.offsets(generation, last)["logOffset"])
+        return present >= set(range(first, max(present | {end}) + 1)) and (
+            last == 0 or self.exists(f"{self.location(generation)}/offsets/{last - 1}")
+        )
 
     def _last(self, generation: str, log: str) -> int:
         return max((int(name) for name in self._names(generation, log) if name.isdigit()), default=-1)

@@ -14,11 +14,13 @@ the position before: `"earlier": ["b.parquet"]`.
 import functools
 import itertools
 import json
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from py4j.protocol import Py4JJavaError
@@ -38,6 +40,8 @@ from sink.sources.directories import ChangeFile, Directories, is_beyond
 from sink.sources.source import Position, Stream, TableBatch
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.session import activate
+
+log = logging.getLogger("rowdelta")
 
 Found = TypeVar("Found")
 
@@ -123,6 +127,13 @@ class FilesSource(Directories):
             generation = str(position["generation"])
         else:
             generation = folder.new_generation()
+            if position is not None:
+                log.warning(
+                    "%s: the checkpoint doesn't continue the table's position, so a new one begins: files that were "
+                    "modified before %s count as applied",
+                    table.target,
+                    datetime.fromtimestamp(position["modified"] / 1000, UTC).isoformat(timespec="milliseconds"),
+                )
         self._folders[table.target] = folder
         self._generations[table.target] = generation
         return Stream(table.target, self._read(table), folder.location(generation), (table,))
@@ -356,9 +367,11 @@ def _continues(folder: CheckpointFolder, position: Position) -> bool:
     (the table was rolled back), or damaged.
     """
     generation, batch = str(position["generation"]), int(position["batch"])
-    if generation not in folder.generations() or folder.lacks_files(generation):
+    if generation not in folder.generations():
         return False
-    return folder.last_committed_batch(generation) <= batch <= folder.last_batch(generation)
+    if not folder.last_committed_batch(generation) <= batch <= folder.last_batch(generation):
+        return False
+    return folder.is_whole(generation)
 
 
 def _same_spelling(uri: str) -> str:

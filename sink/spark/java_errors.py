@@ -33,7 +33,7 @@ def exception_message(exception: JavaObject) -> str:
     return masked(without_stack(str(exception.getMessage() or exception)))
 
 
-_STACK = re.compile(r"\n(?:[ \t]+(?:at \S+\(.*\)|\.\.\. \d+ more|Suppressed: .*)|Driver stacktrace:)(?=\n|\Z)")
+_STACK = re.compile(r"\n(?:[ \t]+(?:at [^\s(]+\(.*\)|\.\.\. \d+ more|Suppressed: .*)|Driver stacktrace:)(?=\n|\Z)")
 
 
 def without_stack(message: str) -> str:

@@ -110,12 +110,14 @@ def settings(config: Config) -> dict[str, str]:
         _PACKAGES: ",".join(packages(config)),
         _REDACTION: spark_pattern(config.spark.get(_REDACTION)),
     }
-    if (defaults | config.spark)["spark.master"].startswith("local"):
+    master = (defaults | config.spark)["spark.master"]
+    if master.startswith("local"):
         needed[_PACKAGES] = ",".join([*packages(config), LOCAL_FILES])
         # of a cluster's machines it isn't known whether the module can be imported before a task has been sent there
         defaults["spark.python.daemon.module"] = "sink.spark.daemon"
-        # Spark would give up its only executor, which is in this JVM, when the clock jumps ahead, as after a sleep
-        defaults["spark.storage.blockManagerHeartbeatTimeoutMs"] = "3650d"
+        if not master.startswith("local-cluster"):
+            # Spark would give up its only executor, which is in this JVM, when the clock jumps ahead, as after a sleep
+            defaults["spark.storage.blockManagerHeartbeatTimeoutMs"] = "3650d"
         # or tasks of SQL would have a daemon of their own, with this in its environment
         defaults["spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"] = "false"
     if excluded := excludes(config):

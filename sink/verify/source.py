@@ -86,9 +86,10 @@ class SparkTable:
         try:
             self._frame = spark.table(name)
         except JAVA_ERRORS as error:
+            reason = java_message(error).partition("\n")[0]
             raise ConfigError(
-                f"verify.spark_table: Spark can't read {name}: {java_message(error).splitlines()[0]}. Write a table as "
-                "in Spark SQL, such as catalog.namespace.table or parquet.`/path`."
+                f"verify.spark_table: Spark can't read {name}: {reason}. Write a table as in Spark SQL, such as "
+                "catalog.namespace.table or parquet.`/path`."
             ) from None
 
     def columns(self) -> Mapping[str, Selected]:

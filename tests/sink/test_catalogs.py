@@ -15,6 +15,7 @@ from sink.config import Config
 from sink.errors import ConfigError, NeedsSparkError, TableError, TemporaryError
 from sink.run import attempt, writing
 from sink.run.pipeline import Pipeline
+from sink.targets.iceberg import catalog as iceberg_catalog
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.sink.harness import seen
 from tests.stack.hive_metastore import running_hive_metastore
@@ -222,9 +223,11 @@ def test_a_catalog_that_can_not_be_right(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_a_token_that_the_catalog_does_not_know_any_more(
-    spark: SparkSession, tmp_path: Path, rest_catalog: RestCatalog
+    spark: SparkSession, tmp_path: Path, rest_catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was revoked, or the catalog was down when it was due. The sink logs in again, also for a commit."""
+    pause = iceberg_catalog._LOGIN_PAUSE
+    monkeypatch.setattr(iceberg_catalog, "_LOGIN_PAUSE", 0.0)
     with OAuth2(rest_catalog.uri, "rowdelta", "secret") as door:
         properties = {"type": "rest", "uri": door.url, "credential": "rowdelta:secret"}
         properties["oauth2-server-uri"] = door.token_url
@@ -249,6 +252,16 @@ def test_a_token_that_the_catalog_does_not_know_any_more(
         Pipeline(spark, config).run()
         assert content(spark, "revoked.shop.orders") == {1: "eu", 2: "eu"}
         assert door.waiting == []
+
+        # a login doesn't help: it isn't tried again at once
+        monkeypatch.setattr(iceberg_catalog, "_LOGIN_PAUSE", pause)
+        logins = door.requests.count(("POST", door.TOKENS))
+        door.add(Fault("GET", "/tables/orders", status=401, times=99))
+        for _ in range(3):
+            with pytest.raises(TableError):
+                catalogs.load("revoked.token.orders")
+        assert door.requests.count(("POST", door.TOKENS)) == logins + 1
+        door.clear()
 
         # nobody is let in any more
         door.secret = "another"

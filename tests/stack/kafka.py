@@ -121,7 +121,7 @@ class Kafka(ABC):
 
 @contextmanager
 def running_kafka() -> Iterator[Kafka]:
-    """A started broker: a container where a Docker engine has its image, else a process. Its topics end with the block."""
+    """A started broker: a container where Docker has the image, else a process. Its topics end with the block."""
     with tempfile.TemporaryDirectory(prefix="rowdelta-kafka-") as folder:
         broker = ContainerKafka() if docker_has_the_image() else LocalKafka(Path(folder))
         try:

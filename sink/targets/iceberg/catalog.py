@@ -1,6 +1,8 @@
 """Iceberg's tables in the catalogs of the Spark session: found, created, and how their files are reached."""
 
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from threading import Lock
 
@@ -24,7 +26,8 @@ _DEFAULTS = {
     "write.metadata.previous-versions-max": "100",
 }
 """Default properties of new tables."""
-_LOGIN = Lock()
+_LOGIN_PAUSE = 300.0
+"""Seconds after a login in which the sink doesn't log in again. Each login leaves a client that Iceberg keeps."""
 
 
 class IcebergCatalogs:
@@ -36,6 +39,9 @@ class IcebergCatalogs:
         self.spark = spark
         self._jvm = jvm
         self._iceberg = jvm.org.apache.iceberg
+        # by catalog: one that doesn't answer hinders no other
+        self._logins: defaultdict[str, Lock] = defaultdict(Lock)
+        self._next_login: dict[str, float] = {}
 
     def load(self, name: str) -> IcebergTable | None:
         """The table, or None if it doesn't exist.
@@ -118,13 +124,13 @@ class IcebergCatalogs:
         try:
             return catalog.loadTable(identifier)
         except JAVA_ERRORS as error:
-            if java_class(error) != NOT_AUTHORIZED:
+            if java_class(error) != NOT_AUTHORIZED or not self._has_new_login(name.split(".")[0], catalog):
                 raise
-        self._log_in_again(name.split(".")[0], catalog)
         return self._resolve(name)[0].loadTable(identifier)
 
-    def _log_in_again(self, name: str, refused: JavaObject) -> None:
-        """Let Spark's catalog make its Iceberg catalog anew, unless another table has had that done.
+    def _has_new_login(self, name: str, refused: JavaObject) -> bool:
+        """Let Spark's catalog make its Iceberg catalog anew, unless another table has had that done. Not again for some
+        time: if the new token isn't accepted either, it isn't the token's fault.
 
         :param refused: the Iceberg catalog. Tables that were loaded by it still use it, so it isn't closed.
         """
@@ -133,10 +139,15 @@ class IcebergCatalogs:
         for key, value in dict(state.conf().settings()).items():
             if key.startswith(prefix):
                 options.put(key.removeprefix(prefix), value)
-        with _LOGIN:
-            if plugin.icebergCatalog().equals(refused):
-                plugin.initialize(name, self._jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap(options))
-                log.info("catalog %s did not accept the token any more; logged in again", name)
+        with self._logins[name]:
+            if not plugin.icebergCatalog().equals(refused):
+                return True
+            if time.monotonic() < self._next_login.get(name, 0.0):
+                return False
+            self._next_login[name] = time.monotonic() + _LOGIN_PAUSE
+            plugin.initialize(name, self._jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap(options))
+            log.info("catalog %s did not accept the token any more; logged in again", name)
+            return True
 
     def storage_properties(self, config: Config, name: str) -> dict[str, str]:
         """By what the catalog of a table reaches files that are no table's: as configured, and as a REST catalog says
