@@ -232,7 +232,7 @@ def _config(
     return Config.model_validate(
         {
             "sink": {"id": "bench", "checkpoint": f"{state}/{case}", "on_bad_record": "fail"},
-            "index": {"location": f"{index}/{case}", "properties": of_s3 if case == "s3-index" else {}},
+            "index": {"location": f"{index}/{case}", **({"properties": of_s3} if case == "s3-index" else {})},
             "source": {
                 "type": "files",
                 "format": "row-kind",
