@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socketserver
 import subprocess
 import sys
 import threading
@@ -68,6 +69,10 @@ def _end_at_once(error: InterruptedBySignalError) -> None:
     os._exit(error.exit_code)
 
 
+def _say_nothing(server: socketserver.BaseServer, request: Any, client_address: Any) -> None:
+    pass
+
+
 class _Jvms:
     """The JVMs that this process started. Under `spark-submit` there are none: there the JVM started this process."""
 
@@ -101,6 +106,8 @@ class _Jvms:
     def terminate(self) -> None:
         """Ask the JVMs to end, whatever they are doing. Calls that wait for a JVM fail."""
         self.ending = True
+        # of PySpark's server for accumulators, whose connection ends: it would print a stack
+        socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[method-assign, assignment]
         for process in self._processes:
             process.terminate()
 

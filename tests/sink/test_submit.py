@@ -274,6 +274,22 @@ def test_a_signal_during_the_start(
         assert wait_until(lambda: not job.descendants(), 5), job.descendants()
 
 
+def test_pyspark_says_nothing_of_the_jvm_that_was_ended() -> None:
+    """Its server for accumulators would print the stack of the lost connection."""
+    code = """
+import socket, threading
+from pyspark.accumulators import _UpdateRequestHandler, AccumulatorServer
+from sink.spark.interrupts import jvms
+server = AccumulatorServer(("127.0.0.1", 0), _UpdateRequestHandler, None)
+jvms.terminate()
+with socket.create_connection(server.server_address) as client:
+    client.sendall(b"x")
+server.handle_request()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("submitted", [False, True], ids=["run", "spark-submit"])
 def test_a_second_ctrl_c_interrupts(spark: SparkSession, tmp_path: Path, submitted: bool) -> None:
     """The micro-batch in progress is given up, no process stays, and the next run does it, once."""
