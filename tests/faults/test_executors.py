@@ -212,3 +212,40 @@ def test_executors_are_killed_while_the_index_is_built(cluster: Cluster, seen: S
             break
     assert run.log.count(f"{ORDERS}: key index built") > built
     seen("The index was built, and the same run went on. Table = source")
+
+
+@pytest.mark.fault(
+    "Processes",
+    "`kill -9` of an executor while it compacts the whole table (`compact_every`)",
+    "Another executor compacts it, or the next compaction does. The run goes on",
+)
+def test_an_executor_is_killed_during_a_compaction(cluster: Cluster, seen: Seen) -> None:
+    run = cluster.sink.running()
+    use = cluster.catch("reads in the JVM", 100)
+    compacted = run.log.count(f"{ORDERS}: compacted ")
+    cluster.kill(use.executor)
+    cluster.goes_on()
+    while run.log.count(f"{ORDERS}: compacted ") == compacted:
+        cluster.shop.write(100)
+        cluster.goes_on()
+    seen("The table was compacted, and the same run went on. Table = source")
+
+
+@pytest.mark.fault(
+    "Processes",
+    "A Python worker hangs while it writes a data file, Spark does its task a second time (`spark.speculation`), and "
+    "the first one wakes up after the commit",
+    "The files of one of both are committed. Those of the other are garbage",
+)
+def test_two_attempts_write(cluster: Cluster, seen: Seen) -> None:
+    use = cluster.catch("writes", LARGE)
+    os.kill(use.process, signal.SIGSTOP)
+    try:
+        cluster.goes_on()
+        assert use.file in _open_files(use.process)
+    finally:
+        os.kill(use.process, signal.SIGCONT)
+    assert wait_until(lambda: use.file not in _open_files(use.process), SECONDS)
+    cluster.shop.write()
+    cluster.goes_on()
+    seen("Both attempts wrote, the second one was committed. Table = source")

@@ -101,15 +101,33 @@ def test_the_driver_is_killed_again_and_again(tmp_path: Path, seen: Seen) -> Non
     seen(f"{KILLS} kills ({told}), {shop.files} files. Table = source")
 
 
-@pytest.mark.fault(
-    "Processes",
-    "Two drivers with one sink id and checkpoints of their own run at once",
-    "One is refused at a commit, and ends with exit code 4. The other goes on, or another table refuses it",
+@pytest.mark.parametrize(
+    "others_checkpoint",
+    [
+        pytest.param(
+            True,
+            marks=pytest.mark.fault(
+                "Processes",
+                "Two drivers with one sink id and checkpoints of their own run at once",
+                "One is refused at a commit, and ends with exit code 4. The other goes on, or another table refuses it",
+            ),
+        ),
+        pytest.param(
+            False,
+            marks=pytest.mark.fault(
+                "Processes",
+                "Two drivers with one configuration run at once, so the checkpoint is the same too",
+                "Likewise. Before that, one may lose its checkpoint to the other, and end with exit code 75",
+            ),
+        ),
+    ],
+    ids=["another checkpoint", "one checkpoint"],
 )
-def test_two_drivers(tmp_path: Path, seen: Seen) -> None:
+def test_two_drivers(tmp_path: Path, seen: Seen, others_checkpoint: bool) -> None:
     shop = Shop(tmp_path)
     shop.write()
-    one, other = shop.configured("200 milliseconds"), shop.configured("200 milliseconds", "other")
+    one = shop.configured("200 milliseconds")
+    other = shop.configured("200 milliseconds", "other") if others_checkpoint else one
     with Supervised(shop, one) as first, Supervised(shop, other) as second:
         sinks = [first, second]
         with changes_coming(shop, 0.3):
