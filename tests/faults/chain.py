@@ -34,7 +34,7 @@ from tests.stack.proxy import BasicAuth, Fault, HttpProxy, OAuth2
 from tests.stack.registry import Registry
 from tests.stack.rest_catalog import RestCatalog
 from tests.stack.s3 import S3
-from tests.stack.sink_process import S3A_PACKAGES, SinkProcess, written
+from tests.stack.sink_process import SinkProcess, spark_section, written
 
 PATIENCE = 240.0
 """Seconds until the tables must equal the source."""
@@ -309,21 +309,7 @@ class Chain:
                 "lake": {"type": "delta", "warehouse": f"s3a://{self.s3.BUCKET}/delta"},
             },
             "tables": tables,
-            "spark": {
-                "spark.master": "local[2]",
-                "spark.driver.memory": "1g",
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.driver.host": "127.0.0.1",
-                "spark.ui.enabled": "false",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.databricks.delta.snapshotPartitions": "2",
-                "spark.jars.packages": ",".join(S3A_PACKAGES),
-                "spark.jars.excludes": "software.amazon.awssdk:bundle",
-                "spark.hadoop.fs.s3a.endpoint": self.store_door.url,
-                "spark.hadoop.fs.s3a.path.style.access": "true",
-                "spark.hadoop.fs.s3a.access.key": self.s3.KEY,
-                "spark.hadoop.fs.s3a.secret.key": self.s3.SECRET,
-            },
+            "spark": spark_section(self.store_door.url),
         }
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.stack.proxy import read_body
+
 _OF_CONNECTION = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 
 
@@ -125,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         query = dict(parse_qsl(split.query, keep_blank_values=True))
         request = Request(self.command, unquote(split.path), query, client=self.client_address[1])
-        body = self._body()
+        body = read_body(self)
         if self.owner.before is not None:
             self.owner.before(request)
         answer, content = self._asked(body)
@@ -159,17 +161,6 @@ class _Handler(BaseHTTPRequestHandler):
                 if attempt:  # the server may have closed an idle connection; a new one fails for another reason
                     raise
         raise AssertionError("unreachable")
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        while self.rfile.readline().strip():
-            pass
-        return b"".join(parts)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815
 

@@ -79,6 +79,19 @@ class Fault:
         return re.fullmatch(self.method, method) is not None and re.search(self.path, path) is not None
 
 
+def read_body(request: BaseHTTPRequestHandler) -> bytes:
+    """The body of a request, by its length or in chunks (RFC 9112, 7.1)."""
+    if request.headers.get("Transfer-Encoding", "").lower() != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+    parts = []
+    while size := int(request.rfile.readline().split(b";")[0], 16):
+        parts.append(request.rfile.read(size))
+        request.rfile.readline()
+    while request.rfile.readline().strip():
+        pass
+    return b"".join(parts)
+
+
 class HttpProxy:
     """On 127.0.0.1. It has a `url`, with a port of its own, when it is started. It changes nothing in what it
     passes on.
@@ -193,7 +206,7 @@ class HttpProxy:
 
             def do_with(self, fault: Fault | None) -> None:
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _ANSWERED}
-                request = Request(self.command, self.path, headers, self.body())
+                request = Request(self.command, self.path, headers, read_body(self))
                 if fault is None:
                     self.send(proxy._answer(request))
                     return
@@ -211,17 +224,6 @@ class HttpProxy:
                     if answer is not None and fault.cut is not True:
                         self.send(answer, fault.cut)
                     self.close_connection = True
-
-            def body(self) -> bytes:
-                if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-                    return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                parts = []
-                while size := int(self.rfile.readline().split(b";")[0], 16):
-                    parts.append(self.rfile.read(size))
-                    self.rfile.readline()
-                while self.rfile.readline().strip():
-                    pass
-                return b"".join(parts)
 
             def handle(self) -> None:
                 with suppress(ConnectionError):  # clients drop connections as they please

@@ -12,6 +12,7 @@ import yaml
 from tests.stack.jars import ivy_to_itself
 from tests.stack.kafka import Door
 from tests.stack.process import Process
+from tests.stack.s3 import S3
 from tests.stack.stack import Stack
 
 S3A_PACKAGES = (
@@ -60,21 +61,29 @@ def configuration(
             "lake": {"type": "delta", "warehouse": f"s3a://{stack.s3.BUCKET}/delta"},
         },
         "tables": [dict(table) for table in tables],
-        "spark": {
-            "spark.master": "local[2]",
-            "spark.driver.memory": "1g",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.ui.enabled": "false",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.databricks.delta.snapshotPartitions": "2",
-            "spark.jars.packages": ",".join(S3A_PACKAGES),
-            "spark.jars.excludes": "software.amazon.awssdk:bundle",
-            "spark.hadoop.fs.s3a.endpoint": stack.s3.endpoint,
-            "spark.hadoop.fs.s3a.path.style.access": "true",
-            "spark.hadoop.fs.s3a.access.key": stack.s3.KEY,
-            "spark.hadoop.fs.s3a.secret.key": stack.s3.SECRET,
-        },
+        "spark": spark_section(stack.s3.endpoint),
+    }
+
+
+def spark_section(endpoint: str) -> dict[str, str]:
+    """A configuration's section `spark`, for tables in a bucket.
+
+    :param endpoint: of the store, or of a door in front of it.
+    """
+    return {
+        "spark.master": "local[2]",
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.jars.packages": ",".join(S3A_PACKAGES),
+        "spark.jars.excludes": "software.amazon.awssdk:bundle",
+        "spark.hadoop.fs.s3a.endpoint": endpoint,
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+        "spark.hadoop.fs.s3a.access.key": S3.KEY,
+        "spark.hadoop.fs.s3a.secret.key": S3.SECRET,
     }
 
 
