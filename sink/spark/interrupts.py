@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -17,6 +17,8 @@ _JVM_SECONDS = 5.0
 """Time for the JVM's shutdown hooks, which remove its temporary files. Nothing important depends on them."""
 _CLEANUP_SECONDS = 10.0
 """Time for everything else. A thread that waits for a server, for example, can't be interrupted."""
+_MUTE_SECONDS = 1.0
+"""Time for a JVM that may be too busy to answer."""
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
@@ -69,6 +71,26 @@ def _end_at_once(error: InterruptedBySignalError) -> None:
     os._exit(error.exit_code)
 
 
+def _mute_threads_of_the_jvm() -> None:
+    """The JVM's threads that meet parts already stopped print no stacks. What goes through the log is still seen.
+
+    A thread of its own asks the JVM, since a signal may have come in the middle of another call of this one.
+    """
+    pyspark = sys.modules.get("pyspark")
+    gateway = None if pyspark is None else pyspark.SparkContext._gateway
+    if gateway is None:
+        return
+
+    def mute() -> None:
+        with suppress(Exception):  # the JVM may end meanwhile, which is what is wanted
+            java = gateway.jvm.java
+            java.lang.System.setErr(java.io.PrintStream(java.io.OutputStream.nullOutputStream()))
+
+    thread = threading.Thread(target=mute, name="rowdelta-mute", daemon=True)
+    thread.start()
+    thread.join(_MUTE_SECONDS)
+
+
 def _say_nothing(server: socketserver.BaseServer, request: Any, client_address: Any) -> None:
     pass
 
@@ -105,6 +127,8 @@ class _Jvms:
 
     def terminate(self) -> None:
         """Ask the JVMs to end, whatever they are doing. Calls that wait for a JVM fail."""
+        if not self.ending and any(process.poll() is None for process in self._processes):
+            _mute_threads_of_the_jvm()
         self.ending = True
         # of PySpark's server for accumulators, whose connection ends: it would print a stack
         socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[method-assign, assignment]

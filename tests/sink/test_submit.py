@@ -290,6 +290,23 @@ server.handle_request()
     assert done.stderr == ""
 
 
+def test_threads_of_the_jvm_that_is_ended_say_nothing() -> None:
+    """A stream's thread that meets a context already stopped would print a stack: here a thread with another error."""
+    code = """
+from pyspark import SparkContext
+from sink.spark.interrupts import jvms
+with jvms.noted():
+    SparkContext._ensure_initialized()
+java = SparkContext._jvm.java
+runnable = java.lang.Class.forName("java.lang.Runnable")
+failing = java.beans.EventHandler.create(runnable, java.util.ArrayList().iterator(), "next")
+java.lang.Runtime.getRuntime().addShutdownHook(java.lang.Thread(failing))
+jvms.end()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not complaints(done.stderr), done.stderr
+
+
 @pytest.mark.parametrize("submitted", [False, True], ids=["run", "spark-submit"])
 def test_a_second_ctrl_c_interrupts(spark: SparkSession, tmp_path: Path, submitted: bool) -> None:
     """The micro-batch in progress is given up, no process stays, and the next run does it, once."""
