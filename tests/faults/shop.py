@@ -17,6 +17,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from threading import Lock
@@ -37,12 +38,16 @@ _LONG_AGO = 1_700_000_000
 
 
 class Shop:
-    """Change files of a random stream, and what the tables must hold after them. Another thread may write."""
+    """Change files of a random stream, and what the tables must hold after them. Another thread may write.
 
-    def __init__(self, folder: Path, keys: int = 300) -> None:
+    :param has_notes: each order has a text too, which no compression makes much smaller.
+    """
+
+    def __init__(self, folder: Path, keys: int = 300, *, has_notes: bool = False) -> None:
         self.folder = folder
         self.files = 0
         self._keys = keys
+        self._has_notes = has_notes
         self._random = Random(21)
         self._changes = 0
         self._orders: dict[int, int] = {}
@@ -52,7 +57,8 @@ class Shop:
 
     def configured(self, trigger: str, name: str = "sink", **spark: str) -> Path:
         """A configuration of all tables. What runs by another name has another checkpoint."""
-        of_orders = {"key": ["id"], "columns": {"id": "bigint", "v": "bigint"}, "order_by": ["v"]}
+        columns = {"id": "bigint", "v": "bigint"} | ({"note": "string"} if self._has_notes else {})
+        of_orders = {"key": ["id"], "columns": columns, "order_by": ["v"]}
         values: dict[str, Any] = {
             "sink": {
                 "id": "shop",
@@ -102,7 +108,8 @@ class Shop:
                     del self._orders[key]
                 else:
                     self._orders[key] = self._changes
-                orders.append({"row_kind": kind, "id": key, "v": self._changes})
+                note = {"note": _note(self._changes)} if self._has_notes else {}
+                orders.append({"row_kind": kind, "id": key, "v": self._changes} | note)
                 events.append({"row_kind": "+I", "v": self._changes})
             self._publish("events", events)
             self._publish("orders", orders)
@@ -174,10 +181,17 @@ class Shop:
         from deltalake import DeltaTable, QueryBuilder  # not there where only the tests of other Sparks run
 
         table = DeltaTable(str(self.location(DELTA_ORDERS)))
-        return pa.table(QueryBuilder().register("t", table).execute("SELECT id, v FROM t").read_all())
+        return pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
+
+
+def _note(number: int) -> str:
+    """The text of the order that this change makes."""
+    return sha256(str(number).encode()).hexdigest()
 
 
 def _pairs(table: pa.Table) -> list[tuple[int, int]]:
+    if "note" in table.column_names:
+        assert table.column("note").to_pylist() == [_note(v) for v in table.column("v").to_pylist()]
     return sorted(zip(table.column("id").to_pylist(), table.column("v").to_pylist(), strict=True))
 
 

@@ -23,7 +23,7 @@ from tests.stack.process import Process, free_ports, listens, wait_until, with_d
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
 
-Work = Literal["writes", "reads", "reads in the JVM"]
+Work = Literal["writes", "merges", "compacts in the JVM"]
 LARGE = 150_000
 """Rows of a file that takes long enough to write that somebody who looks each millisecond sees it."""
 AFTERWARDS = 2.0
@@ -74,7 +74,8 @@ class Cluster:
     def catch(self, work: Work, rows: int) -> Use:
         """Have changes applied until a process of an executor is seen at some work on the orders in Iceberg.
 
-        A micro-batch reads no data file. So whoever reads one builds the index or compacts.
+        A micro-batch reads no data file. So a JVM that reads one compacts the table. A Python worker that writes one
+        after the commit merges small files.
 
         :param rows: of each file of changes.
         """
@@ -88,7 +89,7 @@ class Cluster:
                 for executor in executors:
                     for pid in with_descendants(executor):
                         for file in _open_files(pid):
-                            if self._is_data(file) and work == _work(file in before, pid == executor):
+                            if self._is_data(file) and work == self._work(file in before, pid == executor):
                                 return Use(executor, pid, file)
                 if time.monotonic() - looked > 0.2:
                     looked = time.monotonic()
@@ -98,6 +99,14 @@ class Cluster:
                 time.sleep(0.001)
             assert applied, run.log
         raise AssertionError(f"nobody has opened such a file\n{run.log}")
+
+    def _work(self, is_old: bool, is_jvm: bool) -> Work | None:
+        """What a process does that has a data file open."""
+        if is_jvm:
+            return "compacts in the JVM" if is_old else None
+        if is_old:
+            return None
+        return "merges" if self.shop.is_applied(ORDERS) else "writes"
 
     def _is_data(self, file: str) -> bool:
         """Whether it is a data file of the orders in Iceberg."""
@@ -114,12 +123,6 @@ class Cluster:
         self.sink.wait_until_applied()
         self.shop.check()
         assert run.code is None
-
-
-def _work(is_old: bool, is_jvm: bool) -> Work:
-    if not is_old:
-        return "writes"
-    return "reads in the JVM" if is_jvm else "reads"
 
 
 def _open_files(pid: int) -> Iterator[str]:
@@ -154,7 +157,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, fast_start: None) -> Itera
             )  # fmt: skip
             stack.callback(worker.kill)
         assert wait_until(lambda: alive_workers(ui) == 2)
-        shop = Shop(folder, keys=100_000)
+        shop = Shop(folder, keys=100_000, has_notes=True)
         config = shop.configured("200 milliseconds", **{"spark.master": address}, **SETTINGS)
         sink = stack.enter_context(Supervised(shop, config))
         shop.write(LARGE)
@@ -221,7 +224,7 @@ def test_executors_are_killed_while_the_index_is_built(cluster: Cluster, seen: S
 )
 def test_an_executor_is_killed_during_a_compaction(cluster: Cluster, seen: Seen) -> None:
     run = cluster.sink.running()
-    use = cluster.catch("reads in the JVM", 100)
+    use = cluster.catch("compacts in the JVM", 100)
     compacted = run.log.count(f"{ORDERS}: compacted ")
     cluster.kill(use.executor)
     cluster.goes_on()
@@ -229,6 +232,34 @@ def test_an_executor_is_killed_during_a_compaction(cluster: Cluster, seen: Seen)
         cluster.shop.write(100)
         cluster.goes_on()
     seen("The table was compacted, and the same run went on. Table = source")
+
+
+@pytest.mark.fault(
+    "Processes",
+    "`kill -9` of an executor while it merges small files (minor compaction)",
+    "Another executor merges them, or the next compaction does. The run goes on",
+)
+def test_an_executor_is_killed_during_a_minor_compaction(cluster: Cluster, seen: Seen) -> None:
+    """The small files are so large together that the driver leaves them to tasks."""
+    run = cluster.sink.running()
+
+    def merged() -> int:
+        return run.log.count(f"{ORDERS}: merged ")
+
+    while True:
+        use = cluster.catch("merges", LARGE)
+        before = merged()
+        cluster.kill(use.executor)
+        was_in_time = merged() == before
+        cluster.goes_on()
+        if was_in_time:
+            break
+    run.wait_for(lambda: merged() > before or "small files not merged" in run.log)
+    while merged() == before:
+        cluster.shop.write(LARGE)
+        cluster.goes_on()
+    cluster.goes_on()
+    seen("The files were merged, and the same run went on. Table = source")
 
 
 @pytest.mark.fault(
