@@ -1,12 +1,10 @@
 """The topic between source and table: how far it is, and which keys changed in a part of it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from changelog.decoding import StatedKeys
 from sink.config import Config
 from sink.run.decoding import RecordDecoder
 from sink.run.plan import TablePlan
@@ -43,7 +41,7 @@ class Topic:
     def __init__(self, spark: SparkSession, config: Config, plan: TablePlan) -> None:
         self.name = plan.section.source
         self._source = KafkaSource(spark, config)
-        self._decoder = RecordDecoder(config, plan, _ignore, _ignore_keys, _BATCH_ROWS)
+        self._decoder = RecordDecoder(config, plan, _ignore, _ignore, _BATCH_ROWS)
 
     def ends(self) -> Offsets:
         """Where it ends at the moment."""
@@ -65,9 +63,5 @@ class Topic:
         return Changes.of(self._decoder.changes(records))
 
 
-def _ignore(_: dict[str, Any]) -> None:
-    return
-
-
-def _ignore_keys(_: StatedKeys | Mapping[Any, Any]) -> None:
+def _ignore(_: Any) -> None:
     return

@@ -3,7 +3,6 @@
 import base64
 import json
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from tests.changelog import fuzz, test_debezium_samples
 from tests.changelog.avro_messages import Pair, batch, message, outcome, sample, sample_schemas, spec
 from tests.changelog.messages import Decoded, in_order
 from tests.changelog.messages import spec as typed_spec
+from tests.stack import tls
 from tests.stack.registry import Registry, running_registry
 
 ROW = {
@@ -62,12 +62,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-
+    certificates = tls.made(tmp_path_factory.mktemp("tls"))
     asked: list[str] = []
 
     class Guard(BaseHTTPRequestHandler):
@@ -92,13 +87,13 @@ def guarded(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Ite
             pass
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(certificates.path("server.pem"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Guard) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         options = {
             "schema.registry.url": f"https://127.0.0.1:{server.server_address[1]}",
-            "schema.registry.ssl.ca.location": str(certificate),
+            "schema.registry.ssl.ca.location": certificates.path("ca.pem"),
             "schema.registry.basic.auth.user.info": PASSWORD,
             "schema.registry.max.retries": "0",
         }

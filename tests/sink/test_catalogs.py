@@ -110,29 +110,6 @@ def test_table_equals_source(
     version: str,
     partition_by: list[str],
 ) -> None:
-    table_equals_source(spark, tmp_path, monkeypatch, catalog, deletes, version, partition_by)
-
-
-def test_table_of_a_hive_metastore_equals_source(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running_hive_metastore() as metastore:
-        properties = {"type": "hive", "uri": metastore.uri, "warehouse": str(metastore.warehouse)}
-        add_catalog(spark, "hive_catalog", properties)
-        table_equals_source(
-            spark, tmp_path, monkeypatch, ("hive_catalog", properties), "position", "3", ["bucket(4, id)"]
-        )
-
-
-def table_equals_source(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    catalog: tuple[str, dict[str, str]],
-    deletes: str,
-    version: str,
-    partition_by: list[str],
-) -> None:
     """Keys changed again after their row was written need deletes within the commit: positions in v2, vectors in v3."""
     name, properties = catalog
     namespace = f"{deletes}{version}{len(partition_by)}{'r' if 'region' in partition_by else ''}"
@@ -180,6 +157,17 @@ def table_equals_source(
     else:
         checked = seen(inspection.check, spark, config)
     assert f"{tmp_path}/changes -> {target}: exists" in checked
+
+
+def test_table_of_a_hive_metastore_equals_source(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_hive_metastore() as metastore:
+        properties = {"type": "hive", "uri": metastore.uri, "warehouse": str(metastore.warehouse)}
+        add_catalog(spark, "hive_catalog", properties)
+        test_table_equals_source(
+            spark, tmp_path, monkeypatch, ("hive_catalog", properties), "position", "3", ["bucket(4, id)"]
+        )
 
 
 def test_rest_catalog_gone_and_back(spark: SparkSession, tmp_path: Path, rest_catalog: RestCatalog) -> None:

@@ -75,6 +75,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     (folder / "tls").mkdir()
     certificates = tls.made(folder / "tls")
+    certificates.add_stores()
     with tokens.running_provider() as provider:
         broker = SecuredKafka(folder, certificates, provider)
         try:

@@ -15,7 +15,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from testcontainers.core.container import DockerContainer
 
-from tests.stack.certificate import Certificate
 from tests.stack.jars import HERE, jars
 from tests.stack.process import (
     LOG_TAIL_CHARACTERS,
@@ -29,6 +28,7 @@ from tests.stack.process import (
     java,
     wait_until,
 )
+from tests.stack.tls import Tls
 
 IMAGE = "apache/kafka:4.3.1"
 # Not random: some random ids begin with "-", which the format tool reads as an option.
@@ -42,7 +42,7 @@ class Door:
     port: int
     user: str
     password: str
-    certificate: Certificate
+    certificate: Tls
 
     MECHANISM = "SCRAM-SHA-512"
 
@@ -59,7 +59,7 @@ class Door:
             "sasl.mechanism": self.MECHANISM,
             "sasl.jaas.config": f'{login} required username="{self.user}" password="{self.password}";',
             "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(self.certificate.authority),
+            "ssl.truststore.location": self.certificate.path("ca.pem"),
         }
 
     def broker_settings(self) -> dict[str, str]:
@@ -70,7 +70,7 @@ class Door:
                 "org.apache.kafka.common.security.scram.ScramLoginModule required;"
             ),
             "listener.name.sasl_ssl.ssl.keystore.type": "PEM",
-            "listener.name.sasl_ssl.ssl.keystore.location": str(self.certificate.server),
+            "listener.name.sasl_ssl.ssl.keystore.location": self.certificate.path("server.pem"),
         }
 
 
@@ -158,7 +158,7 @@ class LocalKafka(Service, Kafka):
     :param first: the broker of whose cluster it becomes the second one. The first one alone decides who leads.
     """
 
-    def __init__(self, folder: Path, certificate: Certificate | None = None, first: "LocalKafka | None" = None) -> None:
+    def __init__(self, folder: Path, certificate: Tls | None = None, first: "LocalKafka | None" = None) -> None:
         port, self._controller_port, door_port = free_ports(3)
         door = None if certificate is None else Door(door_port, "rowdelta", "secret-of-kafka", certificate)
         super().__init__(port, door)

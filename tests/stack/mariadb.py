@@ -1,7 +1,6 @@
 """MariaDB with a binlog of rows and GTIDs; it stands for MySQL, which Debian doesn't have."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pymysql
 
-from tests.stack.process import Process, Service, ServiceError, as_user, finish, free_ports, give_to, unprivileged
+from tests.stack.process import Process, Service, as_user, finish, free_ports, give_to, installed, unprivileged
 
 _SETTINGS = {
     "bind-address": "127.0.0.1",
@@ -99,12 +98,7 @@ class MariaDB(Service):
 
 def program(name: str) -> str:
     """The path of one of MariaDB's programs; ServiceError when it is not installed."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/usr/libexec")
-    if found is None:
-        raise ServiceError(
-            f"There is no {name}. Debian, Ubuntu: apt install mariadb-server; macOS: brew install mariadb"
-        )
-    return found
+    return installed(name, map(Path, ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")), "mariadb-server", "mariadb")
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """PostgreSQL with logical decoding."""
 
-import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.stack.process import Process, Service, ServiceError, as_user, finish, free_ports, give_to, unprivileged
+from tests.stack.process import Process, Service, as_user, finish, free_ports, give_to, installed, unprivileged
 
 # Debian keeps the server's programs out of the PATH.
 _FOLDERS = "/usr/lib/postgresql"
@@ -83,13 +81,7 @@ class Postgres(Service):
 
 def program(name: str) -> str:
     """The path of one of PostgreSQL's programs; ServiceError when it is not installed."""
-    folders = [os.environ.get("PATH", ""), *map(str, sorted(Path(_FOLDERS).glob("*/bin"), reverse=True))]
-    found = shutil.which(name, path=os.pathsep.join(folders))
-    if found is None:
-        raise ServiceError(
-            f"There is no {name}. Debian, Ubuntu: apt install postgresql; macOS: brew install postgresql"
-        )
-    return found
+    return installed(name, sorted(Path(_FOLDERS).glob("*/bin"), reverse=True), "postgresql", "postgresql")
 
 
 @contextmanager

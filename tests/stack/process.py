@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,19 @@ def finish(command: Sequence[str], failure: str, **options: Any) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options)
     if done.returncode != 0:
         raise ServiceError(f"{failure}\n{done.stdout}")
+
+
+def installed(name: str, folders: Iterable[Path], debian: str, homebrew: str) -> str:
+    """The path of a program.
+
+    :param folders: where it may be beside the PATH.
+    :param debian: the package that has it; `homebrew` likewise.
+    :raises ServiceError: it is not installed.
+    """
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)]))
+    if found is None:
+        raise ServiceError(f"There is no {name}. Debian, Ubuntu: apt install {debian}; macOS: brew install {homebrew}")
+    return found
 
 
 def java_command() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from tests.stack.certificate import Certificate, self_signed
+from tests.stack import tls
 from tests.stack.connect import Connect
 from tests.stack.kafka import LocalKafka
 from tests.stack.mariadb import MariaDB
@@ -31,7 +31,7 @@ class Stack:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.certificate: Certificate = self_signed(folder)
+        self.certificate = tls.made(_made(folder / "tls"))
         self.postgres = Postgres(_made(folder / "postgres"))
         self.mariadb = MariaDB(_made(folder / "mariadb"))
         self.kafka = LocalKafka(_made(folder / "kafka"), self.certificate)
@@ -39,7 +39,8 @@ class Stack:
         self.connect = Connect(_made(folder / "connect"), self.kafka)
         self.s3 = S3(_made(folder / "s3"))
         self.catalog = RestCatalog(_made(folder / "catalog"), self.s3)
-        self.registry_door = BasicAuth(self.registry.address, "rowdelta", "secret-of-registry", self.certificate.server)
+        server = Path(self.certificate.path("server.pem"))
+        self.registry_door = BasicAuth(self.registry.address, "rowdelta", "secret-of-registry", server)
         keys = {"s3.access-key-id": self.s3.KEY, "s3.secret-access-key": self.s3.SECRET}
         self.catalog_door = OAuth2(self.catalog.uri, "rowdelta", "secret-of-catalog", keys)
 

@@ -107,7 +107,7 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
     registry = {
         "schema.registry.url": door.url + stack.registry.PATH,
         "schema.registry.basic.auth.user.info": f"{door.user}:{door.password}",
-        "schema.registry.ssl.ca.location": str(stack.certificate.authority),
+        "schema.registry.ssl.ca.location": stack.certificate.path("ca.pem"),
     }
     folders = [stack.folder / name for name in ("json", "avro")]
     tables = [[table | {"verify": source_of(stack, table)} for table in each] for each in (JSON_TABLES, AVRO_TABLES)]
