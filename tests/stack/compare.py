@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import StaticTable
 
 from tests.stack.mariadb import MariaDB
 from tests.stack.postgres import Postgres
@@ -78,8 +80,20 @@ def rows_in_bucket(s3: S3, table: str, columns: Sequence[str]) -> list[Row]:
     location = f"s3://{s3.BUCKET}/delta/{table.replace('.', '/')}"
     if not DeltaTable.is_deltatable(location, options):
         return []
-    found = QueryBuilder().register("t", DeltaTable(location, storage_options=options))
-    return _rows(pa.table(found.execute("SELECT * FROM t").read_all()), columns)
+    return _rows(_all(DeltaTable(location, storage_options=options)), columns)
+
+
+def rows_in_warehouse(folder: Path, target: str, columns: Sequence[str]) -> list[Row]:
+    """Of a table whose catalog is a folder: Iceberg's of type `hadoop`, or one of Delta tables. No rows if it does not
+    exist yet.
+
+    :param folder: has a folder for each catalog.
+    """
+    table = folder.joinpath(*target.split("."))
+    if (table / "_delta_log").exists():
+        return _rows(_all(DeltaTable(str(table))), columns)
+    versions = sorted((table / "metadata").glob("v*.metadata.json"), key=lambda path: int(path.name.split(".")[0][1:]))
+    return _rows(StaticTable.from_metadata(str(versions[-1])).scan().to_arrow(), columns) if versions else []
 
 
 def differences(source: Sequence[Row], table: Sequence[Row]) -> str:
@@ -92,6 +106,10 @@ def differences(source: Sequence[Row], table: Sequence[Row]) -> str:
     for what, rows in (("only in the source", missing), ("only in the table", extra)):
         text += f"\n{rows.total()} {what}: {[_short(row) for row in sorted(rows, key=repr)[:SHOWN]]}"
     return text
+
+
+def _all(table: DeltaTable) -> pa.Table:
+    return pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
 
 
 def _rows(table: pa.Table, columns: Sequence[str]) -> list[Row]:

@@ -21,9 +21,15 @@ AVRO = "io.apicurio.registry.utils.converter.AvroConverter"
 
 
 class Connect(Service):
-    """A distributed worker on 127.0.0.1, which keeps its connectors in topics of the broker. `url` is its REST API."""
+    """A distributed worker on 127.0.0.1, which keeps its connectors in topics of the broker. `url` is its REST API.
 
-    def __init__(self, folder: Path, kafka: Kafka) -> None:
+    :param flush_seconds: how often it stores the offsets of what it has sent. After a crash it goes on from there.
+    """
+
+    OFFSETS = "connect-offset"
+    """The topic of these offsets."""
+
+    def __init__(self, folder: Path, kafka: Kafka, flush_seconds: int = 1) -> None:
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         plugins = folder / "plugins"
@@ -34,6 +40,7 @@ class Connect(Service):
         _link_avro_converter(plugins / "avro-converter")
         settings = folder / "connect.properties"
         properties = _worker_settings(kafka.bootstrap_servers, port, plugins)
+        properties["offset.flush.interval.ms"] = f"{flush_seconds}000"
         settings.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         classpath = jars(HERE / "ivy-connect.xml")
         command = java(classpath, "org.apache.kafka.connect.cli.ConnectDistributed", str(settings))
@@ -187,8 +194,10 @@ def _worker_settings(bootstrap_servers: str, port: int, plugins: Path) -> dict[s
         "status.storage.partitions": "1",
         "key.converter": JSON,
         "value.converter": JSON,
-        "offset.flush.interval.ms": "1000",
         "scheduled.rebalance.max.delay.ms": "0",
+        # the shortest that the broker allows: until then a new worker waits for one that was killed
+        "session.timeout.ms": "6000",
+        "heartbeat.interval.ms": "2000",
         "plugin.path": str(plugins),
         # The others load every class of every plugin: 10 s more.
         "plugin.discovery": "service_load",
