@@ -13,7 +13,7 @@ import io
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,12 +38,15 @@ from tests.stack.sink_process import SinkProcess, spark_section, written
 
 PATIENCE = 240.0
 """Seconds until the tables must equal the source."""
+TIMEOUT = 15.0
+"""Seconds until Hadoop's S3A gives a request up: it takes no fewer. Without `in_the_bucket` they are 200."""
 TEMPORARY = 75
 """The exit code after which a supervisor starts the sink again."""
 
 COLUMNS = {"id": "bigint", "customer": "string", "number": "bigint"}
 ICEBERG, DELTA = "ice.shop.orders", "lake.shop.orders"
 _TOPICS = {"ice.orders": ICEBERG, "lake.orders": DELTA}
+UNAVAILABLE = "__debezium_unavailable_value"
 _PARTITIONS = 2
 _KEYS = 400
 
@@ -117,16 +120,23 @@ class Chain:
             self.settled()
             yield
 
-    def change(self, count: int = 20) -> None:
+    def change(self, count: int = 20, *, partial: bool = False) -> None:
         """Changes of the source arrive in the topics."""
-        self.source.change(count)
+        if partial:
+            self.source.change_partially(count)
+        else:
+            self.source.change(count)
         self.source.flush()
         self._changed = time.monotonic()
 
-    def provoke(self) -> None:
-        """Let changes come until all faults of the doors have happened."""
-        for _ in range(10):
-            self.change()
+    def provoke(self, rounds: int = 10, *, partial: bool = False) -> None:
+        """Let changes come until all faults of the doors have happened.
+
+        :param rounds: at most so many times.
+        :param partial: of updates that don't say the whole row.
+        """
+        for _ in range(rounds):
+            self.change(partial=partial)
             if not wait_until(lambda: not self.pending or self._is_equal(), PATIENCE):
                 break
             if not self.pending:
@@ -226,14 +236,36 @@ class Chain:
     @contextmanager
     def allowing_loss(self) -> Iterator[None]:
         """A sink that starts inside goes on without messages that are gone."""
-        strict = self.sink.config.read_text()
-        values = yaml.safe_load(strict)
-        values["source"]["options"]["failOnDataLoss"] = "false"
+
+        def lenient(values: dict[str, Any]) -> None:
+            values["source"]["options"]["failOnDataLoss"] = "false"
+
+        with self._configured(lenient):
+            yield
+
+    @contextmanager
+    def in_the_bucket(self) -> Iterator[None]:
+        """A sink that starts inside has its checkpoint in the bucket too, and merges small files."""
+
+        def change(values: dict[str, Any]) -> None:
+            values["sink"]["checkpoint"] = f"s3a://{self.s3.BUCKET}/state"
+            values["spark"]["spark.hadoop.fs.s3a.connection.timeout"] = f"{TIMEOUT:.0f}s"
+            for table in values["tables"]:
+                table["merge_small_files"] = True
+
+        with self._configured(change):
+            yield
+
+    @contextmanager
+    def _configured(self, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        usual = self.sink.config.read_text()
+        values = yaml.safe_load(usual)
+        change(values)
         self.sink.config.write_text(yaml.safe_dump(values))
         try:
             yield
         finally:
-            self.sink.config.write_text(strict)
+            self.sink.config.write_text(usual)
 
     def differences(self) -> str:
         """Between the source and the tables, in words."""
@@ -366,6 +398,13 @@ class Source:
             customer = self._random.choice([None, "Ada", "zoë 😀"])
             self.rows[key] = {"id": key, "customer": customer, "number": self._number}
             self._send(key, "c" if old is None else "u", old, self.rows[key])
+
+    def change_partially(self, count: int) -> None:
+        """Change the number of so many rows. The messages don't have the customer, which stays as it is."""
+        for key in self._random.sample(sorted(self.rows), count):
+            self._number += 1
+            self.rows[key] = {**self.rows[key], "number": self._number}
+            self._send(key, "u", None, {**self.rows[key], "customer": UNAVAILABLE})
 
     def snapshot(self) -> None:
         """What each key is now, as a new snapshot of the source has it, with the deletes that it lacks."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.chain import DELTA, ICEBERG, Chain, Outcome, start
+from tests.faults.chain import DELTA, ICEBERG, TIMEOUT, Chain, Outcome, start
 from tests.faults.plugin import Seen
 from tests.stack.process import Service, wait_until
 from tests.stack.proxy import Fault
@@ -362,12 +362,30 @@ def test_the_store_fails_to_read(chain: Chain, seen: Seen, faults: list[Fault], 
     seen(tell(chain.settled()))
 
 
-@pytest.mark.fault("Storage", "At the start it does not show the key indexes", "They are built again")
+@pytest.mark.fault(
+    "Storage",
+    "At the start it does not show the key indexes, and then not the data files of which they are built",
+    "They are built again",
+)
 def test_the_indexes_are_not_found(chain: Chain, seen: Seen) -> None:
     for target in (ICEBERG, DELTA):
         chain.store_door.add(Fault("GET|HEAD", f"/lake/index/.*{target}", status=404, body=NO_SUCH_KEY))
+    for path in DATA.split("|"):
+        chain.store_door.add(Fault("GET|HEAD", path, status=404, body=NO_SUCH_KEY))
     chain.restart()
     chain.provoke()
+    seen(told(chain.settled()))
+
+
+@pytest.mark.fault(
+    "Storage",
+    "It does not show data files with rows that updates without all values build on",
+    "They are read later",
+)
+def test_old_rows_are_not_found(chain: Chain, seen: Seen) -> None:
+    for path in DATA.split("|"):
+        chain.store_door.add(Fault("GET|HEAD", path, status=404, body=NO_SUCH_KEY))
+    chain.provoke(partial=True)
     seen(told(chain.settled()))
 
 
@@ -377,3 +395,88 @@ def test_the_store_is_killed(chain: Chain, seen: Seen) -> None:
         chain.change()
         assert wait_until(chain.has_noticed)
     seen(paused(chain.settled()))
+
+
+# Storage that has the checkpoint too ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def restarted(started: Chain) -> Iterator[Chain]:
+    with started.in_the_bucket():
+        started.restart()
+        yield started
+
+
+@pytest.fixture
+def in_the_bucket(restarted: Chain) -> Chain:
+    """A chain as it was before anything failed, whose sink has its checkpoint in the bucket and merges small files."""
+    restarted.begin()
+    return restarted
+
+
+STATE = r"/lake/state/"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(
+            [
+                Fault("PUT|DELETE", STATE, status=503, times=3, body=SLOW_DOWN),
+                Fault("PUT|DELETE", STATE, status=500, times=3, body=INTERNAL),
+            ],
+            marks=pytest.mark.fault(
+                "Storage",
+                "It answers by 503 SlowDown and by 500 when the checkpoint is written, which is in the bucket",
+                "The client tries again",
+            ),
+            id="503-500",
+        ),
+        pytest.param(
+            [Fault("PUT", STATE, delay=TIMEOUT + 1)],
+            marks=pytest.mark.fault(
+                "Storage",
+                "It stores a file of the checkpoint after the client's timeout",
+                "The client tries again",
+            ),
+            id="timeout",
+        ),
+        pytest.param(
+            [Fault("PUT|DELETE", STATE, cut=True, after=True, times=6)],
+            marks=pytest.mark.fault(
+                "Storage",
+                "It stores and deletes files of the checkpoint, and the connection ends without an answer",
+                "The client tries again",
+            ),
+            id="cut-after",
+        ),
+    ],
+)
+def test_the_checkpoint_in_the_bucket(in_the_bucket: Chain, seen: Seen, faults: list[Fault]) -> None:
+    chain = in_the_bucket
+    for fault in faults:
+        chain.store_door.add(fault)
+    chain.provoke()
+    seen(told(chain.settled()))
+
+
+@pytest.mark.fault(
+    "Storage",
+    "It does not show the small files that a minor compaction merges",
+    "They are merged later",
+)
+def test_small_files_are_not_found(in_the_bucket: Chain, seen: Seen) -> None:
+    chain = in_the_bucket
+    for path in DATA.split("|"):
+        chain.store_door.add(Fault("GET|HEAD", path, status=404, body=NO_SUCH_KEY))
+    chain.provoke(rounds=40)
+    for target in (ICEBERG, DELTA):
+        assert f"{target}: small files not merged, tried again later" in chain.news()
+    for _ in range(40):
+        chain.change()
+        outcome = chain.settled()
+        if all(f"{target}: merged " in chain.news() for target in (ICEBERG, DELTA)):
+            break
+    else:
+        raise AssertionError(chain.news()[-10_000:])
+    seen(went_on(outcome))
