@@ -3,6 +3,7 @@ decides the same way in every replay.
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ powers of it, so their order counts.
 
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)], np.uint64)
 _3, _7, _64 = np.uint64(3), np.uint64(7), np.uint64(64)
+_LONG = 1024
+"""Bytes of the longest value that is hashed together with others."""
 _BLOCK = 16_384
 """So many rows are hashed at a time, so that their intermediate columns stay in the processor's cache."""
 
@@ -76,9 +79,25 @@ def _values(column: pa.Array) -> Hashes:
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         result = np.empty(len(column), np.uint64)
         for start in range(0, len(column), _BLOCK):
-            result[start : start + _BLOCK] = _bytes(column.slice(start, _BLOCK))
+            result[start : start + _BLOCK] = _texts(column.slice(start, _BLOCK))
         return result
     return low_hash([column])
+
+
+def _texts(column: pa.Array) -> Hashes:
+    """Hash strings or binaries. A long one is hashed by itself: `_bytes` takes a step for each word of the longest."""
+    is_long = pc.greater(pc.binary_length(column), _LONG)
+    if not pc.any(is_long).as_py():
+        return _bytes(column)
+    result, long = np.empty(len(column), np.uint64), is_long.to_numpy(zero_copy_only=False)
+    result[long] = [_digest(value) for value in column.filter(is_long)]
+    if not long.all():
+        result[~long] = _bytes(column.filter(pc.invert(is_long)))
+    return result
+
+
+def _digest(value: pa.Scalar) -> int:
+    return int.from_bytes(blake2b(value.as_buffer(), digest_size=8).digest(), "little")
 
 
 def _bytes(column: pa.Array) -> Hashes:

@@ -1,5 +1,6 @@
 """Content hashes: equal for equal rows, wherever they stand, and different for rows that differ in anything."""
 
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -65,10 +66,21 @@ def test_no_rows() -> None:
 def test_text_of_every_length() -> None:
     """Words of eight bytes, and what is left: also where only zeros or the last byte differ."""
     for values in (
-        [b"\0" * n for n in range(40)],
-        [b"x" * n for n in range(40)],
-        [b"x" * n + b"\xff" for n in range(40)],
+        [b"\0" * n for n in [*range(40), *range(1000, 1050)]],
+        [b"x" * n for n in [*range(40), *range(1000, 1050)]],
+        [b"x" * n + b"\xff" for n in [*range(40), *range(1000, 1050)]],
     ):
         hashes = row_hash([pa.array(values)])
         assert len(set(hashes.tolist())) == len(values)
         assert [row_hash([pa.array([value])])[0] for value in values] == hashes.tolist()
+
+
+def test_long_texts() -> None:
+    """They differ where their ends differ, and are hashed at the speed of memory rather than word by word."""
+    size = 8_000_000
+    values = ["a" * size, "a" * (size - 1), "a" * (size - 1) + "b", "b" + "a" * (size - 1), "short"]
+    began = time.perf_counter()
+    hashes = row_hash([pa.array(values)])
+    assert time.perf_counter() - began < 3
+    assert len(set(hashes.tolist())) == len(values)
+    assert [row_hash([pa.array([value])])[0] for value in values] == hashes.tolist()
