@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import yaml
 
 from tests.stack.jars import ivy_to_itself
 from tests.stack.kafka import Door
-from tests.stack.process import Process
+from tests.stack.process import Process, with_descendants
 from tests.stack.s3 import S3
 from tests.stack.stack import Stack
 
@@ -124,9 +126,32 @@ class SinkProcess(Process):
         command = [sys.executable, "-m", "sink", *arguments]
         return subprocess.run(command, env=self._variables, capture_output=True, text=True, check=False)
 
+    def measured(self, *arguments: str) -> tuple[int, int]:
+        """Another command of `rowdelta`, which prints into the log.
+
+        :return: its exit code, and the most megabytes of memory that one of its processes had.
+        """
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "sink", *arguments]
+            child = subprocess.Popen(command, env=self._variables, stdout=log, stderr=log)
+        most = 0
+        while child.poll() is None:
+            most = max(most, *map(_peak, with_descendants(child.pid)))
+            time.sleep(0.2)
+        return child.returncode, most
+
     def text(self) -> str:
         """All that it has printed."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+def _peak(pid: int) -> int:
+    """The most megabytes of memory that a process has had."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) // 1000
+    return 0
 
 
 def written(folder: Path, values: Mapping[str, Any]) -> Path:
