@@ -116,6 +116,28 @@ class IndexSlice:
         query, number, pos = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return Located(query, number, pos, files)
 
+    def superseded(self, high: Hashes, low: Hashes) -> Flags:
+        """Whether entries of these runs take the place of all older entries of the keys (high[i], low[i]): the key was
+        deleted, or has its only row elsewhere.
+
+        :param high: high hashes of n keys, in any order.
+        :param low: low hashes of the n keys.
+        :raises CorruptIndexError: a run is damaged or missing.
+        """
+        by_high = np.argsort(high, kind="stable")
+        high, low = high[by_high], low[by_high]
+        found = np.zeros(len(high), np.bool_)
+        for info in self.runs:
+            start = int(np.searchsorted(high, np.uint64(info.first)))
+            stop = int(np.searchsorted(high, np.uint64(info.last), side="right"))
+            if start < stop:
+                run = open_run(self.io, self.location, info)
+                query, at = _matches(run, high, low, np.arange(start, stop))
+                found[query[run.file[at] & SUPERSEDES != 0]] = True
+        result = np.empty(len(high), np.bool_)
+        result[by_high] = found
+        return result
+
     def write_merged(self, name: str, first: int, last: int, max_entries: int = 4_000_000) -> list[RunInfo]:
         """Merge the entries of the runs `merge` with first <= high < last into new runs `{name}-{i}`. If no entry is
         left, no run is written.

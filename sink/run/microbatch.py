@@ -57,6 +57,9 @@ from sink.run.plan import (
     shown_changes,
     truncate_refused,
 )
+from sink.run.rewrite_plan import RewriteOptions
+from sink.run.rewriting import Begun as RewriteBegun
+from sink.run.rewriting import Rewriting
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
@@ -138,6 +141,8 @@ class TableSink:
         self._minor_compaction = MinorCompaction(
             table, plan.section.key, self._committer, self._prefix, engine, observer
         )
+        # an engine of its own, since micro-batches go on meanwhile
+        self._rewriting = Rewriting(table, plan.section.key, self._committer, self._prefix, engine.another(), observer)
         stored = table.position(self._prefix)
         self._adopt(stored.operation if stored else None)
         self._committer.settle(self._prefix)
@@ -458,6 +463,58 @@ class TableSink:
         self.table.refresh()
         self._adopt(self._stored.operation)
         key_index.committed(self._stored)
+
+    def begin_rewrite(self, options: RewriteOptions, most_bytes: int | None = None) -> RewriteBegun | None:
+        """Choose files to rewrite beside the stream, and hold the state from which this is done (`Rewriting`). Call
+        this between micro-batches.
+
+        :return: None if nothing pays, or nothing can be done now.
+        :raises RowdeltaError: the table can't be read now, or needs its owner.
+        """
+        self._take_bearings()
+        if self._key_index is None or self._stored is None:
+            return None
+        try:
+            self._key_index.synchronize(self._stored)
+            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes)
+        except IndexLostError as error:
+            self._forget_index(error)
+            return None
+
+    def write_rewrite(self, begun: RewriteBegun) -> bool:
+        """Write the new files beside micro-batches. See `Rewriting.write`."""
+        return self._rewriting.write(begun)
+
+    def end_rewrite(self, begun: RewriteBegun, *, written: bool = True) -> RewriteDone | None:
+        """Commit the new files between micro-batches, or give them up if others have changed the old ones.
+
+        :param written: whether there is anything to commit.
+        :return: what was done; None if nothing was.
+        :raises RowdeltaError: see `Committer.rewrite`.
+        """
+        key_index, stored = self._key_index, self._stored
+        try:
+            if written:
+                self._take_bearings()
+            if not written or key_index is None or key_index is not self._key_index or stored is None:
+                self._rewriting.give_up(begun, key_index)
+                return None
+            key_index.synchronize(stored)
+            done = self._rewriting.adopt(begun, key_index, stored.operation)
+        except IndexLostError as error:
+            self._rewriting.give_up(begun, key_index)
+            self._forget_index(error)
+            return None
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
+        except RowdeltaError:
+            self._rewriting.give_up(begun, key_index)
+            raise
+        if done is not None:
+            self.table.refresh()
+            self._adopt(stored.operation)
+            key_index.committed(self._stored)
+        return done
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""

@@ -10,7 +10,7 @@ table's state is its version. Here it only tells one state of a table's rows fro
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -48,6 +48,9 @@ ROWS = "rowdelta.rows"
 
 MINOR = "rowdelta.minor-compaction"
 """Likewise, of a minor compaction (`sink.run.minor_compaction`). Its value is the compaction's number, from 1 on."""
+
+REWRITE = "rowdelta.rewrite"
+"""Likewise, of a rewrite of whole files beside the stream (`sink.run.rewriting`)."""
 
 
 class TableNoLongerEmptyError(Exception):
@@ -300,7 +303,7 @@ class Rewrite:
     :param prefix: as in `ChangeSet`.
     :param position_operation: the commit that stored the sink's position.
     :param files: the new files, as in `ChangeSet`.
-    :param replaced: the `Mergeable.handle` of the old ones.
+    :param replaced: the `Mergeable.handle` of the old ones, or what `Target.handles` returned.
     :param index: the key index's part. The rows of `files` come from the snapshot `index.base`.
     :param summary: what the table's history says of the commit.
     :param written_for: the `Target.layout` of `files`.
@@ -349,6 +352,29 @@ class MergeCandidates:
     spec_id: int
     partitions: Mapping[str, Sequence[Mergeable]]
     deletes: Mapping[str, Sequence[Mergeable]]
+
+
+@dataclass(frozen=True)
+class Rewritable:
+    """A live data file that a rewrite may take.
+
+    :param spec_id: of its partitioning.
+    :param partition: JSON text of the partition value.
+    :param rows: rows in the file, live or not.
+    :param deleted: how many of them are deleted, as far as the table's metadata tell. Iceberg's v2 delete files may be
+        about several data files; then it is this file's share.
+    :param deletes: number of delete files and vectors that a reader of the file opens.
+    :param small: the file itself, with the number of its live rows if the metadata tell it.
+    :param applying: the position delete files (Iceberg v2) that apply to it.
+    """
+
+    spec_id: int
+    partition: str
+    rows: int
+    deleted: int
+    deletes: int
+    small: "SmallFile"
+    applying: Sequence["SmallFile"] = ()
 
 
 class Target(TableState):
@@ -519,6 +545,31 @@ class Target(TableState):
         :param is_enough: whether so many commits with so many files are worth a minor compaction.
         :raises TemporaryError: the history can't be read now.
         """
+
+    # for rewrites beside the stream
+
+    @abstractmethod
+    def rewritables(self) -> Sequence[Rewritable]:
+        """The data files that `TableSpec.moved_rows` can read and whose live rows the key index knows.
+
+        :raises TemporaryError: the table's metadata can't be read now.
+        """
+
+    @abstractmethod
+    def delete_new_rows(
+        self, name: str, files: Sequence[str], rows: "DeletedRows", created: list[str]
+    ) -> tuple[Sequence[str], WrittenDeletes]:
+        """Write deletes for rows of data files that aren't committed yet.
+
+        :param name: beginning of the names of new files.
+        :param files: the data files, as in `ChangeSet`.
+        :param created: the path of each written file is added to it, before it is written.
+        :return: what to commit of `files`, and deletes to commit beside them.
+        """
+
+    @abstractmethod
+    def handles(self, paths: Collection[str]) -> Sequence[Any] | None:
+        """What names data files in a `Rewrite`, with the deletes that are only about them. None if one isn't live."""
 
     @abstractmethod
     def compaction(self, every: int) -> "Compaction":

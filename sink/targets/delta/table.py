@@ -10,7 +10,7 @@ the log since the commit that stored the position.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
@@ -31,6 +31,7 @@ from sink.targets.base import (
     LastCommit,
     LiveFile,
     MergeCandidates,
+    Rewritable,
     StoredPosition,
     TableChanges,
     Target,
@@ -38,11 +39,11 @@ from sink.targets.base import (
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
-from sink.targets.delta.live_files import LiveFiles, file_actions, full
+from sink.targets.delta.live_files import LiveFiles, file_actions, full, relative
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
-from sink.targets.delta.new_vectors import written_deletes
+from sink.targets.delta.new_vectors import remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize
-from sink.targets.delta.small_files import VECTOR, WRITER, candidates
+from sink.targets.delta.small_files import VECTOR, WRITER, candidates, rewritables
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 from sink.targets.locations import in_one_form
@@ -491,6 +492,24 @@ class DeltaTable(Target):
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return candidates(self, prefix, is_enough)
+
+    def rewritables(self) -> list[Rewritable]:
+        return rewritables(self)
+
+    def handles(self, paths: Collection[str]) -> Sequence[Mapping[str, Any]] | None:
+        adds = [self.live.get(relative(self.log.path, path)) or self.live.get(path) for path in paths]
+        return None if None in adds else [remove_of(add, data_change=False) for add in adds if add is not None]
+
+    def delete_new_rows(
+        self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
+    ) -> tuple[Sequence[str], WrittenDeletes]:
+        new = {unquote(action["add"]["path"]): action["add"] for action in map(json.loads, files)}
+        written = written_deletes(self.spark, self.name, self.spec, rows, new, created)
+        for text in written.removed:
+            del new[unquote(json.loads(text)["remove"]["path"])]
+        kept = [json.dumps({"add": add}) for add in new.values()]
+        with_vectors = [json.dumps({"add": json.loads(text)["add"] | {"dataChange": False}}) for text in written.files]
+        return [*kept, *with_vectors], WrittenDeletes(vectors=written.vectors, bytes=written.bytes)
 
     def compaction(self, every: int) -> Optimize:
         return Optimize(self, every)
