@@ -455,7 +455,7 @@ class TableSink:
             return  # somebody altered the table
         try:
             key_index.synchronize(self._stored)
-            if not self._minor_compaction.run(self._spec, key_index, self._stored.operation):
+            if not self._minor_compaction.run(self._spec, key_index, self._stored.operation, self._rewriting.moving):
                 return
         except IndexLostError as error:
             self._forget_index(error)

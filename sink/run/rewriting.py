@@ -85,6 +85,8 @@ class Rewriting:
         self._prefix = prefix
         self._engine = engine
         self._observer = observer
+        self.moving: frozenset[str] = frozenset()
+        """Paths of the data files that are being rewritten."""
 
     def begin(
         self, spec: TableSpec, key_index: KeyIndex, options: RewriteOptions, most_bytes: int | None = None
@@ -104,6 +106,7 @@ class Rewriting:
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
         begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), group, uncommitted)
         begun.scan_seconds = time.monotonic() - started
+        self.moving = frozenset(small.path for small in group.files)
         return begun
 
     def write(self, begun: Begun) -> bool:
@@ -126,6 +129,7 @@ class Rewriting:
 
     def give_up(self, begun: Begun, key_index: KeyIndex | None) -> None:
         """Delete what was written, and hold the index's state no longer."""
+        self.moving = frozenset()
         if key_index is not None:
             key_index.release(begun.pin)
         begun.uncommitted.delete()
@@ -150,6 +154,7 @@ class Rewriting:
         if not done:
             self.give_up(begun, key_index)
             return None
+        self.moving = frozenset()
         key_index.release(begun.pin)
         begun.uncommitted.paths = []
         seconds = begun.rewrite_seconds + time.monotonic() - started
@@ -174,13 +179,13 @@ class Rewriting:
     def _commit(
         self, begun: Begun, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
     ) -> bool:
-        replaced = self._table.handles(paths)
+        replaced = self._table.handles(paths)  # a file without a live row may have been removed by a micro-batch
         adopted = (
             key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, new_paths)
-            if replaced is not None and self._table.layout == begun.written_for
+            if replaced and self._table.layout == begun.written_for
             else None
         )
-        if replaced is None or adopted is None:
+        if adopted is None:
             log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
             return False
         files, index = adopted

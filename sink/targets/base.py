@@ -568,8 +568,8 @@ class Target(TableState):
         """
 
     @abstractmethod
-    def handles(self, paths: Collection[str]) -> Sequence[Any] | None:
-        """What names data files in a `Rewrite`, with the deletes that are only about them. None if one isn't live."""
+    def handles(self, paths: Collection[str]) -> Sequence[Any]:
+        """What names data files in a `Rewrite`, with the deletes that are only about them, of those that are live."""
 
     @abstractmethod
     def compaction(self, every: int) -> "Compaction":

@@ -350,7 +350,7 @@ class Rewritings:
         self._written = False
 
     def go_on(self) -> None:
-        while self._random.random() < 0.7:
+        while self._random.random() < 0.6:
             if self._begun is None:
                 size = self._random.choice((1, 1 << 30))
                 ratio = self._random.choice((0.0, 0.3))
@@ -462,13 +462,15 @@ class Player:
         try:
             sink = self.opened(clock)
             rewriting = Rewritings(sink, self.random) if self.story.rewrites else None
-            for size in process.batches:
-                if not self._apply(sink, size):
-                    break
-                if rewriting is not None:
-                    rewriting.go_on()
-            if rewriting is not None:
-                rewriting.stop()
+            try:
+                for size in process.batches:
+                    if not self._apply(sink, size):
+                        break
+                    if rewriting is not None:
+                        rewriting.go_on()
+            finally:
+                if rewriting is not None and "crash" not in self.happened:
+                    rewriting.stop()
         except CrashError:
             pass
         except FencedError:

@@ -359,10 +359,9 @@ class MemoryTable(Target):
                 found.append(Rewritable(0, file.partition, file.rows, deleted, int(deleted > 0), small))
         return found
 
-    def handles(self, paths: Collection[str]) -> list[str] | None:
-        if not all(path in self.files for path in paths):
-            return None
-        return [json.dumps({"path": path, "vector": self.files[path].vector}) for path in paths]
+    def handles(self, paths: Collection[str]) -> list[str]:
+        live = [path for path in paths if path in self.files]
+        return [json.dumps({"path": path, "vector": self.files[path].vector}) for path in live]
 
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]

@@ -496,9 +496,9 @@ class DeltaTable(Target):
     def rewritables(self) -> list[Rewritable]:
         return rewritables(self)
 
-    def handles(self, paths: Collection[str]) -> Sequence[Mapping[str, Any]] | None:
+    def handles(self, paths: Collection[str]) -> Sequence[Mapping[str, Any]]:
         adds = [self.live.get(relative(self.log.path, path)) or self.live.get(path) for path in paths]
-        return None if None in adds else [remove_of(add, data_change=False) for add in adds if add is not None]
+        return [remove_of(add, data_change=False) for add in adds if add is not None]
 
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]

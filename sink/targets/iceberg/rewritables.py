@@ -23,10 +23,10 @@ def rewritables(table: "IcebergTable") -> list[Rewritable]:
         described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
     except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot
         raise TemporaryError(java_message(error)) from None
-    applied = Counter[str]()
-    """How many data files each delete file applies to."""
+    applied: Counter[str] = Counter()
+    """How many data files each delete file applies to. A vector applies to one, though a Puffin file has several."""
     for scan in described:
-        applied.update(delete["file-path"] for delete in scan.get("delete-files", ()))
+        applied.update(d["file-path"] for d in scan.get("delete-files", ()) if d["file-format"].upper() != "PUFFIN")
     found = (_rewritable(table, scan, number, applied) for scan, number in zip(described, numbers, strict=True))
     return [file for file in found if file is not None]
 
@@ -43,7 +43,7 @@ def _rewritable(
     fields = [str(field.field_id) for field in spec.current_spec.fields]
     partition = json.dumps(dict(zip(fields, data.get("partition", [None] * len(fields)), strict=True)))
     rows = int(data["record-count"])
-    deleted = min(rows, sum(int(d["record-count"]) // applied[d["file-path"]] for d in deletes))
+    deleted = min(rows, sum(int(d["record-count"]) // applied.get(d["file-path"], 1) for d in deletes))
     is_counted = spec.format_version >= 3 and all(delete["file-format"].upper() == "PUFFIN" for delete in deletes)
     if not is_counted and not by_position:
         return None  # equality deletes
@@ -62,7 +62,7 @@ def _rewritable(
     return Rewritable(data["spec-id"], partition, rows, deleted, len(deletes), small, applying)
 
 
-def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObject] | None:
+def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObject]:
     """See `Target.handles`. Vectors aren't among what is returned: the key index knows them."""
     scans, wanted = table.current_scans(), set(paths)
     found = list[JavaObject]()
@@ -72,5 +72,4 @@ def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObjec
             found.append(scan.file())
             if table.spec.format_version < 3:
                 found += [d for d in table.elements(scan.deletes()) if d.referencedDataFile() in wanted]
-            wanted.remove(path)
-    return None if wanted else found
+    return found

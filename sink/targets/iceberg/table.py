@@ -555,7 +555,7 @@ class IcebergTable(IcebergState, Target):
     def rewritables(self) -> list[Rewritable]:
         return rewritables(self)
 
-    def handles(self, paths: Collection[str]) -> Sequence[JavaObject] | None:
+    def handles(self, paths: Collection[str]) -> Sequence[JavaObject]:
         return handles(self, paths)
 
     def delete_new_rows(
