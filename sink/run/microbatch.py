@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -131,6 +132,8 @@ class TableSink:
         self._spec, self._layout = table.spec, table.layout
         self._stored: StoredPosition | None = None
         self._base: int | None = None
+        self.written_bytes = 0
+        """By its micro-batches, since it was opened."""
         self._global_deletes = False
         self._key_index = self._open_key_index()
         self._task_plans = TaskPlans(config, plan, dead_letters)
@@ -155,6 +158,11 @@ class TableSink:
     def position(self) -> Position | None:
         """The position of the table's last commit, or the position where reading began if there is no commit."""
         return self._stored.position if self._stored else self.table.start_position(self._prefix)
+
+    @property
+    def has_key_index(self) -> bool:
+        """Whether a key index knows where the table's rows are."""
+        return self._key_index is not None
 
     @property
     def _appends(self) -> bool:
@@ -400,6 +408,7 @@ class TableSink:
         logs.note_snapshot(self.table.snapshot_id())
         self._log(pending, attempt, time.monotonic() - proposal.started)
         self._minor_compaction.count(len(attempt.written.files))
+        self.written_bytes += attempt.written.bytes
         self._adopt(attempt.begun.operation)
         if self._key_index is not None:
             self._key_index.committed(self._stored)
@@ -515,6 +524,16 @@ class TableSink:
             self._adopt(stored.operation)
             key_index.committed(self._stored)
         return done
+
+    def expire(self, older_than: timedelta, retain_last: int) -> int:
+        """Remove old states of the table, but none that the sink may still need to find out what others changed. Call
+        this between micro-batches. See `Target.expire`.
+        """
+        self._take_bearings()
+        base = self._base if self._key_index is None else self._key_index.base
+        deleted = self.table.expire(older_than, retain_last, base)
+        self.table.refresh()
+        return deleted
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""

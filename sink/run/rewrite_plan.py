@@ -36,24 +36,23 @@ def chosen(
     """Groups of files to rewrite, each of one partition; those that pay most come first.
 
     :param target_file_size: of the table, in bytes.
-    :param most_bytes: of live rows that may be written, of all groups together. The first group may have more. None if
-        it doesn't matter.
+    :param most_bytes: of live rows that may be written. Groups with more are left out. None if it doesn't matter.
     """
     partitions: dict[tuple[int, str], list[Rewritable]] = {}
     for file in files:
         partitions.setdefault((file.spec_id, file.partition), []).append(file)
-    groups = [group for found in partitions.values() for group in _packed(found, options, target_file_size)]
+    size = options.max_file_group_size if most_bytes is None else min(most_bytes, options.max_file_group_size)
+    groups = [group for found in partitions.values() for group in _packed(found, options, target_file_size, size)]
     groups.sort(key=lambda group: -_gain(group, target_file_size) / max(1, _cost(group)))
-    spent = 0
-    for number, group in enumerate(groups):
-        spent += _cost(group)
-        if number and most_bytes is not None and spent > most_bytes:
-            return
-        yield _as_group(group)
+    for group in groups:
+        if most_bytes is None or _cost(group) <= most_bytes:
+            yield _as_group(group)
 
 
-def _packed(files: Sequence[Rewritable], options: RewriteOptions, target_file_size: int) -> Iterator[list[Rewritable]]:
-    """A partition's files that pay, in groups of about `max_file_group_size` bytes."""
+def _packed(
+    files: Sequence[Rewritable], options: RewriteOptions, target_file_size: int, group_size: int
+) -> Iterator[list[Rewritable]]:
+    """A partition's files that pay, in groups of about `group_size` live bytes."""
     small = [file for file in files if _live_bytes(file) < options.min_file_size * target_file_size]
     if len(small) < options.min_input_files:
         small = []
@@ -69,11 +68,11 @@ def _packed(files: Sequence[Rewritable], options: RewriteOptions, target_file_si
     dear.sort(key=lambda file: (-file.deleted / max(1, file.rows), file.small.size_in_bytes, file.small.path))
     group, size = list[Rewritable](), 0
     for file in dear:
-        if group and size + file.small.size_in_bytes > options.max_file_group_size:
+        if group and size + _live_bytes(file) > group_size:
             yield group
             group, size = [], 0
         group.append(file)
-        size += file.small.size_in_bytes
+        size += _live_bytes(file)
     if group:
         yield group
 

@@ -25,6 +25,7 @@ from deltawriters import TableSpec
 from deltawriters.keyindex import RunInfo
 from deltawriters.rewrite import RewriteGroup
 from sink.run.engine import Engine
+from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex, Pin
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.rewrite_plan import RewriteOptions, chosen
@@ -48,7 +49,7 @@ class Begun:
     :param group: what is rewritten.
     :param files: the new files, as in `ChangeSet`.
     :param runs: entries of the moved rows.
-    :param seconds: that `begin` and `write` have taken so far.
+    :param written_bytes: of `files`.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Begun:
     uncommitted: Uncommitted
     files: list[str] = field(default_factory=list)
     runs: list[RunInfo] = field(default_factory=list)
+    written_bytes: int = 0
     scan_seconds: float = 0.0
     rewrite_seconds: float = 0.0
 
@@ -123,6 +125,7 @@ class Rewriting:
             self._log_failure(error)
             return False
         begun.files = [json.dumps(file) for result in results for file in result["files"]]
+        begun.written_bytes = sum(int(result["bytes"]) for result in results)
         begun.runs = [RunInfo.from_json(run) for result in results for run in result["runs"]]
         begun.rewrite_seconds = time.monotonic() - started
         return True
@@ -180,11 +183,10 @@ class Rewriting:
         self, begun: Begun, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
     ) -> bool:
         replaced = self._table.handles(paths)  # a file without a live row may have been removed by a micro-batch
-        adopted = (
-            key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, new_paths)
-            if replaced and self._table.layout == begun.written_for
-            else None
-        )
+        adopted = None
+        if replaced and self._table.layout == begun.written_for:
+            with before_commit(self._table.name):
+                adopted = key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, new_paths)
         if adopted is None:
             log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
             return False

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sink.errors import FencedError, RolledBackError, TableError, TemporaryError
@@ -534,6 +535,28 @@ class Target(TableState):
     def finish_tending(self, seconds: float) -> None:
         """Wait for what `tend` has begun, but no longer than this: the session is about to end."""
         return
+
+    # for what else maintenance does
+
+    def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
+        """Remove states of the table that nobody needs any more, with the files that only they have.
+
+        :param retain_last: so many of the newest stay, whatever their age.
+        :param keep: a state. It and all that came after it stay.
+        :return: how many files were deleted. 0 if the format does this by itself.
+        :raises TemporaryError: not all of it could be done.
+        """
+        return 0
+
+    @abstractmethod
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> Sequence[str]:
+        """Delete files in the table's folder that no state of the table has.
+
+        :param older_than: younger files may be those of a commit that is still to come.
+        :param dry_run: only find them.
+        :return: their paths.
+        :raises TemporaryError: not all of it could be done.
+        """
 
     # for compactions
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -382,6 +383,9 @@ class MemoryTable(Target):
     # -- what only Spark does
 
     def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
+        raise NotImplementedError
+
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> Sequence[str]:
         raise NotImplementedError
 
     def compaction(self, every: int) -> Any:

@@ -10,9 +10,11 @@ the log since the commit that stored the position.
 
 import json
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -24,7 +26,8 @@ from pyspark.sql import types as T
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
-from sink.errors import TableError
+from sink.errors import TableError, TemporaryError
+from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.session import activate
 from sink.targets.base import (
     FileCounts,
@@ -511,6 +514,19 @@ class DeltaTable(Target):
         with_vectors = [json.dumps({"add": json.loads(text)["add"] | {"dataChange": False}}) for text in written.files]
         return [*kept, *with_vectors], WrittenDeletes(vectors=written.vectors, bytes=written.bytes)
 
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
+        """By VACUUM, which keeps removed files for as long as the table's `delta.deletedFileRetentionDuration` says, or
+        a week.
+        """
+        is_set = self.property("delta.deletedFileRetentionDuration") is not None
+        hours = max(_RETENTION_HOURS, math.ceil(older_than.total_seconds() / 3600))
+        retain = "" if is_set else f" RETAIN {hours} HOURS"
+        try:
+            found = self.spark.sql(f"VACUUM delta.`{self.log.path}`{retain}{' DRY RUN' if dry_run else ''}").collect()
+        except JAVA_ERRORS as error:
+            raise TemporaryError(f"{self.name}: orphan files not removed: {java_message(error)}") from None
+        return [str(row[0]) for row in found] if dry_run else []
+
     def compaction(self, every: int) -> Optimize:
         return Optimize(self, every)
 
@@ -548,6 +564,8 @@ def _last_actions(commits: Sequence[Commit]) -> dict[str, str]:
     return last
 
 
+_RETENTION_HOURS = 168
+"""Delta's default of `delta.deletedFileRetentionDuration`. Its VACUUM refuses less."""
 _CHECKPOINT_EVERY = 10
 """Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
 _MOST_KNOWN = 1000

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from sink.targets.iceberg.compaction import RewriteDataFiles
 from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
+from sink.targets.iceberg.housekeeping import expired, orphans_removed
 from sink.targets.iceberg.rewritables import handles, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
@@ -566,6 +568,12 @@ class IcebergTable(IcebergState, Target):
             self.spark, self.name, self.spec, f"{name}-carried", 99_999, rows, lambda _: None, {}, created
         )
         return files, written
+
+    def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
+        return expired(self, older_than, retain_last, keep)
+
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
+        return orphans_removed(self, older_than, dry_run=dry_run)
 
     def compaction(self, every: int) -> RewriteDataFiles:
         return RewriteDataFiles(self, every)
