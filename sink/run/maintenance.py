@@ -63,6 +63,7 @@ class Maintenance:
         self._config = config
         self._supervisor = supervisor
         self._ending = threading.Event()
+        self._looking = threading.Lock()
         self._known: dict[str, _Table] = {}
         self._thread = threading.Thread(target=self._run, name="rowdelta-maintenance", daemon=True)
 
@@ -103,6 +104,10 @@ class Maintenance:
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # which removes it
 
     def _look_around(self) -> None:
+        with self._looking:
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
         for member in self._supervisor.working():
             if self._ending.is_set():
                 return

@@ -7,7 +7,7 @@ the entry with the source's plain name gets it, else the first pattern.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sink.config import Config, TableSection

@@ -43,6 +43,7 @@ def chosen(
         partitions.setdefault((file.spec_id, file.partition), []).append(file)
     size = options.max_file_group_size if most_bytes is None else min(most_bytes, options.max_file_group_size)
     groups = [group for found in partitions.values() for group in _packed(found, options, target_file_size, size)]
+    groups = [group for group in groups if _gain(group, target_file_size) > 0]
     groups.sort(key=lambda group: -_gain(group, target_file_size) / max(1, _cost(group)))
     for group in groups:
         if most_bytes is None or _cost(group) <= most_bytes:
