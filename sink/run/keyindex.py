@@ -62,6 +62,20 @@ class Pin:
     base: int | None
 
 
+@dataclass(frozen=True)
+class Adopted:
+    """What a commit adopts of rows that were moved since a state was pinned.
+
+    :param files: the new data files with a live row, with their deletes if the format has these there.
+    :param index: the index's part.
+    :param dropped: paths of the new data files without a live row.
+    """
+
+    files: Sequence[str]
+    index: IndexCommit
+    dropped: Sequence[str]
+
+
 class KeyIndex:
     """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
     results, and after the commit `committed`.
@@ -340,7 +354,7 @@ class KeyIndex:
         gone: Iterable[str],
         runs: Sequence[RunInfo],
         new_paths: list[str],
-    ) -> tuple[Sequence[str], IndexCommit] | None:
+    ) -> Adopted | None:
         """Like `prepare`, for a commit that moves rows to new data files, which were written since a state was pinned.
         Rows that micro-batches have deleted since, or given their keys other rows, are deleted in the new files too.
 
@@ -349,8 +363,7 @@ class KeyIndex:
         :param gone: the old data files.
         :param runs: entries of the rows in their new files, with the pin's sequence.
         :param new_paths: the path of each written file is added to it.
-        :return: what of `files` to commit, with their deletes if the format has these there, and the index's part. None
-            if others have changed one of the old files, or the index was built again: the rewrite gives way.
+        :return: None if others have changed one of the old files, or the index was built again: the rewrite gives way.
         """
         version, removed = self._synchronized(), set(gone)
         if self._pin is not pin or not set(pin.slice.runs) <= set(version.runs):
@@ -373,7 +386,8 @@ class KeyIndex:
         self._prepared = self._written(operation, prepared, new_paths)
         stored = {"version": operation, "base": self._base}
         vectors = [json.dumps(vector) for path in removed if (vector := version.vectors.get(path)) is not None]
-        return files, IndexCommit(self._base, stored, written.files, vectors, (), new_paths, written.bytes)
+        index = IndexCommit(self._base, stored, written.files, vectors, (), new_paths, written.bytes)
+        return Adopted(files, index, [path for path, vector in written.vectors.items() if vector is None])
 
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
         """The list of dead data files. From time to time, files that no older run names are removed from it. Otherwise

@@ -190,9 +190,10 @@ class Rewriting:
         if adopted is None:
             log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
             return False
-        files, index = adopted
         summary = {REWRITE: str(len(paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
-        self._committer.rewrite(Rewrite(self._prefix, operation, files, replaced, index, summary, begun.written_for))
+        request = Rewrite(self._prefix, operation, adopted.files, replaced, adopted.index, summary, begun.written_for)
+        self._committer.rewrite(request)
+        begun.uncommitted.discard(adopted.dropped)
         return True
 
     def _log_failure(self, error: Exception) -> None:
