@@ -29,6 +29,7 @@ class Maintained:
 
     :param failed_groups: groups of files that weren't rewritten, because others changed them meanwhile, or by an error
         that the log has.
+    :param converted_equality_deletes: equality delete files whose deletes are by position now.
     :param expired_files: files that only old snapshots had.
     :param orphans: paths of files that no snapshot has.
     :param skipped: why files weren't rewritten at all; empty if they were looked at.
@@ -40,6 +41,7 @@ class Maintained:
     added_data_files: int = 0
     rewritten_bytes: int = 0
     failed_groups: int = 0
+    converted_equality_deletes: int = 0
     expired_files: int = 0
     orphans: list[str] = field(default_factory=list)
     skipped: str = ""
@@ -87,6 +89,7 @@ def _maintain(sink: TableSink, config: Config, result: Maintained) -> None:
             result.rewritten_data_files += len(group.files)
             result.rewritten_bytes += group.size_in_bytes
     else:
+        result.converted_equality_deletes = sink.convert_equality_deletes()
         _rewrite(sink, result, options)
     if settings.expire is not None and not result.dry_run:
         result.expired_files = sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
@@ -131,6 +134,8 @@ def _lines(result: Maintained) -> Iterator[str]:
         yield f"  rewritten    {result.rewritten_data_files:,} data files into {result.added_data_files:,}, {size}"
     if result.failed_groups:
         yield "  failed       1 group of files: run again; the log says why"
+    if result.converted_equality_deletes:
+        yield f"  converted    {result.converted_equality_deletes:,} equality delete files into deletes by position"
     if result.expired_files:
         yield f"  expired      {result.expired_files:,} files of old snapshots deleted"
     if result.orphans:

@@ -21,10 +21,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from pyiceberg.io import FileIO
 
 from deltawriters import TableSpec
-from deltawriters.keyindex import IndexSlice, RunInfo, plan_merge, random_base, run_files
+from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion
 from deltawriters.old_rows import DeletedRows
@@ -388,6 +389,33 @@ class KeyIndex:
         vectors = [json.dumps(vector) for path in removed if (vector := version.vectors.get(path)) is not None]
         index = IndexCommit(self._base, stored, written.files, vectors, (), new_paths, written.bytes)
         return Adopted(files, index, [path for path, vector in written.vectors.items() if vector is None])
+
+    def converted(self, operation: str, files: Mapping[IndexedFile, int], new_paths: list[str]) -> IndexCommit:
+        """Like `prepare`, for a commit that says by position what equality deletes say by value: which rows of data
+        files aren't live.
+
+        :param operation: name of the commit.
+        :param files: the data files to which equality deletes apply, and the number of their rows, live or not.
+        :param new_paths: the path of each written file is added to it.
+        :raises CorruptIndexError: a run is damaged or missing.
+        """
+        version = self._synchronized()
+        dead = {file.path: np.ones(count, np.bool_) for file, count in files.items()}
+        for numbers, positions, found in self.slice().live_rows():
+            for number in np.unique(numbers).tolist():
+                if found[number].path in dead:
+                    dead[found[number].path][positions[numbers == number]] = False
+        rows = [OldRows(file, np.flatnonzero(dead[file.path])) for file in files if dead[file.path].any()]
+        deleted = DeletedRows({}, self._folder.io_properties).with_rows(rows)
+        written = self._table.delete_rows(
+            f"{operation}-{self._base}", 0, deleted, version.vectors.get, version.parquet_deletes, new_paths
+        )
+        parquet_deletes = {path: old for path, old in version.parquet_deletes.items() if path not in written.vectors}
+        prepared = replace(version, vectors=version.vectors.changed(written.vectors), parquet_deletes=parquet_deletes)
+        self._prepared_name, self._prepared_base = operation, self._base
+        self._prepared = self._written(operation, prepared, new_paths)
+        stored = {"version": operation, "base": self._base}
+        return IndexCommit(self._base, stored, written.files, written.removed, (), new_paths, written.bytes)
 
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
         """The list of dead data files. From time to time, files that no older run names are removed from it. Otherwise

@@ -65,11 +65,13 @@ from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
 from sink.targets.base import (
+    REWRITE,
     ROWS,
     SINK_ID,
     ChangeSet,
     CommitUnknownError,
     Compaction,
+    Rewrite,
     StoredPosition,
     TableChangedError,
     TableNoLongerEmptyError,
@@ -524,6 +526,52 @@ class TableSink:
             self._adopt(stored.operation)
             key_index.committed(self._stored)
         return done
+
+    def convert_equality_deletes(self) -> int:
+        """Say by position what equality deletes say that another mode or writer has left, so that engines which don't
+        know them can read the table. Call this between micro-batches.
+
+        :return: how many equality delete files are gone. 0 if there are none, or others changed the table meanwhile.
+        :raises RowdeltaError: see `Committer.rewrite`.
+        """
+        self._take_bearings()
+        key_index, stored = self._key_index, self._stored
+        found = self.table.equality_deletes()
+        if found is None or key_index is None or stored is None or not self._index_knows_all_rows():
+            return 0
+        operation = uuid4().hex[:16]
+        files = Uncommitted(self.table.name, self._io_of)
+        try:
+            with before_commit(self.table.name):
+                key_index.synchronize(stored)
+                index = key_index.converted(operation, found.files, files.paths)
+            summary = {REWRITE: str(len(found.handles)), SINK_ID: self._config.sink.id}
+            self._committer.rewrite(
+                Rewrite(self._prefix, stored.operation, (), found.handles, index, summary, self.table.layout)
+            )
+        except TableChangedError as error:
+            files.delete()
+            log.warning("%s: equality deletes not converted, tried again later: %s", self.table.name, error)
+            return 0
+        except IndexLostError as error:
+            files.delete()
+            self._forget_index(error)
+            return 0
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
+        except RowdeltaError:
+            files.delete()
+            raise
+        self.table.refresh()
+        self._adopt(stored.operation)
+        key_index.committed(self._stored)
+        log.info("%s: %d equality delete files are deletes by position now", self.table.name, len(found.handles))
+        return len(found.handles)
+
+    def _index_knows_all_rows(self) -> bool:
+        """Whether no row can have a NULL key. Such rows are others', and the index doesn't have them."""
+        required = {column.name for column in self.table.columns() if column.required}
+        return required.issuperset(self.plan.section.key)
 
     def expire(self, older_than: timedelta, retain_last: int) -> int:
         """Remove old states of the table, but none that the sink may still need to find out what others changed. Call

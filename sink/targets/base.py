@@ -356,6 +356,18 @@ class MergeCandidates:
 
 
 @dataclass(frozen=True)
+class EqualityDeleted:
+    """Equality deletes of a table, and the data files to which they apply.
+
+    :param files: with the number of their rows, live or not.
+    :param handles: what names the delete files in a `Rewrite`.
+    """
+
+    files: "Mapping[IndexedFile, int]"
+    handles: Sequence[Any]
+
+
+@dataclass(frozen=True)
 class Rewritable:
     """A live data file that a rewrite may take.
 
@@ -537,6 +549,13 @@ class Target(TableState):
         return
 
     # for what else maintenance does
+
+    def equality_deletes(self) -> EqualityDeleted | None:
+        """Equality deletes that somebody has left. None if there are none, as in formats that have no such thing.
+
+        :raises TemporaryError: the table's metadata can't be read now.
+        """
+        return None
 
     def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
         """Remove states of the table that nobody needs any more, with the files that only they have.

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from deltawriters.rewrite import SmallFile
@@ -251,3 +252,44 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     for _ in range(2):
         (again,) = maintain(spark, job.config(), [], dry_run=False)
     assert again.rewritten_data_files == 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("partition_by", [(), ("bucket(2, id)",)])
+def test_equality_deletes_become_deletes_by_position(
+    spark: SparkSession, tmp_path: Path, version: int, partition_by: tuple[str, ...]
+) -> None:
+    """Of another mode here. Then engines read the table that don't know equality deletes, such as PyIceberg."""
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": str(version)}, partition_by=partition_by)
+    job.deletes = "equality"
+    changes = Changes(job)
+    changes.write(5)
+    job.run()
+    assert [file for file in job.files() if file["content"] == 2]
+
+    job.deletes = "position"
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
+    before = job.rows()
+    (found,) = maintain(spark, job.config(), [], dry_run=False)
+    assert found.error is None
+    assert found.skipped == ""
+    assert found.converted_equality_deletes > 0
+    assert not [file for file in job.files() if file["content"] == 2]
+    assert job.rows() == before == changes.expected()
+    assert job.check_index() is not None
+    rows = to_arrow_by_pyiceberg(job)
+    assert sorted(rows, key=lambda row: int(row["id"])) == before
+
+    changes.write(3)
+    job.run()
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+    (again,) = maintain(spark, job.config(), [], dry_run=False)
+    assert again.converted_equality_deletes == 0
+
+
+def to_arrow_by_pyiceberg(job: Job) -> list[dict[str, Any]]:
+    metadata = max((job.table_folder / "metadata").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    rows: list[dict[str, Any]] = StaticTable.from_metadata(str(metadata)).scan().to_arrow().to_pylist()
+    return rows

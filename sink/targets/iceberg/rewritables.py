@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
+from deltawriters.keyindex import IndexedFile
 from deltawriters.rewrite import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import Rewritable
+from sink.targets.base import EqualityDeleted, Rewritable
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -73,3 +74,35 @@ def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObjec
             if table.spec.format_version < 3:
                 found += [d for d in table.elements(scan.deletes()) if d.referencedDataFile() in wanted]
     return found
+
+
+def equality_deleted(table: "IcebergTable") -> EqualityDeleted | None:
+    """See `Target.equality_deletes`. Those that apply to no data file aren't found; Iceberg drops them by itself."""
+    files, deletes = dict[IndexedFile, int](), dict[str, JavaObject]()
+    try:
+        scans = table.current_scans()
+        for number, described in enumerate(table.described_scans(scans)):
+            of_equality = {
+                delete["file-path"]
+                for delete in described.get("delete-files", ())
+                if delete["content"].upper().startswith("EQUALITY")
+            }
+            if not of_equality:
+                continue
+            data = described["data-file"]
+            files[_indexed(table, data)] = int(data["record-count"])
+            if not of_equality <= deletes.keys():
+                deletes |= {str(delete.location()): delete for delete in table.elements(scans.get(number).deletes())}
+    except JAVA_ERRORS as error:
+        raise TemporaryError(java_message(error)) from None
+    found = [delete for delete in deletes.values() if str(delete.content()) == "EQUALITY_DELETES"]
+    return EqualityDeleted(files, found) if found else None
+
+
+def _indexed(table: "IcebergTable", data: Mapping[str, Any]) -> IndexedFile:
+    fields = [str(field.field_id) for field in table.spec.specs_by_id[data["spec-id"]].fields]
+    return IndexedFile(
+        data["file-path"],
+        data["spec-id"],
+        dict(zip(fields, data.get("partition", [None] * len(fields)), strict=True)),
+    )

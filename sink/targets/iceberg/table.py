@@ -23,7 +23,15 @@ from changelog.spec import ColumnSpec
 from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.targets.base import LiveFile, MergeCandidates, Rewritable, TableChanges, Target, WrittenDeletes
+from sink.targets.base import (
+    EqualityDeleted,
+    LiveFile,
+    MergeCandidates,
+    Rewritable,
+    TableChanges,
+    Target,
+    WrittenDeletes,
+)
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.compaction import RewriteDataFiles
@@ -31,7 +39,7 @@ from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
 from sink.targets.iceberg.housekeeping import expired, orphans_removed
-from sink.targets.iceberg.rewritables import handles, rewritables
+from sink.targets.iceberg.rewritables import equality_deleted, handles, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
@@ -568,6 +576,11 @@ class IcebergTable(IcebergState, Target):
             self.spark, self.name, self.spec, f"{name}-carried", 99_999, rows, lambda _: None, {}, created
         )
         return files, written
+
+    def equality_deletes(self) -> EqualityDeleted | None:
+        last = self.current_snapshot()
+        has_any = last is not None and last.summary.get("total-equality-deletes", "0") != "0"
+        return equality_deleted(self) if has_any else None
 
     def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
         return expired(self, older_than, retain_last, keep)
