@@ -372,7 +372,7 @@ class TableSection(_Section):
     cluster_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog", "append"] = "upsert"
-    deletes: Literal["position", "equality"] = "position"
+    deletes: Literal["position", "equality", "copy-on-write"] = "position"
     unavailable: Literal["keep", "reject"] | None = None
     truncate: Literal["apply", "reject"] | None = None
     merge_small_files: bool = True
@@ -426,6 +426,11 @@ class TableSection(_Section):
         return self.target.split(".")[0]
 
     @property
+    def has_index(self) -> bool:
+        """Whether a key index finds the table's rows."""
+        return self.mode != "append" and self.deletes != "equality"
+
+    @property
     def is_computed(self) -> bool:
         """Whether the configuration has computed columns, or fields for them."""
         return any(column.expression is not None or not column.stored for column in (self.columns or {}).values())
@@ -440,7 +445,7 @@ class TableSection(_Section):
         """Why `unavailable: keep` isn't possible."""
         if self.mode != "upsert":
             return f"mode {self.mode} takes changes as they are. Write mode: upsert"
-        if self.deletes != "position":
+        if not self.has_index:
             return "only the key index finds the table's rows. Write deletes: position"
         if self.is_computed:
             return "a computed column could be computed from a value that wasn't sent. Leave expressions out"

@@ -165,7 +165,7 @@ def deletes_by_value(section: TableSection) -> bool:
 
 def files_last(section: TableSection) -> bool:
     """Whether small data files live long too: the sink neither merges them nor compacts the table."""
-    merges = section.mode != "append" and section.deletes == "position" and section.merge_small_files
+    merges = section.has_index and section.merge_small_files
     return not merges and section.compact_every is None
 
 

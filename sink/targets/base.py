@@ -10,7 +10,7 @@ table's state is its version. Here it only tells one state of a table's rows fro
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deltawriters import TableSpec
     from deltawriters.keyindex import IndexedFile
     from deltawriters.old_rows import DeletedRows
-    from deltawriters.rewrite import SmallFile
+    from deltawriters.rewrite import SmallFile, TouchedFile
     from sink.config import Config, TableSection
     from sink.sources.source import Position
     from sink.targets.history import History
@@ -232,16 +232,68 @@ class WrittenDeletes:
 
 
 @dataclass(frozen=True)
+class TouchedFiles:
+    """Data files from which a commit deletes rows, as `deletes: copy-on-write` replaces them.
+
+    :param files: what tasks need to read their live rows.
+    :param handles: what names each of them in a commit.
+    :param deletes: deletes that apply to no other files, as JSON in the format's terms.
+    :param total: number of the table's data files.
+    """
+
+    files: Sequence["TouchedFile"]
+    handles: Sequence[Any]
+    deletes: Sequence[str]
+    total: int
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What `deletes: copy-on-write` did for a commit.
+
+    :param total: number of the table's data files before.
+    :param touched: number of files from which rows were deleted.
+    :param written: number of files that replace them.
+    :param rows: number of rows that were copied.
+    :param bytes_read: of the touched files.
+    :param bytes_written: of the files that replace them.
+    :param scan_seconds: to find the touched files and their deletes.
+    :param rewrite_seconds: to copy the rows.
+    """
+
+    total: int
+    touched: int
+    written: int
+    rows: int
+    bytes_read: int
+    bytes_written: int
+    scan_seconds: float
+    rewrite_seconds: float
+
+    @property
+    def shown(self) -> str:
+        """Text for the log."""
+        return (
+            f"{self.touched} of {self.total} files replaced by {self.written}: {self.rows:,} rows copied, "
+            f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written, "
+            f"{(self.scan_seconds + self.rewrite_seconds) * 1000:.0f} ms"
+        )
+
+
+@dataclass(frozen=True)
 class IndexCommit:
     """The facts that a commit needs from the key index.
 
     :param base: the snapshot in which the rows were looked up.
     :param stored: is stored together with the position.
-    :param files: further files with deletes, as in `WrittenDeletes`.
-    :param removed: deletion vectors that `files` replace, or whose data files are gone.
+    :param files: further files with deletes, as in `WrittenDeletes`; or, if there are `replaced` ones, data files that
+        have their rows.
+    :param removed: deletion vectors that `files` replace, or deletes whose data files are gone.
     :param referenced: data files whose rows are deleted.
     :param new_paths: paths of all files that were written for this commit. If it fails, they are deleted.
-    :param bytes: of the deletes in `files`.
+    :param bytes: of `files`.
+    :param replaced: the handles of the data files that `files` replace (`TouchedFiles`).
+    :param copied: None if no file was replaced.
     """
 
     base: int | None
@@ -251,6 +303,13 @@ class IndexCommit:
     referenced: Sequence[str]
     new_paths: Sequence[str]
     bytes: int = 0
+    replaced: Sequence[Any] = ()
+    copied: Copied | None = None
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """What it adds to `ChangeSet.metrics`."""
+        return {} if self.copied is None else {"numTargetRowsCopied": self.copied.rows}
 
 
 @dataclass(frozen=True)
@@ -493,6 +552,14 @@ class Target(TableState):
         :param known: data file -> its current vector.
         :param parquet_deletes: see `LiveFile`; of data files that have no vector.
         :param created: the path of each written file is added to it, before it is written.
+        """
+
+    @abstractmethod
+    def touched_files(self, paths: Collection[str]) -> TouchedFiles:
+        """Find data files of the current state, and what deletes their rows already.
+
+        :param paths: of the files.
+        :raises IndexLostError: one of them isn't live.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ the log since the commit that stored the position.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
@@ -24,6 +24,7 @@ from pyspark.sql import types as T
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
+from deltawriters.rewrite import TouchedFile
 from sink.errors import TableError
 from sink.spark.session import activate
 from sink.targets.base import (
@@ -34,13 +35,14 @@ from sink.targets.base import (
     StoredPosition,
     TableChanges,
     Target,
+    TouchedFiles,
     WrittenDeletes,
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
 from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
-from sink.targets.delta.new_vectors import written_deletes
+from sink.targets.delta.new_vectors import live_adds, remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize
 from sink.targets.delta.small_files import VECTOR, WRITER, candidates
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
@@ -488,6 +490,15 @@ class DeltaTable(Target):
         created: list[str],
     ) -> WrittenDeletes:
         return written_deletes(self.spark, self.name, self.spec, rows, self.live, created)
+
+    def touched_files(self, paths: Collection[str]) -> TouchedFiles:
+        files, handles = list[TouchedFile](), list[Mapping[str, Any]]()
+        adds = live_adds(self.spec.location, self.live, paths)
+        for path, add in adds.items():
+            file = IndexedFile(path, 0, dict(add["partitionValues"]))
+            files.append(TouchedFile(file, int(add["size"]), vector=add.get("deletionVector")))
+            handles.append(remove_of(add))
+        return TouchedFiles(files, handles, (), len(self.live))
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return candidates(self, prefix, is_enough)

@@ -6,7 +6,7 @@ sequence numbers and manifests.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,7 +22,7 @@ from changelog.spec import ColumnSpec
 from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.targets.base import LiveFile, MergeCandidates, TableChanges, Target, WrittenDeletes
+from sink.targets.base import LiveFile, MergeCandidates, TableChanges, Target, TouchedFiles, WrittenDeletes
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.compaction import RewriteDataFiles
@@ -32,6 +32,7 @@ from sink.targets.iceberg.history import IcebergHistory
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
+from sink.targets.iceberg.touched_files import touched_files
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.locations import in_one_form
 
@@ -225,6 +226,13 @@ class IcebergTable(IcebergState, Target):
     def java_list(self, values: Sequence[str]) -> JavaObject:
         """A Java list of texts. Py4j would make one by a call for each."""
         return self._calls.mapper.readValue(json.dumps(list(values)), self._calls.list_class)
+
+    def objects(self, values: Iterable[JavaObject]) -> JavaObject:
+        """A Java list of Java objects."""
+        found = self.jvm.java.util.ArrayList()
+        for value in values:
+            found.add(value)
+        return found
 
     def content_file(self, text: str) -> JavaObject:
         """The Java data or delete file that a `ContentFileParser` JSON describes."""
@@ -512,6 +520,9 @@ class IcebergTable(IcebergState, Target):
         created: list[str],
     ) -> WrittenDeletes:
         return written_deletes(self.spark, self.name, self.spec, name, tasks, rows, known, parquet_deletes, created)
+
+    def touched_files(self, paths: Collection[str]) -> TouchedFiles:
+        return touched_files(self, paths)
 
     def index_forbidden_at(self, location: str) -> str | None:
         if not f"{in_one_form(location)}/".startswith(f"{in_one_form(self.spec.location).rstrip('/')}/"):
