@@ -431,6 +431,11 @@ class TableSection(_Section):
         return self.mode != "append" and self.deletes != "equality"
 
     @property
+    def copies(self) -> bool:
+        """Whether rows are deleted copy-on-write."""
+        return self.mode != "append" and self.deletes == "copy-on-write"
+
+    @property
     def is_computed(self) -> bool:
         """Whether the configuration has computed columns, or fields for them."""
         return any(column.expression is not None or not column.stored for column in (self.columns or {}).values())
@@ -694,7 +699,7 @@ class Config(_Section):
             if name in can.reserved_columns:
                 raise MisplacedError(f"{name}: {can.why_reserved}", "tables", number, "columns")
         with _at("tables", number, "properties"):
-            check_table(table.properties, can, appends=table.mode == "append")
+            check_table(table.properties, can, appends=table.mode == "append", copies=table.copies)
         is_session_catalog = "spark_catalog" in self.catalogs[table.catalog]
         if is_session_catalog and table.target.count(".") > 2:
             raise MisplacedError(

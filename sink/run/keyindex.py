@@ -80,7 +80,7 @@ class KeyIndex:
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
-        self._copies = plan.section.deletes == "copy-on-write"
+        self._copies = plan.section.copies
 
     @property
     def base(self) -> int | None:

@@ -501,7 +501,8 @@ class TableSink:
 
     def _check_new_properties(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
-            self.table.check_writable(appends=self._appends)  # as is rare, and whatever their values
+            # as is rare, and whatever their values
+            self.table.check_writable(appends=self._appends, copies=self.plan.section.copies)
 
     def _replan_if_altered(self) -> None:
         self._check_new_properties()
@@ -774,7 +775,7 @@ class TableSink:
             "%s batch %d: %s%s | write %d ms, commit %d ms, peak %d MB | %s",
             self.table.name,
             pending.batch_id,
-            attempt.written.shown(self._spec.unites_deletes and self.plan.section.deletes == "position"),
+            attempt.written.shown(self._spec.unites_deletes and not self.plan.section.copies),
             "" if index is None or index.copied is None else f" | {index.copied.shown}",
             attempt.write_seconds * 1000,
             commit_seconds * 1000,

@@ -112,7 +112,7 @@ def plan_table(
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {NO_FLOATS}")
         catalogs.check_new(section, wanted, path)
     else:
-        table.check_writable(appends=section.mode == "append")
+        table.check_writable(appends=section.mode == "append", copies=section.copies)
         columns = table.columns()
         _check_columns(section, wanted, columns)
         table.check_fits(section)

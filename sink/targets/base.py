@@ -146,10 +146,11 @@ class TableState(ABC):
         """
 
     @abstractmethod
-    def check_writable(self, *, appends: bool = False) -> None:
+    def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
         """Check that the sink can write the table at all.
 
         :param appends: whether the sink only appends to it.
+        :param copies: whether it deletes rows copy-on-write.
         :raises TableError: it has a property, a feature or a column that the sink doesn't know or must not ignore.
         """
 

@@ -196,7 +196,7 @@ class DeltaTable(Target):
     def identifiers(self) -> tuple[str, ...]:
         return ()  # Delta has no such thing; primary keys of a catalog are not in the log
 
-    def check_writable(self, *, appends: bool = False) -> None:
+    def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
         protocol, metadata = self._snapshot.protocol, self._snapshot.metadata
         found = {
             "minReaderVersion": protocol.reader_version,
@@ -205,9 +205,9 @@ class DeltaTable(Target):
             "writerFeatures": sorted(protocol.writer_features),
         }
         check_protocol(self.name, found)
-        PROPERTIES.check(self.name, metadata.configuration, appends=appends)
+        PROPERTIES.check(self.name, metadata.configuration, appends=appends, copies=copies)
         check_columns(self.name, metadata.schema)
-        check_required(self.name, found, metadata.configuration, appends=appends)
+        check_required(self.name, found, metadata.configuration, appends=appends, copies=copies)
 
     def check_fits(self, section: "TableSection") -> None:
         partitioned = self._snapshot.metadata.partition_columns
