@@ -527,12 +527,13 @@ class Target(TableState):
 
     @abstractmethod
     def rows_of(
-        self, files: Sequence[LiveFile]
+        self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
         """The live rows of data files, all deletes applied.
 
-        :return: a frame with the table's columns; two columns of it, the row's file and position; and for each of
-            `files` the text that the file's column has for it.
+        :param columns: those that will be read.
+        :return: a frame with at least these columns; two more columns of it, the row's file and position; and for each
+            of `files` the text that the file's column has for it.
         """
 
     @abstractmethod

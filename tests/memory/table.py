@@ -380,7 +380,7 @@ class MemoryTable(Target):
         raise NotImplementedError
 
     def rows_of(
-        self, files: Sequence[LiveFile]
+        self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
         raise NotImplementedError
 

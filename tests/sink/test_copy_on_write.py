@@ -222,7 +222,7 @@ def test_files_of_an_earlier_schema_and_partitioning(spark: SparkSession, tmp_pa
     job.run()
     spark.sql(f"ALTER TABLE {job.target} RENAME COLUMN region TO place").collect()
     spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note string").collect()
-    spark.sql(f"ALTER TABLE {job.target} ADD PARTITION FIELD place").collect()
+    job.java_table().updateSpec().addField("place").commit()
     job.columns = {"id": "bigint", "place": "string", "note": "string"}
     job.write([("+U", {"id": 3, "place": "c", "note": "new"})])
     job.run()
@@ -234,9 +234,10 @@ def test_files_of_an_earlier_schema_and_partitioning(spark: SparkSession, tmp_pa
 
 
 def test_what_is_no_parquet_can_not_be_replaced(spark: SparkSession, tmp_path: Path) -> None:
-    job = new_job(spark, tmp_path, 2, tasks=1, properties={"write.format.default": "avro"})
+    job = new_job(spark, tmp_path, 2, tasks=1)
     job.write([("+I", {"id": 1, "region": "a"})])
     job.run()
+    spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('write.format.default' = 'avro')").collect()
     job.append([{"id": 2, "region": "theirs"}])
     job.write([("+U", {"id": 2, "region": "new"})])
     with in_tasks(), pytest.raises(TableError, match=r"avro is no Parquet file.*deletes: position"):

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -44,6 +45,7 @@ from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import live_adds, remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize
+from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
 from sink.targets.delta.small_files import VECTOR, WRITER, candidates
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
@@ -455,7 +457,13 @@ class DeltaTable(Target):
         return self.log.frame_of(snapshot_id, adds)
 
     @contextmanager
-    def rows_of(self, files: Sequence[LiveFile]) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
+    def rows_of(
+        self, files: Sequence[LiveFile], columns: Sequence[str]
+    ) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
+        if not self.spec.supports_vectors:
+            frame = self._rows_in_files(files, columns)
+            yield frame, F.col(PATH), F.col(ROW), [file.path for file in files]
+            return
         frame = self.log.frame_of(self._snapshot.version, [file.handle for file in files])
         path, position = F.col("_metadata.file_path"), F.col("_metadata.row_index")
         names = [file.path.rpartition("/")[2] for file in files]
@@ -468,6 +476,17 @@ class DeltaTable(Target):
                 position,
                 self._shown(files, [text for (text,) in frame.select(path).distinct().collect()]),
             )
+
+    def _rows_in_files(self, files: Sequence[LiveFile], columns: Sequence[str]) -> DataFrame:
+        """Rows of a table whose positions Delta's reader doesn't tell."""
+        names = T.StructType().add(PATH, "string").add(PARTITION, "string")
+        found = [(file.path, json.dumps(dict(file.file.partition))) for file in files]
+        tasks = min(len(files), int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1))
+        types = {column.name: column.type for column in self.columns()}
+        schema = T.StructType([T.StructField(name, types[name]) for name in columns])
+        read = partial(rows_in_files, self.spec, tuple(columns))
+        shared = self.spark.createDataFrame(found, names).repartition(tasks)
+        return shared.mapInArrow(lambda batches: read(batches), schema.add(PATH, "string").add(ROW, "long"))
 
     def _shown(self, files: Sequence[LiveFile], texts: Sequence[str]) -> list[str]:
         """The text of each file's path in Spark, which encodes other characters than Delta does.

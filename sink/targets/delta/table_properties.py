@@ -252,8 +252,8 @@ def check_required(
         raise TableError(
             f"{table} lacks what rowdelta needs: metadata domains, for its position"
             f"{', and deletion vectors, for deleting rows' if _VECTORS in needed else ''}. Run ALTER TABLE … SET "
-            f"TBLPROPERTIES ({set_}). This raises the table's protocol, so look first whether all its readers and writers can "
-            "follow; or write to another table."
+            f"TBLPROPERTIES ({set_}). This raises the table's protocol, so look first whether all its readers and "
+            "writers can follow; or write to another table."
         )
 
 

@@ -204,7 +204,7 @@ class DeltaTableSpec(TableSpec):
                 columns.append(repeated(column, values[column.physical_name], len(rows)))
             else:
                 values_in_file = rows.column(column.physical_name)
-                columns.append(as_column(values_in_file, column, small.path, by_id=self._finds_by_id))
+                columns.append(as_column(values_in_file, column, small.path, by_id=self.finds_by_id))
         if moved._lineage:
             columns += _inherited(rows, small, [part.name for part in moved._lineage])
         names = moved.arrow_schema.names
@@ -215,11 +215,11 @@ class DeltaTableSpec(TableSpec):
     ) -> Iterator[tuple[slice, pa.Table]]:
         chosen = [column for column in self.columns if column.name in columns]
         read = partial(rows_at, self.io, file.path, positions)
-        return present_rows(file, read, chosen, by_id=self._finds_by_id)
+        return present_rows(file, read, chosen, by_id=self.finds_by_id)
 
     def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
         read = partial(rows_without, self.io, touched.path, left_out, touched.part)
-        return present_rows(touched.file, read, self.columns, by_id=self._finds_by_id)
+        return present_rows(touched.file, read, self.columns, by_id=self.finds_by_id)
 
     def deleted_in(self, touched: TouchedFile) -> BitMap64:
         if touched.vector is None:
@@ -242,7 +242,7 @@ class DeltaTableSpec(TableSpec):
         return self.properties_by_name.get(MAPPING_MODE, "none")
 
     @property
-    def _finds_by_id(self) -> bool:
+    def finds_by_id(self) -> bool:
         return self._mapping == "id"
 
     @cached_property

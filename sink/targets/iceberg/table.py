@@ -506,7 +506,7 @@ class IcebergTable(IcebergState, Target):
         return live_files(self)
 
     def rows_of(
-        self, files: Sequence[LiveFile]
+        self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]:
         return rows_of(self, files)
 
