@@ -66,6 +66,7 @@ from sink.targets.base import (
     ChangeSet,
     CommitUnknownError,
     Compaction,
+    Copied,
     StoredPosition,
     TableChangedError,
     TableNoLongerEmptyError,
@@ -400,6 +401,9 @@ class TableSink:
         if self._key_index is not None:
             self._key_index.committed(self._stored)
         if self._observer is not nobody:
+            index = proposal.request.index
+            if index is not None and index.copied is not None:
+                self._observer(_rewrite_done(self.table.name, index.copied))
             self._observer(self._committed(pending, attempt, proposal))
 
     def _committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> Committed:
@@ -782,3 +786,16 @@ class TableSink:
             attempt.written.peak_memory / 1e6,
             json.dumps(pending.batch.end),
         )
+
+
+def _rewrite_done(table: str, copied: Copied) -> RewriteDone:
+    return RewriteDone(
+        table,
+        "copy-on-write",
+        copied.touched,
+        copied.written,
+        copied.bytes_read,
+        copied.scan_seconds,
+        copied.rewrite_seconds,
+        rows=copied.rows,
+    )

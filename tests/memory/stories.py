@@ -323,6 +323,8 @@ class Told:
                 assert (self._doing, self._sent > 0) == (None, True)
                 self._sent = 0
                 self._compare(event)
+            case observer.RewriteDone() if event.kind == "copy-on-write":
+                assert event.touched > 0
             case observer.RewriteDone() if event.touched:
                 assert event.written <= event.touched
 

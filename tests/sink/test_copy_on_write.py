@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from sink.errors import TableError, TemporaryError
 from sink.run import copy_on_write
-from tests.sink.harness import Changes, Job, before_commit, crashing
+from tests.sink.harness import Changes, Job, before_commit, crashing, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -155,6 +155,21 @@ def test_others_commit_meanwhile(spark: SparkSession, tmp_path: Path, version: i
     assert deletes(job) == []
     assert job.check_index() is not None
     assert job.unreferenced_files() == []
+
+
+@BOTH
+def test_small_files_are_merged(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """Also those that replaced others."""
+    job = new_job(spark, tmp_path, version, partition_by=("truncate(1, region)",))
+    changes = Changes(job)
+    changes.write(7)
+    with merging_soon():
+        job.run()
+    merged = [snapshot["summary"] for snapshot in job.snapshots() if snapshot["operation"] == "replace"]
+    assert len(merged) > 1
+    assert all(summary["total-delete-files"] == "0" for summary in merged)
+    assert job.rows() == by_pyiceberg(job) == changes.expected()
+    assert job.check_index() is not None
 
 
 @pytest.mark.parametrize("fault", ["before the commit", "after the commit"])
