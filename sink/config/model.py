@@ -451,7 +451,7 @@ class TableSection(_Section):
         if self.mode != "upsert":
             return f"mode {self.mode} takes changes as they are. Write mode: upsert"
         if not self.has_index:
-            return "only the key index finds the table's rows. Write deletes: position"
+            return "only the key index finds the table's rows. Write deletes: position or copy-on-write"
         if self.is_computed:
             return "a computed column could be computed from a value that wasn't sent. Leave expressions out"
         return None
@@ -551,7 +551,7 @@ class TableSection(_Section):
 
 
 class IndexSection(_Section):
-    """`index:` where the key indexes of tables with `deletes: position` are stored.
+    """`index:` where the tables' key indexes are stored.
 
     Tasks use `properties` (`s3.endpoint`, …) to reach this place, instead of the catalog's properties.
     """
