@@ -522,7 +522,7 @@ def rewritten(plan: RewritePlan, task: TaskId, groups: Groups, written: Callable
     """Move the rows of groups of files.
 
     :param written: is called with the paths of the new files.
-    :return: the `files`, and the `runs` for the key index, as JSON objects, and the number of `rows`.
+    :return: the `files` and their `bytes`, the `runs` for the key index, as JSON objects, and the number of `rows`.
     """
     rewriter = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task)
     small = [group for group in groups if isinstance(group, RewriteGroup)]
@@ -530,9 +530,9 @@ def rewritten(plan: RewritePlan, task: TaskId, groups: Groups, written: Callable
     written(result.paths)
     return {
         "files": [file.description for file in result.files],
+        "bytes": sum(file.size_in_bytes for file in result.files),
         "runs": [run.to_json() for run in result.runs],
         "rows": result.rows,
-        "bytes": sum(file.size_in_bytes for file in result.files),
     }
 
 
