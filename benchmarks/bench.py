@@ -18,14 +18,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks import merge_baseline
 from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session
-from benchmarks.workload import SPARK_TABLE_SCHEMA, Dataset, Totals, Workload, checksum, publish, totals, write_dataset
+from benchmarks.workload import (
+    SPARK_TABLE_SCHEMA,
+    Dataset,
+    Keys,
+    Totals,
+    Workload,
+    checksum,
+    publish,
+    totals,
+    write_dataset,
+)
 from sink.config import Config
 from sink.spark import session
 from sink.targets.iceberg.writers import COMPRESSION_LEVEL
@@ -36,6 +46,10 @@ ENOUGH_SECONDS = 4
 PACKING = "packing"
 DELTA = "Delta"
 """Cases with this in their name need a session with Delta Lake, so `--only` must name it."""
+COPY_ON_WRITE = "copy-on-write"
+"""Likewise, `--only` must name these cases: they take several times as long. Use `--keys` with them."""
+TIME_PARTS = 40
+"""Partitions by ranges of ids, which are given in the order of time, of the cases with `--keys newest`."""
 PACKING_TURNS = 5
 COMPACT_EVERY = 8
 """Commits, of the cases that compact their table: so that each scan finds another number of them since the last
@@ -89,18 +103,23 @@ class RowdeltaCase:
         level: int | None = None,
         *,
         delta: bool = False,
+        partition: str | None = None,
     ) -> None:
+        """:param partition: instead of buckets; an item of `partition_by`."""
         compacted = "_compacted" if compact_every else ""
         leveled = f"_level{level}" if level else ""
-        suffix = f"{deletes}_v{version}_{f'bucket{buckets}' if buckets else 'plain'}{compacted}{leveled}"
+        layout = f"bucket{buckets}" if buckets else "by_time" if partition else "plain"
+        suffix = f"{deletes.replace('-', '_')}_v{version}_{layout}{compacted}{leveled}"
         suffix = f"{suffix}_delta" if delta else suffix
         self._catalog = "delta" if delta else CATALOG
         table = f"{self._catalog}.{folder.name}.rowdelta_{suffix}"
         kind = "Delta" if delta else f"v{version}"
-        name = f"rowdelta {deletes} {kind}, {_partitioning(buckets)}{', compacted' if compact_every else ''}"
+        layout = "by time" if partition else _partitioning(buckets)
+        name = f"rowdelta {deletes} {kind}, {layout}{', compacted' if compact_every else ''}"
         self.case = Case(name, table, buckets)
         self._compact_every = compact_every
         self._deletes = deletes
+        self._partition_by = [f"bucket({buckets}, id)"] if buckets else [partition] if partition else []
         self.delta_folder = warehouse / folder.name / f"rowdelta_{suffix}" if delta else None
         self._properties = (
             {} if delta else {"format-version": str(version), **({COMPRESSION_LEVEL: str(level)} if level else {})}
@@ -143,7 +162,7 @@ class RowdeltaCase:
                     **({"mode": "append"} if self._deletes == "append" else {"key": ["id"], "deletes": self._deletes}),
                     "columns": table_columns(),
                     "order_by": ["seq"],
-                    "partition_by": [f"bucket({self.case.buckets}, id)"] if self.case.buckets else [],
+                    "partition_by": self._partition_by,
                     "compact_every": self._compact_every,
                     "properties": self._properties,
                 }
@@ -155,21 +174,39 @@ class RowdeltaCase:
 class MergeCase:
     """The usual alternative, see `benchmarks.merge_baseline`."""
 
-    def __init__(self, spark: SparkSession, folder: Path, buckets: int | None, warehouse: Path | None = None) -> None:
-        """:param warehouse: of a Delta table; None for an Iceberg table of CATALOG."""
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        buckets: int | None,
+        warehouse: Path | None = None,
+        *,
+        copy_on_write: bool = False,
+        partition: str | None = None,
+    ) -> None:
+        """:param warehouse: of a Delta table; None for an Iceberg table of CATALOG.
+        :param partition: instead of buckets, in SQL.
+        """
+        self._properties = merge_baseline.COPY_ON_WRITE if copy_on_write else {}
+        self._partition = partition
         suffix = "delta" if warehouse else f"bucket{buckets}" if buckets else "plain"
         name, table = "MERGE INTO", f"{CATALOG}.{folder.name}.merge_{suffix}"
         self.delta_folder = None
         if warehouse is not None:
             self.delta_folder = warehouse / folder.name / f"merge_{suffix}"
             name, table = "MERGE INTO Delta", f"delta.`{self.delta_folder}`"
-        self.case = Case(f"{name}, {_partitioning(buckets)}", table, buckets)
+        if copy_on_write:
+            name, suffix = f"{name} {COPY_ON_WRITE}", f"{suffix}_copied"
+            table = f"{CATALOG}.{folder.name}.merge_{suffix}"
+        self.case = Case(f"{name}, {'by time' if partition else _partitioning(buckets)}", table, buckets)
         self._spark = spark
         self._folder = folder / f"merge_{suffix}"
 
     def load(self, dataset: Dataset) -> float:
         if self.delta_folder is None:
-            merge_baseline.create_table(self._spark, self.case.table, self.case.buckets)
+            merge_baseline.create_table(
+                self._spark, self.case.table, self.case.buckets, self._properties, self._partition
+            )
         else:
             merge_baseline.create_delta_table(self._spark, self.delta_folder)
         return merge_baseline.load(self._spark, self.case.table, dataset.initial)
@@ -183,14 +220,22 @@ class MergeCase:
 
 
 def run(
-    rows: int, batches: int, events: int, turn: int, seed: int, folder: Path, only: str, inserts_only: bool
+    rows: int,
+    batches: int,
+    events: int,
+    turn: int,
+    seed: int,
+    folder: Path,
+    only: str,
+    inserts_only: bool,
+    keys: Keys = "zipf",
 ) -> list[Case]:
     """Generate, load, apply in turns of `turn` micro-batches, scan and check after each turn. Prints as it goes."""
     what = "inserts" if inserts_only else "events"
     print(f"generating {rows:,} rows and {batches} micro-batches of {events:,} {what} (seed {seed})", flush=True)
     turns = [*range(turn, batches, turn), batches]
     dataset = write_dataset(
-        Workload(rows, seed, inserts_only),
+        Workload(rows, seed, inserts_only, keys),
         folder / "data",
         batches,
         events,
@@ -203,8 +248,9 @@ def run(
     if only == PACKING:
         _compare_packing(spark, folder, warehouse, dataset)
         return []
-    _warm_up(spark, folder / "warm_up", warehouse, seed, only, inserts_only)
-    sinks = _sinks(spark, folder / "measured", warehouse, only, inserts_only)
+    part = rows // TIME_PARTS if keys == "newest" else None
+    _warm_up(spark, folder / "warm_up", warehouse, seed, only, inserts_only, part)
+    sinks = _sinks(spark, folder / "measured", warehouse, only, inserts_only, part)
     for sink in sinks:
         sink.case.load_seconds = sink.load(dataset)
         _check(sink.case, dataset, 0, totals(_frame(spark, sink)))
@@ -279,9 +325,12 @@ def table_columns() -> dict[str, str]:
 
 
 def _sinks(
-    spark: SparkSession, folder: Path, warehouse: Path, only: str, inserts_only: bool
+    spark: SparkSession, folder: Path, warehouse: Path, only: str, inserts_only: bool, part: int | None
 ) -> list[RowdeltaCase | MergeCase]:
-    """All sinks whose name matches the regular expression `only`."""
+    """All sinks whose name matches the regular expression `only`.
+
+    :param part: ids in a partition of those that are partitioned by time.
+    """
     sinks: list[RowdeltaCase | MergeCase] = []
     for buckets in (None, 8):
         if inserts_only:
@@ -300,18 +349,27 @@ def _sinks(
             RowdeltaCase(spark, folder, warehouse, None, deletes, delta=True),
             MergeCase(spark, folder, None, warehouse),
         ]
+    if COPY_ON_WRITE in only:
+        partition = f"truncate({part}, id)" if part else None
+        sinks += [
+            RowdeltaCase(spark, folder, warehouse, None, COPY_ON_WRITE, version, partition=partition)
+            for version in (2, 3)
+        ]
+        sinks.append(MergeCase(spark, folder, None, copy_on_write=True, partition=partition))
     chosen = [sink for sink in sinks if re.search(only, sink.case.name)]
     if not chosen:
         raise SystemExit(f"--only {only!r} matches none of: {', '.join(sink.case.name for sink in sinks)}")
     return chosen
 
 
-def _warm_up(spark: SparkSession, folder: Path, warehouse: Path, seed: int, only: str, inserts_only: bool) -> None:
+def _warm_up(
+    spark: SparkSession, folder: Path, warehouse: Path, seed: int, only: str, inserts_only: bool, part: int | None
+) -> None:
     """Run every sink for a short time, so that no sink is slowed down by the JVM's first compilations and the workers'
     first imports.
     """
     dataset = write_dataset(Workload(100_000, seed, inserts_only), folder / "data", 4, 50_000, FILES_PER_BATCH)
-    for sink in _sinks(spark, folder, warehouse, only, inserts_only):
+    for sink in _sinks(spark, folder, warehouse, only, inserts_only, part):
         sink.load(dataset)
         sink.apply(dataset, 1, dataset.batches)
 
@@ -403,7 +461,11 @@ def _report(spark: SparkSession, sinks: Sequence[RowdeltaCase | MergeCase], rows
     print()
     for ours in cases:
         for other in cases:
-            if ours.name.startswith("rowdelta position") and other.buckets == ours.buckets and other is not ours:
+            if (
+                ours.name.startswith(("rowdelta position", f"rowdelta {COPY_ON_WRITE}"))
+                and other.buckets == ours.buckets
+                and other is not ours
+            ):
                 print(f"{other.name} takes {other.median / ours.median:.2f}x as long a micro-batch as {ours.name}")
 
 
@@ -437,12 +499,23 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help=f"a regular expression for the names of the sinks to run; or {PACKING}"
     )
+    parser.add_argument("--keys", choices=get_args(Keys), default="zipf", help="which accounts are changed")
     parser.add_argument("--inserts-only", action="store_true", help="no updates and deletes; with mode append")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rowdelta-bench-"))
     try:
-        cases = run(args.rows, args.batches, args.events, args.turn, args.seed, folder, args.only, args.inserts_only)
+        cases = run(
+            args.rows,
+            args.batches,
+            args.events,
+            args.turn,
+            args.seed,
+            folder,
+            args.only,
+            args.inserts_only,
+            args.keys,
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if args.json:

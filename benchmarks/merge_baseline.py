@@ -38,11 +38,19 @@ PROPERTIES = {
 }
 
 
+COPY_ON_WRITE = dict.fromkeys(("write.merge.mode", "write.update.mode", "write.delete.mode"), "copy-on-write")
+
+
 def create_table(
-    spark: SparkSession, table: str, buckets: int | None = None, properties: dict[str, str] | None = None
+    spark: SparkSession,
+    table: str,
+    buckets: int | None = None,
+    properties: dict[str, str] | None = None,
+    partition: str | None = None,
 ) -> None:
-    """Create the accounts table, unpartitioned or partitioned by `bucket(buckets, id)`."""
-    partitioning = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
+    """Create the accounts table, unpartitioned or partitioned by `bucket(buckets, id)`, or by `partition`."""
+    partition = f"bucket({buckets}, id)" if buckets else partition
+    partitioning = f"PARTITIONED BY ({partition})" if partition else ""
     rendered = ", ".join(f"'{key}' = '{value}'" for key, value in (PROPERTIES | (properties or {})).items())
     spark.sql(f"CREATE TABLE {table} ({SPARK_TABLE_SCHEMA}) USING iceberg {partitioning} TBLPROPERTIES ({rendered})")
 

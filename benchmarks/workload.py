@@ -24,6 +24,7 @@ from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,9 @@ SPARK_CHANGE_SCHEMA = f"row_kind STRING, seq BIGINT, {SPARK_TABLE_SCHEMA}"
 
 ZIPF_EXPONENT = 1.1
 UPDATE_SHARE, INSERT_SHARE, DELETE_SHARE = 0.7, 0.2, 0.1
+Keys = Literal["zipf", "uniform", "newest"]
+"""Which accounts are updated and deleted: a few hot ones mostly, all alike, or those of the newest `NEWEST_SHARE`."""
+NEWEST_SHARE = 0.05
 MOVE_SHARE = 0.1
 """Share of the updates that also move the account to another region, so that partition values change."""
 
@@ -145,11 +149,12 @@ class Workload:
     Call `initial` first, then `batch` any number of times. Each call changes the table.
     """
 
-    def __init__(self, rows: int = 2_000_000, seed: int = 1, inserts_only: bool = False) -> None:
+    def __init__(self, rows: int = 2_000_000, seed: int = 1, inserts_only: bool = False, keys: Keys = "zipf") -> None:
         """Create the source table with `rows` accounts, at version 1.
 
         :param inserts_only: all later events are inserts.
         """
+        self._keys = keys
         self._seed = seed
         self._inserts_only = inserts_only
         self._initial_rows = rows
@@ -189,7 +194,7 @@ class Workload:
         shares = (0.0, 0.0) if self._inserts_only else (UPDATE_SHARE, DELETE_SHARE)
         updates, deletes = (round(events * share) for share in shares)
         new = self._insert_ids(events - updates - deletes)
-        weights = np.arange(1, len(self._ranked) + 1, dtype=np.float64) ** -ZIPF_EXPONENT
+        weights = self._weights()
         updated = self._ranked[_draw(rng, weights, updates)]
         deleted = self._ranked[_draw_distinct(rng, weights, deletes)]
 
@@ -208,6 +213,15 @@ class Workload:
 
         in_order = np.argsort(place)
         return _events_table(operation[in_order], before.take(in_order), after.take(in_order))
+
+    def _weights(self) -> npt.NDArray[np.float64]:
+        """How often an account is drawn, of those in `_ranked`."""
+        if self._keys == "zipf":
+            return np.arange(1, len(self._ranked) + 1, dtype=np.float64) ** -ZIPF_EXPONENT
+        if self._keys == "uniform":
+            return np.ones(len(self._ranked))
+        oldest = np.sort(self._ranked)[-int(NEWEST_SHARE * len(self._ranked))]
+        return np.where(self._ranked >= oldest, 1.0, 1e-300)
 
     def totals(self) -> Totals:
         """Add up the source table as it is now."""

@@ -39,12 +39,13 @@ from deltawriters.collapse import (
 )
 from deltawriters.content import ContentFile, FileContent
 from deltawriters.deletes import FLUSH_THRESHOLD, KeyDeletes
-from deltawriters.files import DataFiles, FileFactory
+from deltawriters.files import DataFiles, FileFactory, Locations
 from deltawriters.keyindex import IndexedFile, low_hash
 from deltawriters.partial import Completed, Partials
 from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, indexed, key_columns, register, resolve
 from deltawriters.rowhash import row_hash
+from deltawriters.superseded import SupersededRows
 from deltawriters.table import OtherColumnsError, TableSpec, TaskId
 
 
@@ -69,6 +70,7 @@ class DeltaOptions:
     :param deletes_carry_row: a -D row has the old values of the partition source columns. A -U row always has them.
     :param content: the columns whose content settles ties. Empty means all columns.
     :param flush_bytes: the writer buffers this many Arrow bytes before it writes rows.
+    :param copy_on_write: the table gets no deletes. The caller has to remove `IndexResult.old_rows` from their files.
     :param position_delete_threshold: the writer holds this many positions before it writes a file of them, if the
         format has such files.
     """
@@ -81,14 +83,15 @@ class DeltaOptions:
     content: tuple[str, ...] = ()
     flush_bytes: int = 128 * 1024 * 1024
     position_delete_threshold: int = FLUSH_THRESHOLD
+    copy_on_write: bool = False
 
 
 @dataclass(frozen=True)
 class WriteResult:
     """What a task wrote. `rows` counts the changes that the task received, by `RowKind.short`.
 
-    `index` is None if the table has no key index. If `TableSpec.unites_deletes` is true, the caller has to delete
-    `index.old_rows`. If it is false, `files` already has their position deletes.
+    `index` is None if the table has no key index. If `TableSpec.unites_deletes` or `DeltaOptions.copy_on_write` is
+    true, the caller has to delete `index.old_rows`. If both are false, `files` already has their position deletes.
 
     `rows` doesn't count the partial rows that nothing could complete (`completed.letters`).
     """
@@ -128,7 +131,10 @@ class DeltaWriter:
         self._factory = FileFactory(table, task)
         self._files = DataFiles()
         self._data = PartitionedWriter(table, self._factory, self._files, lasting=lasting)
-        self._deletes = table.deletes(self._factory, self._files, options.position_delete_threshold)
+        self._superseded = None
+        if options.copy_on_write:
+            self._superseded = SupersededRows(table, self._factory, self._files, lasting=lasting)
+        self._deletes = self._superseded or table.deletes(self._factory, self._files, options.position_delete_threshold)
         self._map = _KeyMap.empty()
         self._barrier: pa.Table | None = None
         self._buffer: list[pa.RecordBatch] = []
@@ -209,6 +215,8 @@ class DeltaWriter:
         completed = self._complete(self._index) if self._partial else Completed()
         self._flush(last=True)
         data_files = self._data.close()
+        if self._superseded is not None:
+            data_files = self._superseded.removed(data_files, Locations(self._map.file, self._map.pos))
         self._kind_counts[RowKind.UPDATE_AFTER] -= sum(map(len, completed.letters))
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
         resolved = None if self._index is None else self._resolve(self._index)
@@ -430,8 +438,8 @@ class DeltaWriter:
             self._add(batch)
 
     def _resolve(self, index: IndexTask) -> IndexResult:
-        """Find the rows that the keys have in earlier snapshots. Delete them here, unless the driver deletes them for
-        all tasks together (`TableSpec.unites_deletes`).
+        """Find the rows that the keys have in earlier snapshots. Delete them here, unless they are deleted for all
+        tasks together (`WriteResult`).
         """
         known = self._map
         if self._barrier is not None:
@@ -440,7 +448,7 @@ class DeltaWriter:
             # no change of the task counts, but it still has runs to merge
             return IndexResult([], index.merged_runs(), [])
         result = resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
-        if not self._table.unites_deletes:
+        if not (self._table.unites_deletes or self._options.copy_on_write):
             for rows in result.old_rows:
                 number = register(rows, self._files)
                 self._deletes.delete(np.full(len(rows.positions), number, np.int64), rows.positions)

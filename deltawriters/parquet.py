@@ -73,6 +73,43 @@ def rows_at(
             yield part, rows.take(pa.array(places)) if names else rows
 
 
+def rows_without(
+    io: FileIO,
+    path: str,
+    left_out: npt.NDArray[np.int64],
+    part: tuple[int, int],
+    choose: Callable[[pa.Schema], Sequence[str]],
+) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
+    """The rows of a part of a Parquet file, but for some, a row group at a time.
+
+    :param left_out: positions in the file, ascending.
+    :param part: (i, n): the i-th of n parts of about the same size. Each row group belongs to one of them.
+    :param choose: see `rows_at`.
+    :return: positions, and their rows. Without columns there is no row.
+    """
+    number, count = part
+    with io.new_input(path).open() as stream:
+        file = pq.ParquetFile(stream, pre_buffer=True, coerce_int96_timestamp_unit="us")
+        names = list(choose(file.schema_arrow))
+        groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+        ends = np.cumsum([group.num_rows for group in groups])
+        sizes = np.array([max(1, group.total_byte_size) for group in groups])
+        for group, end in enumerate(ends.tolist()):
+            middle = sizes[:group].sum() + sizes[group] / 2
+            if int(middle * count / sizes.sum()) != number:
+                continue
+            start = end - groups[group].num_rows
+            places = np.arange(start, end)
+            rows = file.read_row_group(group, names, use_threads=False) if names else pa.table({})
+            first, last = np.searchsorted(left_out, [start, end])
+            if first < last:
+                kept = np.ones(end - start, np.bool_)
+                kept[left_out[first:last] - start] = False
+                places, rows = places[kept], rows.filter(pa.array(kept)) if names else rows
+            if len(places):
+                yield places, rows
+
+
 class ParquetFileWriter:
     """Writes the file `path`. Each `write` makes one row group, so callers buffer rows first.
 

@@ -1,11 +1,14 @@
-"""Merges small data files into large ones and leaves deleted rows out. A task of a minor compaction does this.
+"""Moves live rows to new data files, and leaves deleted rows out. The same writers write the rows as in a micro-batch.
+The task writes the new places of the rows into the key index, so the index doesn't have to read the new files.
 
-The key index knows which rows are live. The same writers write the rows as in a micro-batch. The task writes the new
-places of the rows into the index, so the index doesn't have to read the new files.
+A task of a minor compaction merges small files so. The index tells it which rows are live, and the table how many.
+With `deletes: copy-on-write`, a task replaces the files from which a micro-batch deletes rows (`Rewriter.copy`). The
+positions of deleted rows tell it which rows are live.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +22,17 @@ from deltawriters.keyindex import (
     SUPERSEDES,
     CorruptIndexError,
     Entries,
+    IndexedFile,
     IndexSlice,
     RunInfo,
     low_hash,
     write_run,
 )
+from deltawriters.old_rows import DeletedRows
 from deltawriters.partitioning import PartitionedWriter, storage
 from deltawriters.resolve import indexed, key_columns
 from deltawriters.table import TableSpec, TaskId
+from deltawriters.vectors import positions_of
 
 _FLUSH_BYTES = 128 * 1024 * 1024
 _RUN_ENTRIES = 4_000_000
@@ -78,18 +84,70 @@ class RewriteGroup:
 
 
 @dataclass(frozen=True)
+class TouchedFile:
+    """A data file of any writer from which a commit deletes rows, or a part of such a file.
+
+    :param first_row_id: see `SmallFile`.
+    :param sequence_number: see `SmallFile`.
+    :param vector: its deletion vector in the format's terms.
+    :param deletes: paths of the position delete files that may delete rows of it, if the format has such files.
+    :param by_key: other deletes apply to it, so only the key index tells which rows are live.
+    :param part: see `deltawriters.parquet.rows_without`.
+    """
+
+    file: IndexedFile
+    size_in_bytes: int
+    first_row_id: int | None = None
+    sequence_number: int = 0
+    vector: Mapping[str, Any] | None = None
+    deletes: tuple[str, ...] = ()
+    by_key: bool = False
+    part: tuple[int, int] = (0, 1)
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+    @property
+    def part_bytes(self) -> int:
+        return self.size_in_bytes // self.part[1]
+
+
+@dataclass(frozen=True)
+class CopyGroup:
+    """Data files whose live rows a task moves to new files.
+
+    :param rows: rows that the commit deletes in these files.
+    """
+
+    files: tuple[TouchedFile, ...]
+    rows: DeletedRows
+
+    @property
+    def size_in_bytes(self) -> int:
+        return sum(file.part_bytes for file in self.files)
+
+
+@dataclass(frozen=True)
 class Rewritten:
     """What a task wrote: the new files, and the index runs that say where the rows are now. `paths` has the paths of
     both.
+
+    :param rows: number of rows that were moved.
     """
 
     files: list[ContentFile]
     runs: list[RunInfo]
     paths: list[str]
+    rows: int
+
+
+Moved = tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]
+"""n rows, the n high and n low hashes of their keys, and n flags: the key is known to have no other live row."""
 
 
 class Rewriter:
-    """Rewrites groups of small files.
+    """Rewrites groups of files.
 
     :param key: names of the key columns.
     :param index: the table's key index of the snapshot that has the files.
@@ -117,18 +175,43 @@ class Rewriter:
         :raises CorruptIndexError: a run is damaged or missing, or the index and the table differ in a file's live rows.
         :raises OtherColumnsError: a file has other columns than the table.
         """
-        data = PartitionedWriter(self._table.of_moved_rows, self._factory, self._files, lasting=True)
         deletes = self._table.deletes(self._factory, self._files)
-        try:
+
+        def moved() -> Iterator[Moved]:
             for group in groups:
-                for rows, high, low, superseding in self._live_rows(group, self._deleted(group)):
-                    located = data.write(rows)
-                    file = located.file.astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
-                    self._entries.append(Entries(high, low, file, located.pos.astype(np.uint32), ()))
-                    if sum(len(part.high) for part in self._entries) >= _RUN_ENTRIES:
-                        self._write_run()
+                yield from self._live_rows(group, self._deleted(group))
                 self._delete_again(group, deletes)
-            files = deletes.close(data.close())
+
+        return self._written(self._table.of_moved_rows, moved(), deletes.close)
+
+    def copy(self, groups: Iterable[CopyGroup]) -> Rewritten:
+        """Write the rows that stay of all groups, and their index runs. After any exception, all files written here are
+        deleted.
+
+        :raises CorruptIndexError: positions of deleted rows can't be read, or a run of the index.
+        :raises LostVectorError: a deletion vector of the table can't be read.
+        :raises OtherColumnsError: a file can't be read as one of the table.
+        """
+        moved = (part for group in groups for part in self._kept_rows(group))
+        return self._written(self._table.of_copied_rows, moved, lambda files: files)
+
+    def _written(
+        self,
+        table: TableSpec,
+        moved: Iterator[Moved],
+        finish: Callable[[list[ContentFile]], list[ContentFile]],
+    ) -> Rewritten:
+        data = PartitionedWriter(table, self._factory, self._files, lasting=True)
+        count = 0
+        try:
+            for rows, high, low, superseding in moved:
+                located = data.write(rows)
+                file = located.file.astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
+                self._entries.append(Entries(high, low, file, located.pos.astype(np.uint32), ()))
+                count += len(high)
+                if sum(len(part.high) for part in self._entries) >= _RUN_ENTRIES:
+                    self._write_run()
+            files = finish(data.close())
             self._write_run()
         except BaseException:
             data.abort()
@@ -137,18 +220,55 @@ class Rewriter:
                 self._index.io.delete(f"{self._index.location}/{run.name}")
             raise
         paths = [*self._factory.created, *(f"{self._index.location}/{run.name}" for run in self._runs)]
-        return Rewritten(files, self._runs, paths)
+        return Rewritten(files, self._runs, paths, count)
 
-    def _live_rows(
-        self, group: RewriteGroup, deleted: Mapping[str, Ints]
-    ) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]]:
+    def _kept_rows(self, group: CopyGroup) -> Iterator[Moved]:
+        """The rows that a commit leaves in data files, about a row group at a time.
+
+        Nothing is said of other rows of their keys: another writer may have written some, and to look for them would
+        take a probe for each row.
+        """
+        # what Spark shares out goes through a file, so it has no credentials
+        rows_to_delete = replace(group.rows, io_properties=self._index.io_properties)
+        left_out = {file.path: positions for file, positions in rows_to_delete.positions()}
+        waiting, size = list[Moved](), 0
+        for touched in group.files:
+            gone = left_out[touched.path] | self._table.deleted_in(touched)
+            for places, rows in self._table.copied_rows(touched, positions_of(gone)):
+                keys = rows.select(self._key)
+                high = self._hash_keys(_as_spark_types(keys))
+                low = low_hash(key_columns(self._table, keys), self._index.base)
+                if touched.by_key:
+                    live = self._live_by_index(touched.path, places, high, low)
+                    rows, high, low = rows.filter(pa.array(live)), high[live], low[live]
+                waiting.append((rows, high, low, np.zeros(len(high), np.bool_)))
+                size += rows.nbytes
+                if size >= _FLUSH_BYTES:
+                    yield _joined(waiting)
+                    waiting, size = [], 0
+        if any(len(high) for _, high, _, _ in waiting):
+            yield _joined(waiting)
+
+    def _live_by_index(
+        self, path: str, places: Ints, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.bool_]:
+        """Which rows of a data file are live, as the key index knows.
+
+        :param places: positions of n rows, ascending.
+        :param high: high hashes of their keys, and `low` the low ones.
+        """
+        located = self._index.probe(high, low, 0, 2**64)
+        own = next((n for n, file in enumerate(located.files) if file.path == path), -1)
+        live = np.zeros(len(places), np.bool_)
+        live[located.query[(located.file == own) & (located.pos == places[located.query])]] = True
+        return live
+
+    def _live_rows(self, group: RewriteGroup, deleted: Mapping[str, Ints]) -> Iterator[Moved]:
         """The rows to keep, about a row group at a time.
 
         :param deleted: positions that delete files delete, by path of the data file.
-        :return: tuples of n rows, the n high and n low hashes of their keys, and n flags. A flag is true if the key has
-            no other live row.
         """
-        waiting, size = list[tuple[pa.Table, Ints, Ints, npt.NDArray[np.bool_]]](), 0
+        waiting, size = list[Moved](), 0
         for small in group.files:
             rows = self._table.moved_rows(small, _partition(group))
             keys = rows.select(self._key)
@@ -230,9 +350,7 @@ def _partition(group: RewriteGroup) -> Partition:
     return Partition(group.spec_id, group.partition)
 
 
-def _joined(
-    parts: Sequence[tuple[pa.Table, Ints, Ints, npt.NDArray[np.bool_]]],
-) -> tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+def _joined(parts: Sequence[Moved]) -> Moved:
     tables, high, low, alone = zip(*parts, strict=True)
     return pa.concat_tables(tables), np.concatenate(high), np.concatenate(low), np.concatenate(alone)
 

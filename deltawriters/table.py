@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
+from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, Partition
@@ -16,7 +17,7 @@ from deltawriters.parquet import Compression, ParquetFacts
 
 if TYPE_CHECKING:
     from deltawriters.files import DataFiles, FileFactory
-    from deltawriters.rewrite import SmallFile
+    from deltawriters.rewrite import SmallFile, TouchedFile
 
 
 class OtherColumnsError(ValueError):
@@ -177,6 +178,28 @@ class TableSpec(ABC):
 
         :return: columns and types of `of_moved_rows.arrow_schema`.
         :raises OtherColumnsError: the file has other columns than the table.
+        """
+
+    @property
+    def of_copied_rows(self) -> "TableSpec":
+        """The table as copy-on-write writes the rows of files that it replaces. See `of_moved_rows`."""
+        return self
+
+    @abstractmethod
+    def copied_rows(self, touched: "TouchedFile", left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+        """The rows of a data file, or of a part of it, but for some, about a row group at a time. Any writer may have
+        written the file, perhaps under an earlier schema of the table.
+
+        :param left_out: their positions in the file, ascending.
+        :return: positions, and their rows, with columns and types of `of_copied_rows.arrow_schema`.
+        :raises OtherColumnsError: the rows can't be read as rows of the table.
+        """
+
+    @abstractmethod
+    def deleted_in(self, touched: "TouchedFile") -> BitMap64:
+        """The positions that the table's deletes by position delete in a data file.
+
+        :raises LostVectorError: a vector is missing or damaged.
         """
 
     @abstractmethod

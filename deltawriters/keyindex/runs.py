@@ -209,6 +209,10 @@ def run_files(io: FileIO, location: str, info: RunInfo) -> list[str]:
             return [file["path"] for file in json.loads(reader.schema.metadata[_FILES])]
     except FileNotFoundError as e:
         raise CorruptIndexError(f"{path} is missing") from e
+    except OSError as e:
+        if "flatbuffer" not in str(e):  # so Arrow says it; all else is of the storage
+            raise
+        raise CorruptIndexError(f"{path} is not an index run") from e
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
 

@@ -373,7 +373,7 @@ class TableSection(_Section):
     cluster_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
     mode: Literal["upsert", "changelog", "append"] = "upsert"
-    deletes: Literal["position", "equality"] = "position"
+    deletes: Literal["position", "equality", "copy-on-write"] = "position"
     unavailable: Literal["keep", "reject"] | None = None
     truncate: Literal["apply", "reject"] | None = None
     merge_small_files: bool = True
@@ -428,6 +428,16 @@ class TableSection(_Section):
         return self.target.split(".")[0]
 
     @property
+    def has_index(self) -> bool:
+        """Whether a key index finds the table's rows."""
+        return self.mode != "append" and self.deletes != "equality"
+
+    @property
+    def copies(self) -> bool:
+        """Whether rows are deleted copy-on-write."""
+        return self.mode != "append" and self.deletes == "copy-on-write"
+
+    @property
     def is_computed(self) -> bool:
         """Whether the configuration has computed columns, or fields for them."""
         return any(column.expression is not None or not column.stored for column in (self.columns or {}).values())
@@ -442,8 +452,8 @@ class TableSection(_Section):
         """Why `unavailable: keep` isn't possible."""
         if self.mode != "upsert":
             return f"mode {self.mode} takes changes as they are. Write mode: upsert"
-        if self.deletes != "position":
-            return "only the key index finds the table's rows. Write deletes: position"
+        if not self.has_index:
+            return "only the key index finds the table's rows. Write deletes: position or copy-on-write"
         if self.is_computed:
             return "a computed column could be computed from a value that wasn't sent. Leave expressions out"
         return None
@@ -543,7 +553,7 @@ class TableSection(_Section):
 
 
 class IndexSection(_Section):
-    """`index:` where the key indexes of tables with `deletes: position` are stored.
+    """`index:` where the tables' key indexes are stored.
 
     Tasks use `properties` (`s3.endpoint`, …) to reach this place, instead of the catalog's properties.
     """
@@ -692,7 +702,7 @@ class Config(_Section):
             if name in can.reserved_columns:
                 raise MisplacedError(f"{name}: {can.why_reserved}", "tables", number, "columns")
         with _at("tables", number, "properties"):
-            check_table(table.properties, can, appends=table.mode == "append")
+            check_table(table.properties, can, appends=table.mode == "append", copies=table.copies)
         is_session_catalog = "spark_catalog" in self.catalogs[table.catalog]
         if is_session_catalog and table.target.count(".") > 2:
             raise MisplacedError(

@@ -89,14 +89,16 @@ def check_source(options: Mapping[str, str], *, files: bool) -> None:
                 raise MisplacedError(f"Spark has no such option (did you mean {meant!r}?), and would ignore it", name)
 
 
-def check_table(properties: Mapping[str, str], format_: Capabilities, *, appends: bool) -> None:
+def check_table(properties: Mapping[str, str], format_: Capabilities, *, appends: bool, copies: bool) -> None:
     """Check `tables[].properties`.
 
     :param format_: of the table.
     :param appends: whether the sink only appends to the table.
+    :param copies: whether it deletes rows copy-on-write.
     :raises MisplacedError: with this value the sink couldn't write, or would write something else than the value says.
     """
-    refused = format_.properties.refusal(properties, appends=appends) or format_.feature_refusal(properties)
+    refused = format_.properties.refusal(properties, appends=appends, copies=copies)
+    refused = refused or format_.feature_refusal(properties)
     if refused is not None:
         name, why = refused
         raise MisplacedError(f"rowdelta does not follow this property: {why}", name)

@@ -14,7 +14,6 @@ from pyiceberg.io import FileIO
 from changelog.decoding import StatedKeys
 from deltawriters import TableSpec
 from deltawriters.keyindex import IndexSlice, RunInfo
-from deltawriters.rewrite import RewriteGroup
 from sink.run.attempt import Begun, TaskPlans
 from sink.run.plan import TablePlan
 from sink.run.written import Uncommitted, Written
@@ -127,10 +126,12 @@ class Engine(Protocol):
         :return: what was written.
         """
 
-    def rewrite(
-        self, plan: task.RewritePlan, groups: Sequence[RewriteGroup], written: list[str]
-    ) -> Sequence[Mapping[str, Any]]:
-        """Merge small files in tasks.
+    @property
+    def parallelism(self) -> int:
+        """How many tasks may run side by side."""
+
+    def rewrite(self, plan: task.RewritePlan, groups: task.Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
+        """Move rows to new files in tasks.
 
         :param written: the paths of new files are added to it, also if it fails.
         :return: the tasks' results (`task.rewritten`).

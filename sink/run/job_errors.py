@@ -9,7 +9,9 @@ from pyspark.errors import PySparkException
 
 from deltawriters.keyindex import CorruptIndexError
 from deltawriters.keyindex.versions import IndexLostError
-from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
+from deltawriters.table import OtherColumnsError
+from deltawriters.vectors import LostVectorError
+from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.spark.failures import TaskFailure, failure_of
 
 JOB_ERRORS = (PySparkException, Py4JJavaError)
@@ -25,6 +27,8 @@ def before_commit(name: str) -> Iterator[None]:
         yield
     except CorruptIndexError as error:
         raise IndexLostError(str(error)) from error
+    except (LostVectorError, OtherColumnsError) as error:
+        raise _not_replaceable(name, str(error)) from error
     except JOB_ERRORS as error:
         raise job_error(name, error) from error
     except OSError as error:
@@ -73,8 +77,17 @@ def _meaning(target: str, failure: TaskFailure) -> RowdeltaError:
             f"{target}: {failure.message}. No record is at fault, and nothing was applied. Correct the format, or "
             "install the versions of the packages that it needs, and run again."
         )
+    if failure.kind == "not replaceable":
+        return _not_replaceable(target, failure.message)
     # a damaged index is built again where the job was started; where it wasn't, the next run does it
     return TemporaryError(f"{target}: {failure.message}. Nothing was applied; run again.")
+
+
+def _not_replaceable(target: str, reason: str) -> TableError:
+    return TableError(
+        f"{target}: a data file can't be replaced by one without the deleted rows: {reason}. Nothing was applied. "
+        "Rewrite the file with the format's own compaction, or restore what is missing; or write deletes: position."
+    )
 
 
 def _first_lines(text: str) -> str:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from pyiceberg.io import FileIO
@@ -32,10 +33,12 @@ from deltawriters.old_rows import DeletedRows
 from deltawriters.resolve import OldRows, rows_superseded_meanwhile, rows_written_meanwhile
 from deltawriters.table import Bucket
 from sink.errors import TableError
+from sink.run.copy_on_write import Replacement, replacement
 from sink.run.engine import Engine, KeyReading
 from sink.run.plan import TablePlan
+from sink.spark import task
 from sink.spark.routing import RANGES, KeyHash
-from sink.targets.base import IndexCommit, LiveFile, StoredPosition, TableChanges, Target
+from sink.targets.base import IndexCommit, LiveFile, StoredPosition, TableChanges, Target, WrittenDeletes
 
 log = logging.getLogger("rowdelta")
 
@@ -108,6 +111,7 @@ class KeyIndex:
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
+        self._copies = plan.section.copies
         self._pin: Pin | None = None
 
     @property
@@ -185,7 +189,7 @@ class KeyIndex:
             return None
         if self._truncated:  # whatever others did, the commit removes it, and tasks have looked nothing up
             return self._prepare(operation, slice_, tasks, results)
-        if not (changes.only_appended or self._table.spec.unites_deletes):
+        if not (changes.only_appended or self._table.spec.unites_deletes or self._copies):
             return None  # tasks have written deletes of rows that may be elsewhere now
         new = tuple(run for run in self._synchronized().runs if run not in before)
         if sum(run.entries for run in new) > _MOST_LOOKED_UP:
@@ -218,7 +222,8 @@ class KeyIndex:
         *,
         truncated: bool = False,
     ) -> IndexCommit:
-        """Write the version that the commit will name, and deletes of earlier rows that the tasks haven't written.
+        """Write the version that the commit will name, and deletes of earlier rows that the tasks haven't written, or
+        files in the place of those with earlier rows.
 
         :param operation: name of the commit.
         :param slice_: the part of the index that the tasks had.
@@ -263,9 +268,15 @@ class KeyIndex:
         deleted = DeletedRows.told((result["old_rows"] for result in results), self._folder.io_properties)
         self._spent = {f"runs/{path.rpartition('/')[2]}" for path in deleted.files}
         deleted = deleted.without(meanwhile.touched).with_rows(meanwhile.rows)
-        written = self._table.delete_rows(
-            f"{operation}-{base}", tasks, deleted, version.vectors.get, version.parquet_deletes, new_paths
-        )
+        replaced = self._replacement(slice_, deleted, new_paths) if self._copies and deleted.found else None
+        if replaced is not None:
+            written = WrittenDeletes(
+                replaced.files, replaced.removed, dict.fromkeys(deleted.found), replaced.copied.bytes_written
+            )
+        else:
+            written = self._table.delete_rows(
+                f"{operation}-{base}", tasks, deleted, version.vectors.get, version.parquet_deletes, new_paths
+            )
         vectors |= written.vectors
         parquet_deletes = {
             path: deletes for path, deletes in version.parquet_deletes.items() if path not in written.vectors
@@ -279,21 +290,55 @@ class KeyIndex:
         sequence = version.sequence + 1  # the files that others wrote meanwhile are older than this commit
         own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
         runs += [replace(run, sequence=sequence) for run in own]
+        dead = dict(version.dead)
+        if replaced is not None:
+            # no key has both a changed row and a copied one, so their runs are of one age
+            runs += [replace(run, sequence=sequence) for run in replaced.runs]
+            dead |= dict.fromkeys(deleted.found, sequence)
+            runs = self._without_dead_ends(runs, dead)
         oldest = min((run.sequence for run in runs), default=0)
         prepared = replace(
             version,
             sequence=sequence,
             runs=tuple(runs),
-            dead=self._still_dead({path: seq for path, seq in version.dead.items() if seq > oldest}, runs),
+            dead=self._still_dead({path: seq for path, seq in dead.items() if seq > oldest}, runs),
             vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )
         self._prepared_name, self._prepared_base = operation, base
         self._prepared = self._written(operation, prepared, new_paths)
         stored = {"version": operation, "base": base}
-        return IndexCommit(
+        commit = IndexCommit(
             base, stored, written.files, written.removed, sorted(deleted.found), new_paths, written.bytes
         )
+        return commit if replaced is None else replace(commit, replaced=replaced.replaced, copied=replaced.copied)
+
+    def _replacement(self, slice_: IndexSlice, deleted: DeletedRows, new_paths: list[str]) -> Replacement:
+        """Replace the files from which rows are deleted by files with their other rows.
+
+        :param slice_: the part of the index that the tasks had. What others wrote meanwhile isn't in it.
+        """
+        spec, key = self._table.spec, tuple(self._plan.section.key)
+        slice_ = replace(slice_, runs=self._synchronized().runs, dead=dict(self._synchronized().dead))
+        # not the commit's name: it may be sent again with other files, before the first ones are deleted
+        plan = task.RewritePlan(spec, key, slice_, self.next_sequence, self.key_hash(spec), uuid4().hex[:16])
+        return replacement(self._table, self._engine, plan, deleted, new_paths)
+
+    def _without_dead_ends(self, runs: list[RunInfo], dead: Mapping[str, int]) -> list[RunInfo]:
+        """The runs without the oldest ones that have only entries of dead files. There is nothing left that these could
+        hide. If all files of a table are replaced again and again, no run ever has to be merged.
+        """
+        if self._pin is not None:  # its runs stay
+            return runs
+        known = {run.name for run in self._synchronized().runs}
+        for sequence in sorted({run.sequence for run in runs})[:-1]:
+            of_age = [run for run in runs if run.sequence == sequence]
+            named = (run_files(self._io, f"{self._location}/runs", run) for run in of_age)
+            if any(dead.get(path, -1) <= sequence for files in named for path in files):
+                break
+            runs = [run for run in runs if run.sequence != sequence]
+            self._spent |= {f"runs/{run.name}" for run in of_age if run.name not in known}
+        return runs
 
     def deleted_rows(self, path: str) -> int:
         """How many rows of a data file its deletion vector deletes (v3). If the file is older than the table's format

@@ -24,7 +24,7 @@ from sink.targets.base import LiveFile, Target
 def read_keys(target: Target, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
     """See `sink.run.engine.Engine`. It is one Spark job over the key columns."""
     spark, key = target.spark, reading.hash.key
-    with target.rows_of(files) as (frame, path, position, paths):
+    with target.rows_of(files, key) as (frame, path, position, paths):
         salt, path_hashes = _told_apart(paths)
         rows = frame.select(
             *(binary_uuid(n).alias(n) if n in reading.uuids else F.col(quoted(n)) for n in key),

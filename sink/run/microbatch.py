@@ -71,6 +71,7 @@ from sink.targets.base import (
     ChangeSet,
     CommitUnknownError,
     Compaction,
+    Copied,
     Rewrite,
     StoredPosition,
     TableChangedError,
@@ -172,7 +173,7 @@ class TableSink:
         return self.plan.section.mode == "append"
 
     def _open_key_index(self) -> KeyIndex | None:
-        if self._appends or self.plan.section.deletes != "position":
+        if not self.plan.section.has_index:
             return None
         return KeyIndex(self.table, self.plan, self._engine)
 
@@ -389,7 +390,8 @@ class TableSink:
         self._uncommitted.discard(set(request.index.new_paths) - set(index.new_paths))
         kept = [path for path in self._uncommitted.paths if path not in set(request.index.new_paths)]
         self._uncommitted.paths = [*kept, *index.new_paths]
-        return replace(proposal, request=replace(request, base_snapshot=index.base, index=index), base=index.base)
+        request = replace(request, base_snapshot=index.base, index=index, metrics=attempt.metrics | index.metrics)
+        return replace(proposal, request=request, base=index.base)
 
     @contextmanager
     def _deleting_what_is_refused(self) -> Iterator[None]:
@@ -408,24 +410,26 @@ class TableSink:
         """Go on from what was committed."""
         self._uncommitted.paths = []  # the files belong to the table now
         logs.note_snapshot(self.table.snapshot_id())
-        self._log(pending, attempt, time.monotonic() - proposal.started)
+        self._log(pending, attempt, proposal, time.monotonic() - proposal.started)
         self._minor_compaction.count(len(attempt.written.files))
         self.written_bytes += attempt.written.bytes
         self._adopt(attempt.begun.operation)
         if self._key_index is not None:
             self._key_index.committed(self._stored)
         if self._observer is not nobody:
+            index = proposal.request.index
+            if index is not None and index.copied is not None:
+                self._observer(_rewrite_done(self.table.name, index.copied))
             self._observer(self._committed(pending, attempt, proposal))
 
     def _committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> Committed:
         written = attempt.written
         files = {content: Files(*counted) for content, counted in written.contents.items()}
         index = proposal.request.index
-        if index is not None and index.files:  # which the driver wrote
-            of_tasks = files.get(FileContent.POSITION_DELETES.value, Files(0, 0))
-            files[FileContent.POSITION_DELETES.value] = Files(
-                of_tasks.count + len(index.files), of_tasks.bytes + index.bytes
-            )
+        if index is not None and index.files:  # which came after the tasks' files
+            content = (FileContent.DATA if index.replaced else FileContent.POSITION_DELETES).value
+            of_tasks = files.get(content, Files(0, 0))
+            files[content] = Files(of_tasks.count + len(index.files), of_tasks.bytes + index.bytes)
         return Committed(
             self.table.name,
             pending.batch_id,
@@ -625,7 +629,8 @@ class TableSink:
 
     def _check_new_properties(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
-            self.table.check_writable(appends=self._appends)  # as is rare, and whatever their values
+            # as is rare, and whatever their values
+            self.table.check_writable(appends=self._appends, copies=self.plan.section.copies)
 
     def _replan_if_altered(self) -> None:
         self._check_new_properties()
@@ -863,7 +868,7 @@ class TableSink:
             truncates=written.truncates > 0,
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts)},
             properties=self._properties(written),
-            metrics=attempt.metrics,
+            metrics=attempt.metrics | (index.metrics if index is not None else {}),
             index=index,
         )
         return Proposal(request, base, started)
@@ -892,14 +897,29 @@ class TableSink:
         self._observer(DeadLettersKept(self.table.name, written.bad_by_class))
         self._dead_letters.publish(target)
 
-    def _log(self, pending: Pending, attempt: Attempt, commit_seconds: float) -> None:
+    def _log(self, pending: Pending, attempt: Attempt, proposal: Proposal, commit_seconds: float) -> None:
+        index = proposal.request.index
         log.info(
-            "%s batch %d: %s | write %d ms, commit %d ms, peak %d MB | %s",
+            "%s batch %d: %s%s | write %d ms, commit %d ms, peak %d MB | %s",
             self.table.name,
             pending.batch_id,
-            attempt.written.shown(self._spec.unites_deletes),
+            attempt.written.shown(self._spec.unites_deletes and not self.plan.section.copies),
+            "" if index is None or index.copied is None else f" | {index.copied.shown}",
             attempt.write_seconds * 1000,
             commit_seconds * 1000,
             attempt.written.peak_memory / 1e6,
             json.dumps(pending.batch.end),
         )
+
+
+def _rewrite_done(table: str, copied: Copied) -> RewriteDone:
+    return RewriteDone(
+        table,
+        "copy-on-write",
+        copied.touched,
+        copied.written,
+        copied.bytes_read,
+        copied.scan_seconds,
+        copied.rewrite_seconds,
+        rows=copied.rows,
+    )

@@ -27,7 +27,8 @@ layout of the table. Before it was sent at all: `index lost`, the key index has 
 got new columns first.
 """
 
-Rewriting = Literal["minor compaction", "compaction", "rewrite"]
+Rewriting = Literal["minor compaction", "compaction", "copy-on-write", "rewrite"]
+"""What replaces data files. `copy-on-write` is a part of a micro-batch, and told just before it is `Committed`."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,9 @@ class RewriteDone:
     :param written: number of new files.
     :param bytes: read.
     :param scan_seconds: to find the files.
-    :param rewrite_seconds: to read, write and commit them.
+    :param rewrite_seconds: to read, write and commit them; of copy-on-write without the commit.
     :param live: the table's files now.
+    :param rows: that were copied, of copy-on-write.
     """
 
     table: str
@@ -175,6 +177,7 @@ class RewriteDone:
     scan_seconds: float = 0.0
     rewrite_seconds: float = 0.0
     live: FileCounts | None = None
+    rows: int = 0
 
 
 @dataclass(frozen=True)

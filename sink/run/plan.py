@@ -112,7 +112,7 @@ def plan_table(
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {NO_FLOATS}")
         catalogs.check_new(section, wanted, path)
     else:
-        table.check_writable(appends=section.mode == "append")
+        table.check_writable(appends=section.mode == "append", copies=section.copies)
         columns = table.columns()
         _check_columns(section, wanted, columns)
         table.check_fits(section)
@@ -165,7 +165,7 @@ def deletes_by_value(section: TableSection) -> bool:
 
 def files_last(section: TableSection) -> bool:
     """Whether small data files live long too: the sink neither merges them nor compacts the table."""
-    merges = section.mode != "append" and section.deletes == "position" and section.merge_small_files
+    merges = section.has_index and section.merge_small_files
     return not merges and section.compact_every is None
 
 

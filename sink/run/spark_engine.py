@@ -10,7 +10,6 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 
 from deltawriters.keyindex import RunInfo
-from deltawriters.rewrite import RewriteGroup
 from deltawriters.storage import file_io
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
@@ -56,12 +55,14 @@ class SparkEngine:
     def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
         return read_keys(self._table, files, reading)
 
-    def rewrite(
-        self, plan: task.RewritePlan, groups: Sequence[RewriteGroup], written: list[str]
-    ) -> Sequence[Mapping[str, Any]]:
+    @property
+    def parallelism(self) -> int:
+        return int(self._table.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+
+    def rewrite(self, plan: task.RewritePlan, groups: task.Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
         spark = self._table.spark
-        tasks = min(len(groups), int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-        shares: list[list[RewriteGroup]] = [[] for _ in range(tasks)]
+        tasks = min(len(groups), self.parallelism)
+        shares: list[list[Any]] = [[] for _ in range(tasks)]
         for group in sorted(groups, key=lambda group: -group.size_in_bytes):
             min(shares, key=lambda share: sum(g.size_in_bytes for g in share)).append(group)
         self._rewritten.value = []

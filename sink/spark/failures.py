@@ -12,14 +12,18 @@ from typing import Literal, TypeVar
 from changelog.changes import FormatError, UnavailableError
 from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
+from deltawriters.table import OtherColumnsError
+from deltawriters.vectors import LostVectorError
 
-Kind = Literal["contradiction", "corrupt index", "broken format", "unavailable"]
+Kind = Literal["contradiction", "corrupt index", "broken format", "unavailable", "not replaceable"]
 
 _KINDS: dict[type[Exception], Kind] = {
     CardinalityError: "contradiction",
     CorruptIndexError: "corrupt index",
     FormatError: "broken format",
     UnavailableError: "unavailable",
+    LostVectorError: "not replaceable",
+    OtherColumnsError: "not replaceable",
 }
 _MARK = "rowdelta task failure: "
 
@@ -33,7 +37,7 @@ class TaskFailure:
 
     :param kind: `contradiction`: two changes of a key contradict each other. `corrupt index`: a part of the key index
         is missing or damaged. `broken format`: a decoder fails whatever the records are. `unavailable`: a service
-        didn't answer, such as a schema registry.
+        didn't answer, such as a schema registry. `not replaceable`: a data file can't be read for a copy of its rows.
     :param message: for people.
     """
 

@@ -34,7 +34,7 @@ from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low
 from deltawriters.old_rows import tell
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, key_columns
-from deltawriters.rewrite import RewriteGroup, Rewriter
+from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter
 from sink.spark.exchange import Step, owned, packed
 from sink.spark.routing import KeyHash, is_truncate, range_of, to_all
 
@@ -494,7 +494,7 @@ def build_index(
 
 @dataclass(frozen=True)
 class RewritePlan:
-    """What every task of a minor compaction must know (`deltawriters.rewrite.Rewriter`)."""
+    """What every task must know that moves rows to new files (`deltawriters.rewrite.Rewriter`)."""
 
     table: TableSpec
     key: tuple[str, ...]
@@ -504,10 +504,12 @@ class RewritePlan:
     operation: str
 
 
-def rewrite(
-    plan: RewritePlan, written: Accumulator[list[str]], shares: Iterable[Sequence[RewriteGroup]]
-) -> Iterator[dict[str, Any]]:
-    """Rewrite a task's share of small files. Yields the results of `rewritten`."""
+Groups = Sequence[RewriteGroup] | Sequence[CopyGroup]
+"""Files whose rows a task moves: for a minor compaction, or for `deletes: copy-on-write`."""
+
+
+def rewrite(plan: RewritePlan, written: Accumulator[list[str]], shares: Iterable[Groups]) -> Iterator[dict[str, Any]]:
+    """Move the rows of a task's share of files. Yields the results of `rewritten`."""
     context = TaskContext.get()
     assert context is not None
     task = TaskId(context.partitionId(), context.taskAttemptId(), plan.operation)
@@ -516,20 +518,21 @@ def rewrite(
     _forget_archives()
 
 
-def rewritten(
-    plan: RewritePlan, task: TaskId, groups: Iterable[RewriteGroup], written: Callable[[list[str]], None]
-) -> dict[str, Any]:
-    """Rewrite groups of small files.
+def rewritten(plan: RewritePlan, task: TaskId, groups: Groups, written: Callable[[list[str]], None]) -> dict[str, Any]:
+    """Move the rows of groups of files.
 
     :param written: is called with the paths of the new files.
-    :return: the `files` and their `bytes`, and the `runs` for the key index, as JSON objects.
+    :return: the `files` and their `bytes`, the `runs` for the key index, as JSON objects, and the number of `rows`.
     """
-    result = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task).rewrite(groups)
+    rewriter = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task)
+    small = [group for group in groups if isinstance(group, RewriteGroup)]
+    result = rewriter.rewrite(small) if small else rewriter.copy(g for g in groups if isinstance(g, CopyGroup))
     written(result.paths)
     return {
         "files": [file.description for file in result.files],
         "bytes": sum(file.size_in_bytes for file in result.files),
         "runs": [run.to_json() for run in result.runs],
+        "rows": result.rows,
     }
 
 
@@ -596,9 +599,8 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
     assert plan.index is not None
     assert found is not None
     place = f"{index.slice.location}/{index.run_name}-positions"
-    rows, file = tell(
-        found.old_rows, plan.index.told_bytes, place, index.slice.io, with_positions=plan.table.unites_deletes
-    )
+    told = plan.table.unites_deletes or (plan.options is not None and plan.options.copy_on_write)
+    rows, file = tell(found.old_rows, plan.index.told_bytes, place, index.slice.io, with_positions=told)
     summary = {
         "runs": [run.to_json() for run in found.runs],
         "merged": [run.to_json() for run in found.merged],

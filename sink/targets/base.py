@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deltawriters import TableSpec
     from deltawriters.keyindex import IndexedFile
     from deltawriters.old_rows import DeletedRows
-    from deltawriters.rewrite import SmallFile
+    from deltawriters.rewrite import SmallFile, TouchedFile
     from sink.config import Config, TableSection
     from sink.sources.source import Position
     from sink.targets.history import History
@@ -150,10 +150,11 @@ class TableState(ABC):
         """
 
     @abstractmethod
-    def check_writable(self, *, appends: bool = False) -> None:
+    def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
         """Check that the sink can write the table at all.
 
         :param appends: whether the sink only appends to it.
+        :param copies: whether it deletes rows copy-on-write.
         :raises TableError: it has a property, a feature or a column that the sink doesn't know or must not ignore.
         """
 
@@ -236,16 +237,68 @@ class WrittenDeletes:
 
 
 @dataclass(frozen=True)
+class TouchedFiles:
+    """Data files from which a commit deletes rows, as `deletes: copy-on-write` replaces them.
+
+    :param files: what tasks need to read their live rows.
+    :param handles: what names each of them in a commit.
+    :param deletes: deletes that apply to no other files, as JSON in the format's terms.
+    :param total: number of the table's data files.
+    """
+
+    files: Sequence["TouchedFile"]
+    handles: Sequence[Any]
+    deletes: Sequence[str]
+    total: int
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What `deletes: copy-on-write` did for a commit.
+
+    :param total: number of the table's data files before.
+    :param touched: number of files from which rows were deleted.
+    :param written: number of files that replace them.
+    :param rows: number of rows that were copied.
+    :param bytes_read: of the touched files.
+    :param bytes_written: of the files that replace them.
+    :param scan_seconds: to find the touched files and their deletes.
+    :param rewrite_seconds: to copy the rows.
+    """
+
+    total: int
+    touched: int
+    written: int
+    rows: int
+    bytes_read: int
+    bytes_written: int
+    scan_seconds: float
+    rewrite_seconds: float
+
+    @property
+    def shown(self) -> str:
+        """Text for the log."""
+        return (
+            f"{self.touched} of {self.total} files replaced by {self.written}: {self.rows:,} rows copied, "
+            f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written, "
+            f"{(self.scan_seconds + self.rewrite_seconds) * 1000:.0f} ms"
+        )
+
+
+@dataclass(frozen=True)
 class IndexCommit:
     """The facts that a commit needs from the key index.
 
     :param base: the snapshot in which the rows were looked up.
     :param stored: is stored together with the position.
-    :param files: further files with deletes, as in `WrittenDeletes`.
-    :param removed: deletion vectors that `files` replace, or whose data files are gone.
+    :param files: further files with deletes, as in `WrittenDeletes`; or, if there are `replaced` ones, data files that
+        have their rows.
+    :param removed: deletion vectors that `files` replace, or deletes whose data files are gone.
     :param referenced: data files whose rows are deleted.
     :param new_paths: paths of all files that were written for this commit. If it fails, they are deleted.
-    :param bytes: of the deletes in `files`.
+    :param bytes: of `files`.
+    :param replaced: the handles of the data files that `files` replace (`TouchedFiles`).
+    :param copied: None if no file was replaced.
     """
 
     base: int | None
@@ -255,6 +308,13 @@ class IndexCommit:
     referenced: Sequence[str]
     new_paths: Sequence[str]
     bytes: int = 0
+    replaced: Sequence[Any] = ()
+    copied: Copied | None = None
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """What it adds to `ChangeSet.metrics`."""
+        return {} if self.copied is None else {"numTargetRowsCopied": self.copied.rows}
 
 
 @dataclass(frozen=True)
@@ -506,12 +566,13 @@ class Target(TableState):
 
     @abstractmethod
     def rows_of(
-        self, files: Sequence[LiveFile]
+        self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
         """The live rows of data files, all deletes applied.
 
-        :return: a frame with the table's columns; two columns of it, the row's file and position; and for each of
-            `files` the text that the file's column has for it.
+        :param columns: those that will be read.
+        :return: a frame with at least these columns; two more columns of it, the row's file and position; and for each
+            of `files` the text that the file's column has for it.
         """
 
     @abstractmethod
@@ -532,6 +593,14 @@ class Target(TableState):
         :param known: data file -> its current vector.
         :param parquet_deletes: see `LiveFile`; of data files that have no vector.
         :param created: the path of each written file is added to it, before it is written.
+        """
+
+    @abstractmethod
+    def touched_files(self, paths: Collection[str]) -> TouchedFiles:
+        """Find data files of the current state, and what deletes their rows already.
+
+        :param paths: of the files.
+        :raises IndexLostError: one of them isn't live.
         """
 
     @abstractmethod

@@ -41,7 +41,7 @@ class Capabilities:
 
 ICEBERG = Capabilities(
     name="Iceberg",
-    deletes=("position", "equality"),
+    deletes=("position", "equality", "copy-on-write"),
     transforms=("identity", "bucket", "truncate", "year", "month", "day", "hour"),
     empty_partition_is_null=False,
     clustering_columns=0,
@@ -67,7 +67,7 @@ ICEBERG = Capabilities(
 DELTA = Capabilities(
     name="Delta",
     # PROTOCOL.md, "Deletion Vectors": there is no delete by value
-    deletes=("position",),
+    deletes=("position", "copy-on-write"),
     # "Partition Value Serialization": the values of columns
     transforms=("identity",),
     # "Partition Value Serialization": both are written as ""

@@ -19,12 +19,14 @@ class Rule:
     :param does: what the sink does, in words.
     :param unless: values, in lower case, that are no reason to warn or to refuse.
     :param append_may: whether a table may have it to which the sink only appends, although others are refused.
+    :param copy_may: likewise a table with `deletes: copy-on-write`.
     """
 
     treatment: Treatment
     does: str
     unless: tuple[str, ...] = ()
     append_may: bool = False
+    copy_may: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,26 +51,29 @@ class PropertyRules:
             known, name = known.lower(), name.lower()
         return name == known or (known.endswith("*") and name.startswith(known[:-1]))
 
-    def refusal(self, properties: Mapping[str, str], *, appends: bool = False) -> tuple[str, str] | None:
+    def refusal(
+        self, properties: Mapping[str, str], *, appends: bool = False, copies: bool = False
+    ) -> tuple[str, str] | None:
         """The first property with which the sink can't write the table, and why.
 
         :param appends: whether the sink only appends to the table.
+        :param copies: whether it deletes rows copy-on-write.
         """
         for name, value in properties.items():
             found = self.rule(name)
             if found is None or found.treatment != "refused" or value.lower() in found.unless:
                 continue
-            if not (appends and found.append_may):
+            if not (appends and found.append_may) and not (copies and found.copy_may):
                 return name, found.does
         return None
 
-    def check(self, table: str, properties: Mapping[str, str], *, appends: bool = False) -> None:
+    def check(self, table: str, properties: Mapping[str, str], *, appends: bool = False, copies: bool = False) -> None:
         """Check the properties of a table that exists.
 
-        :param appends: whether the sink only appends to the table.
+        :param appends: see `refusal`, and for `copies`.
         :raises TableError: the sink doesn't follow one of them, and must not ignore it.
         """
-        refused = self.refusal(properties, appends=appends)
+        refused = self.refusal(properties, appends=appends, copies=copies)
         if refused is not None:
             name, why = refused
             raise TableError(

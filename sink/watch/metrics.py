@@ -62,7 +62,9 @@ def _counts(counts: "dict[str, int] | dict[str, float]") -> list[Value]:
 
 def _rewriting(figure: str) -> Callable[[Table, float], list[Value]]:
     return lambda table, _: [
-        ((kind.replace(" ", "_"),), value) for (kind, name), value in table.rewrites.items() if name == figure
+        ((kind.replace(" ", "_").replace("-", "_"),), value)
+        for (kind, name), value in table.rewrites.items()
+        if name == figure
     ]
 
 
@@ -208,7 +210,7 @@ OF_TABLES = (
     OfTable(
         "rowdelta_rewrites",
         "counter",
-        "Compactions that replaced files, by kind.",
+        "Compactions, and micro-batches with copy-on-write, that replaced files, by kind.",
         _rewriting("runs"),
         ("kind",),
     ),
@@ -234,6 +236,13 @@ OF_TABLES = (
         ("kind",),
     ),
     OfTable(
+        "rowdelta_rewrite_rows",
+        "counter",
+        "Rows that micro-batches with copy-on-write copied. Compactions don't tell theirs.",
+        _rewriting("rows"),
+        ("kind",),
+    ),
+    OfTable(
         "rowdelta_rewrite_bytes",
         "counter",
         "Bytes that they read. Delta's OPTIMIZE doesn't tell them.",
@@ -250,7 +259,7 @@ OF_TABLES = (
     OfTable(
         "rowdelta_rewrite_seconds",
         "counter",
-        "Seconds that it took to read, write and commit.",
+        "Seconds that it took to read, write and commit; of copy-on-write without the commit.",
         _rewriting("rewrite"),
         ("kind",),
     ),

@@ -265,6 +265,7 @@ class State:
             "total": float(before.data + before.deletes) if before is not None else 0.0,
             "touched": float(event.touched),
             "rewritten": float(event.written),
+            "rows": float(event.rows),
             "bytes": float(event.bytes),
             "scan": event.scan_seconds,
             "rewrite": event.rewrite_seconds,

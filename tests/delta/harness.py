@@ -171,10 +171,13 @@ class DeltaJob(Job):
         self.encoding = index.encoding
         found_entries = live_entries(index, self.index_folder / "runs")
         entries = [((in_one_form(path), position), hashes) for (path, position), hashes in found_entries]
-        key = ", ".join(f"`{name}`" for name in self.key)
-        rows = to_arrow(
-            self.spark.sql(f"SELECT {key}, _metadata.file_path, _metadata.row_index FROM {self.sql_name()}")
-        ).to_pylist()
+        key = [f"`{name}`" for name in self.key]
+        frame = self.spark.table(self.sql_name())
+        if "deletionVectors" not in (self.snapshot().protocol.get("writerFeatures") or ()):
+            # Delta's reader has no row_index there
+            paths = [str(self.table_folder / unquote(path)) for path, _ in self.snapshot().files]
+            frame = self.spark.read.option("basePath", str(self.table_folder)).parquet(*paths)
+        rows = to_arrow(frame.selectExpr(*key, "_metadata.file_path", "_metadata.row_index")).to_pylist()
         places = [(unquote(urlparse(row["file_path"]).path), row["row_index"]) for row in rows]
         assert sorted(place for place, _ in entries) == sorted(places), "index entries and live rows differ"
         hashes = dict(entries)

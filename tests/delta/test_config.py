@@ -107,8 +107,8 @@ DELTA, ICEBERG = "lake.shop.orders", "old.shop.orders"
     [
         (
             table(DELTA, "deletes: equality"),
-            "10: tables[0].deletes: got 'equality', expected position: lake is a catalog of Delta, which has no "
-            "equality deletes. Write deletes: position, or leave it out.",
+            "10: tables[0].deletes: got 'equality', expected position or copy-on-write: lake is a catalog of Delta, "
+            "which has no equality deletes. Write deletes: position, or leave it out.",
         ),
         (
             table(DELTA, 'partition_by: [region, "bucket(16, id)"]'),
@@ -118,7 +118,7 @@ DELTA, ICEBERG = "lake.shop.orders", "old.shop.orders"
         ),
         (
             table(DELTA, "partition_by: [day(ts)]"),
-            "10: tables[0].partition_by[0]: got 'day(ts)', expected a plain column: lake is a catalog of Delta, which "
+            "10: tables[0].partition_by[0]: got 'day(ts)', expected a plain column: lake is a catalog of Delta, "
             "has no day(…). Write a column whose values are the partitions, or cluster_by: [ts] instead of "
             "partition_by.",
         ),

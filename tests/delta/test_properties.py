@@ -78,6 +78,7 @@ def stories(draw: st.DrawFn) -> tuple[Story, When]:
         st.sampled_from(get_args(Meanwhile)),
         st.sampled_from(["commit", "commit", "rewrite"]),
         st.sampled_from(get_args(Event)),
+        st.sampled_from(["position", "copy-on-write"]),
     )
     story = Story(
         key=key,

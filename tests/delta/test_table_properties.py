@@ -85,6 +85,13 @@ def test_a_table_that_only_grows_may_have_more() -> None:
     assert PROPERTIES.refusal({"delta.constraints.positive": "amount > 0"}, appends=True) is not None
 
 
+def test_copy_on_write_needs_no_vectors() -> None:
+    PROPERTIES.check(TABLE, {"delta.enableDeletionVectors": "false"}, copies=True)
+    assert PROPERTIES.refusal({"delta.enableChangeDataFeed": "true"}, copies=True) is not None
+    check_required(TABLE, PROTOCOL | {"writerFeatures": ["domainMetadata"]}, {}, copies=True)
+    assert required(appends=False, copies=True) == required(appends=True)
+
+
 def test_warnings() -> None:
     properties = {
         "delta.setTransactionRetentionDuration": "interval 1 day",

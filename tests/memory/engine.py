@@ -19,7 +19,6 @@ from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, unavailable_bits, una
 from deltawriters import DeltaWriter, WriteResult
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
-from deltawriters.rewrite import RewriteGroup
 from sink.run.attempt import Begun, TaskPlans
 from sink.run.engine import Decoded, KeyReading
 from sink.run.job_errors import job_error
@@ -127,14 +126,16 @@ class MemoryEngine:
             results = list(task.build_index(reading.index, indexed, reading.sequence, uuid4().hex, entries))
         return [RunInfo.from_json(run) for text in _texts(results) for run in json.loads(text)]
 
-    def rewrite(
-        self, plan: task.RewritePlan, groups: Sequence[RewriteGroup], written: list[str]
-    ) -> Sequence[Mapping[str, Any]]:
+    @property
+    def parallelism(self) -> int:
+        return self.tasks
+
+    def rewrite(self, plan: task.RewritePlan, groups: task.Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
         results: list[Mapping[str, Any]] = []
         for number, group in enumerate(groups):
             self.clock.step("start a task")
             with in_task(number, self.next_attempt()):
-                results += task.rewrite(plan, _adding(written), [[group]])
+                results += task.rewrite(plan, _adding(written), [[group]])  # type: ignore[list-item]
         return results
 
 

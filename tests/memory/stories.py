@@ -38,7 +38,7 @@ from sink.config import Config
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import DeadLetters
 from sink.errors import FencedError, RolledBackError, TemporaryError
-from sink.run import attempt, minor_compaction, observer
+from sink.run import attempt, copy_on_write, minor_compaction, observer
 from sink.run.keys import TableKey
 from sink.run.microbatch import TableSink
 from sink.run.observer import Event, Files
@@ -126,6 +126,7 @@ class Story:
     flush_bytes: int = 1 << 20
     batch_rows: int = 1000
     merges: Literal["never", "on the driver", "in tasks"] = "never"
+    deletes: Literal["position", "copy-on-write"] = "position"
     rewrites: bool = False
     seed: int = 0
 
@@ -161,6 +162,7 @@ class Story:
             flush_bytes=random.choice((1, 1 << 20)),
             batch_rows=random.choice((1, 3, 1000)),
             merges=random.choice(("never", "on the driver", "in tasks")),
+            deletes=random.choice(("position", "copy-on-write")),
             rewrites=random.random() < 0.5,
             seed=seed,
         )
@@ -326,6 +328,8 @@ class Told:
                 assert (self._doing, self._sent > 0) == (None, True)
                 self._sent = 0
                 self._compare(event)
+            case observer.RewriteDone() if event.kind == "copy-on-write":
+                assert event.touched > 0
             case observer.RewriteDone() if event.touched:
                 assert event.written <= event.touched
 
@@ -399,7 +403,7 @@ class Player:
         self._foreign = iter(range(1 << 30))
         self._files = iter(range(1 << 30))
         self._content: dict[str, list[Row]] = {}
-        self.config = _config(story.key, story.mode, merges=story.merges != "never")
+        self.config = _config(story.key, story.mode, story.deletes, merges=story.merges != "never")
         self.store.on_add = lambda snapshot: self.kept.update({snapshot.id: frozenset(self.offsets())})
 
     def play(self) -> None:
@@ -738,6 +742,8 @@ class Player:
                 assert refused <= self.kept[snapshot.id], "an update was not applied, and no dead letter was kept"
                 before, offset = self._applied(before, offset, end, refused), end
             expected[snapshot.id], offsets[snapshot.id] = before, offset
+            if self.story.deletes == "copy-on-write" and "position" in snapshot.sink:
+                self._check_has_no_new_deletes(snapshot)
             found = self.content(snapshot)
             missing, extra = before - found, found - before
             assert not missing, f"missing after {snapshot.sink or snapshot.kind}: {missing}, and too much: {extra}"
@@ -747,6 +753,12 @@ class Player:
         letters = self.offsets()
         if "second driver" not in self.happened:  # which may not know that the first has just kept the same
             assert len(set(letters)) == len(letters), f"dead letters were kept twice: {letters}"
+
+    def _check_has_no_new_deletes(self, snapshot: Snapshot) -> None:
+        """With copy-on-write, a file has deletes only if another writer gave it some, and the commit left it alone."""
+        before = self.store.snapshots[snapshot.parent].files if snapshot.parent is not None else {}
+        for path, file in snapshot.files.items():
+            assert file.vector is None or before.get(path) == file, f"{path} has got a vector"
 
     def _applied(self, content: Content, start: int, end: int, refused: Collection[int]) -> Content:
         """The rows after a micro-batch. It takes all earlier rows of its keys away, also those of others. A TRUNCATE is
@@ -806,14 +818,14 @@ def _error(step: str) -> Exception:
 
 
 @cache
-def _config(key: tuple[str, ...], mode: str, *, merges: bool) -> tuple[Config, ResolvedTable]:
+def _config(key: tuple[str, ...], mode: str, deletes: str, *, merges: bool) -> tuple[Config, ResolvedTable]:
     table = {
         "source": "/nowhere/t",
         "target": TARGET,
         "key": list(key),
         "order_by": ["value"],
         "mode": mode,
-        "deletes": "position",
+        "deletes": deletes,
         "merge_small_files": merges,
     }
     config = Config.model_validate(
@@ -837,6 +849,9 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
         patch.setattr(minor_compaction, "_ENOUGH", 1)
         patch.setattr(minor_compaction, "_FEWEST", 2)
         patch.setattr(minor_compaction, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)
+        patch.setattr(copy_on_write, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)
+        patch.setattr(copy_on_write, "_LEAST", 1)
+        patch.setattr(copy_on_write, "_PART", 1000)
         yield
 
 

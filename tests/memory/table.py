@@ -23,7 +23,7 @@ from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
-from deltawriters.rewrite import SmallFile
+from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.vectors import positions_of
 from sink.targets import merge_levels
 from sink.targets.base import (
@@ -42,6 +42,7 @@ from sink.targets.base import (
     TableChangedError,
     TableChanges,
     Target,
+    TouchedFiles,
     WrittenDeletes,
 )
 from sink.targets.retries import Retries
@@ -225,7 +226,7 @@ class MemoryTable(Target):
     def identifiers(self) -> tuple[str, ...]:
         return ()
 
-    def check_writable(self, *, appends: bool = False) -> None: ...
+    def check_writable(self, *, appends: bool = False, copies: bool = False) -> None: ...
 
     def check_fits(self, section: "TableSection") -> None: ...
 
@@ -323,6 +324,15 @@ class MemoryTable(Target):
                 files.append(json.dumps({"path": path, "vector": vector}))
         return WrittenDeletes(files, removed, vectors)
 
+    def touched_files(self, paths: Collection[str]) -> TouchedFiles:
+        self.clock.step("look for touched files")
+        if not set(paths) <= self.files.keys():
+            raise IndexLostError(f"the index has rows in {set(paths) - self.files.keys()}, which the table hasn't")
+        files = [self.files[path] for path in paths]
+        touched = [TouchedFile(file.indexed, file.size, vector=file.vector) for file in files]
+        handles = [{"path": file.path, "vector": file.vector} for file in files]
+        return TouchedFiles(touched, handles, (), len(self.files))
+
     # -- minor compactions
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
@@ -407,7 +417,7 @@ class MemoryTable(Target):
         raise NotImplementedError
 
     def rows_of(
-        self, files: Sequence[LiveFile]
+        self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
         raise NotImplementedError
 
@@ -435,7 +445,12 @@ class MemoryCommitter(Committer):
         if self._is_in_conflict(base, referenced):
             return RefusedError("others changed the table")
         files = {} if request.truncates else dict(store.live)
-        if request.index is not None:
+        if request.index is not None and request.index.replaced:
+            for found in request.index.replaced:
+                if files.pop(found["path"]).vector != found["vector"]:
+                    raise IndexLostError(f"the index and the table differ in the vector of {found['path']}")
+            add_files(files, request.index.files, (request.prefix, request.operation))
+        elif request.index is not None:
             apply_vectors(files, request.index.files, request.index.removed)
         add_files(files, request.files, (request.prefix, request.operation))
         kind: Literal["append", "overwrite"] = "overwrite" if referenced or request.truncates else "append"

@@ -18,12 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyroaring import BitMap64
 from pyspark import SparkContext
 
 from changelog.rows import BAD
 from deltawriters import DeltaWriter, delta
+from deltawriters.files import Locations
 from deltawriters.resolve import NOWHERE
-from sink.run import keyindex
+from deltawriters.rewrite import TouchedFile
+from deltawriters.superseded import SupersededRows
+from sink.run import copy_on_write, keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.observer import Committed, Event, RewriteDone, TableOpened
@@ -33,6 +37,7 @@ from sink.targets.base import Committer, IndexCommit, TableChanges
 from tests.memory import engine
 from tests.memory.stories import KEYS, Operation, Process, Story, Told, played, shrunk
 from tests.memory.table import MemoryTable
+from tests.memory.writers import MemoryTableSpec
 
 ROOT = Path(__file__).parents[2]
 STORIES = int(os.environ.get("ROWDELTA_MEMORY_STORIES", "1000"))
@@ -243,6 +248,45 @@ def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KeyIndex, "prepare", prepare)
 
 
+def _copy_rows_that_are_deleted(patch: pytest.MonkeyPatch) -> None:
+    original = MemoryTableSpec.copied_rows
+
+    def copied_rows(self: MemoryTableSpec, touched: TouchedFile, left_out: Any) -> Any:
+        return original(self, touched, left_out[:0])
+
+    patch.setattr(MemoryTableSpec, "copied_rows", copied_rows)
+
+
+def _copy_rows_that_others_have_deleted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryTableSpec, "deleted_in", lambda self, touched: BitMap64())
+
+
+def _forget_where_rows_were_copied(patch: pytest.MonkeyPatch) -> None:
+    original = copy_on_write.replacement
+
+    def replacement(*args: Any) -> Any:
+        return replace(original(*args), runs=[])
+
+    patch.setattr(keyindex, "replacement", replacement)
+
+
+def _drop_runs_with_live_rows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keyindex, "run_files", lambda *_: [])
+
+
+def _leave_superseded_rows_in_files(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SupersededRows, "removed", lambda self, data_files, places: data_files)
+
+
+def _forget_where_superseding_rows_went(patch: pytest.MonkeyPatch) -> None:
+    original = SupersededRows.removed
+
+    def removed(self: SupersededRows, data_files: Any, places: Locations) -> Any:
+        return original(self, data_files, Locations(places.file.copy(), places.pos.copy()))
+
+    patch.setattr(SupersededRows, "removed", removed)
+
+
 def _carry_nothing_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keyindex, "rows_superseded_meanwhile", lambda moved, newer: [])
 
@@ -271,6 +315,12 @@ def _move_rows_of_files_that_others_changed(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
+        _copy_rows_that_are_deleted,
+        _copy_rows_that_others_have_deleted,
+        _forget_where_rows_were_copied,
+        _drop_runs_with_live_rows,
+        _leave_superseded_rows_in_files,
+        _forget_where_superseding_rows_went,
         _carry_nothing_over,
         _take_moved_rows_for_the_newest,
         _move_rows_of_files_that_others_changed,

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyroaring import BitMap64
 
 from deltawriters import ContentFile, FileContent, TableSpec
 from deltawriters.collapse import Ints
@@ -19,10 +20,11 @@ from deltawriters.content import Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts
+from deltawriters.parquet import Compression, ParquetFacts, rows_without
 from deltawriters.partitioning import storage
-from deltawriters.rewrite import SmallFile
+from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import OtherColumnsError
+from deltawriters.vectors import bitmap
 from tests.memory.storage import MemoryFiles
 
 
@@ -123,6 +125,17 @@ class MemoryTableSpec(TableSpec):
         if rows.column_names != self.schema.names:
             raise OtherColumnsError(small.path)
         return rows.cast(self.schema)
+
+    def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+        self.files.step("read a data file")
+        for places, rows in rows_without(self.files, touched.path, left_out, touched.part, lambda schema: schema.names):
+            for name in self.schema.names:
+                if name not in rows.column_names:
+                    rows = rows.append_column(name, pa.nulls(len(rows), self.schema.field(name).type))
+            yield places, rows.select(self.schema.names).cast(self.schema)
+
+    def deleted_in(self, touched: TouchedFile) -> BitMap64:
+        return bitmap(np.array(touched.vector["positions"] if touched.vector is not None else (), np.int64))
 
     def present_rows(
         self, file: IndexedFile, positions: Ints, columns: Sequence[str]

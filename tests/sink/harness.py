@@ -43,7 +43,7 @@ from deltawriters import DeltaOptions
 from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
 from deltawriters.keyindex.versions import IndexVersion
 from sink.config import Config, PartitionField
-from sink.run import attempt, minor_compaction, writing
+from sink.run import attempt, copy_on_write, minor_compaction, writing
 from sink.run.pipeline import Pipeline
 from sink.spark import task, vectors
 from sink.spark.versions import to_arrow
@@ -99,7 +99,7 @@ class Job:
     columns: Mapping[str, str] = field(default_factory=lambda: {"id": "bigint", "region": "string"})
     key: Sequence[str] = ("id",)
     mode: Literal["upsert", "changelog", "append"] = "upsert"
-    deletes: Literal["position", "equality"] = "position"
+    deletes: Literal["position", "equality", "copy-on-write"] = "position"
     partition_by: Sequence[str] = ()
     file_format: Literal["parquet", "json"] = "parquet"
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -327,12 +327,14 @@ class Job:
         return sorted(p.name for p in present if p.name not in known_names)
 
     def check_deletes(self) -> None:
-        """Check that no commit with `deletes: position` added an equality delete, and that no data file has two
-        deletion vectors.
+        """Check that no commit with a key index added an equality delete, and none with `deletes: copy-on-write` any
+        delete, and that no data file has two deletion vectors.
         """
         for snapshot in self.snapshots():
             if "index" in json.loads(snapshot["summary"].get(f"rowdelta.{self.sink_id}.position", "{}")):
                 assert "added-equality-deletes" not in snapshot["summary"]
+                if snapshot["operation"] == "overwrite" and "deleted-data-files" in snapshot["summary"]:
+                    assert "added-delete-files" not in snapshot["summary"]
         vectors = self.spark.sql(
             f"SELECT referenced_data_file FROM {self.target}.delete_files WHERE lower(file_format) = 'puffin'"
         ).collect()
@@ -700,6 +702,9 @@ def tiny_thresholds(
         patch.setattr(writing, "PART_ROWS", 1)
         patch.setattr(vectors, "ON_DRIVER", on_driver)
         patch.setattr(vectors, "_LEAST", 1)
+        patch.setattr(copy_on_write, "_ON_DRIVER", on_driver)
+        patch.setattr(copy_on_write, "_LEAST", 1)
+        patch.setattr(copy_on_write, "_PART", 500)
         patch.setattr(attempt, "SMALL_BATCH", -1)  # otherwise one task would do everything
         if shuffles:
             patch.setattr(writing, "READ_AGAIN", -1)

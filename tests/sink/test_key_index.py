@@ -365,7 +365,7 @@ def test_catching_up_looks_at_all_files_where_only_a_scan_can_say(
     def unread(*_: Any) -> set[str]:
         raise error
 
-    monkeypatch.setattr(iceberg_changes, "_deleted_from", unread)
+    monkeypatch.setattr(iceberg_changes, "deleted_from", unread)
     apply(job, update(1, 2, 5))
     assert job.rows() == [row(1, "us"), row(2, "us"), row(3), row(5, "us")]
 

@@ -57,7 +57,7 @@ class DeltaCatalogs:
         partition_by = [field.column for field in section.partition_fields]
         own = {name: value for name, value in properties.items() if name.startswith("rowdelta.")}
         given = {name: value for name, value in properties.items() if name not in own}
-        given = required(appends=section.mode == "append") | given
+        given = required(appends=section.mode == "append", copies=section.copies) | given
         table = self._created(section.target, columns, partition_by, given, section.cluster_by)
         for name, value in own.items():
             table.set_property(name, value)

@@ -53,7 +53,9 @@ class DeltaCommitter(Committer):
         if request.index is not None:
             stored["index"] = request.index.stored
             actions += map(json.loads, request.index.removed)
-            actions += [tagged(json.loads(file), {VECTOR: request.operation}) for file in request.index.files]
+            actions += request.index.replaced
+            of_file = tags if request.index.replaced else {VECTOR: request.operation}
+            actions += [tagged(json.loads(file), of_file) for file in request.index.files]
         prefix = request.prefix
         own = {name.removeprefix(f"{prefix}."): value for name, value in request.properties.items()}
         state = self._table.own_state(prefix) | own | {"position": json.dumps(stored)}

@@ -7,7 +7,7 @@ would be live. A file without a live row is only removed.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -39,12 +39,7 @@ def written_deletes(
     :raises IndexLostError: a file isn't live.
     :raises TableError: a vector is missing or damaged, so nothing tells which rows of its file are live.
     """
-    adds = dict[str, Add]()
-    for path in rows.found:
-        add = live.get(relative(table.location, path)) or live.get(path)  # the log may have a full path, too
-        if add is None:
-            raise IndexLostError(f"the key index has rows in {path}, which is no file of the table")
-        adds[path] = add
+    adds = live_adds(table.location, live, rows.found)
     before = {path: Before(stated_rows(add), add.get("deletionVector")) for path, add in adds.items()}
     try:
         changed = new_vectors(spark, name, table, rows, before, _old_bytes, united, created)
@@ -61,6 +56,22 @@ def written_deletes(
             files.append(json.dumps(with_vector(_counted(adds[file.path], file.rows), file.vector)))
             size += file.vector["sizeInBytes"]
     return WrittenDeletes(files, [json.dumps(remove_of(adds[file.path])) for file in changed], vectors, size)
+
+
+def live_adds(location: str, live: Mapping[str, Add], paths: Iterable[str]) -> dict[str, Add]:
+    """The `add` of each of some files.
+
+    :param live: the live files by decoded path.
+    :param paths: as tasks name them.
+    :raises IndexLostError: a file isn't live.
+    """
+    adds = dict[str, Add]()
+    for path in paths:
+        add = live.get(relative(location, path)) or live.get(path)  # the log may have a full path, too
+        if add is None:
+            raise IndexLostError(f"the key index has rows in {path}, which is no file of the table")
+        adds[path] = add
+    return adds
 
 
 def stated_rows(add: Add) -> int | None:

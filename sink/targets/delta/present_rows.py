@@ -1,13 +1,12 @@
 """Columns of data files that any writer wrote, as the table has them now."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
-from pyiceberg.io import FileIO
 
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import rows_at
 from deltawriters.partitioning import as_table_types
 from deltawriters.table import OtherColumnsError
 from sink.targets.delta.partitions import repeated
@@ -17,11 +16,21 @@ _VERSION = b"org.apache.spark.version"
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
 
-def present_rows(
-    io: FileIO, file: IndexedFile, positions: Ints, wanted: Sequence[Column], *, by_id: bool
-) -> Iterator[tuple[slice, pa.Table]]:
-    """See `TableSpec.present_rows`. A column that is neither in the file nor in its partition is null.
+Part = TypeVar("Part", slice, Ints)
+Choose = Callable[[pa.Schema], Sequence[str]]
 
+
+def present_rows(
+    file: IndexedFile,
+    read: Callable[[Choose], Iterator[tuple[Part, pa.Table]]],
+    wanted: Sequence[Column],
+    *,
+    by_id: bool,
+) -> Iterator[tuple[Part, pa.Table]]:
+    """See `TableSpec.present_rows` and `copied_rows`. A column that is neither in the file nor in its partition is
+    null.
+
+    :param read: reads rows of the file (`deltawriters.parquet`). It is given what chooses the columns.
     :param wanted: the columns to read.
     :param by_id: columns are found by their field ids, and not by their physical names (PROTOCOL.md, "Reader
         Requirements for Column Mapping").
@@ -41,8 +50,8 @@ def present_rows(
             raise OtherColumnsError(f"{file.path} has dates or times of the Julian calendar, written by an old Spark")
         return list(stored.values())
 
-    for part, rows in rows_at(io, file.path, positions, choose):
-        count = part.stop - part.start
+    for part, rows in read(choose):
+        count = part.stop - part.start if isinstance(part, slice) else len(part)
         found: list[pa.Array | pa.ChunkedArray] = []
         for column in wanted:
             if column.name in stored:

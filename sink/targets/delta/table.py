@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -26,6 +27,7 @@ from pyspark.sql import types as T
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
+from deltawriters.rewrite import TouchedFile
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.session import activate
@@ -38,14 +40,16 @@ from sink.targets.base import (
     StoredPosition,
     TableChanges,
     Target,
+    TouchedFiles,
     WrittenDeletes,
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
 from sink.targets.delta.live_files import LiveFiles, file_actions, full, relative
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
-from sink.targets.delta.new_vectors import remove_of, written_deletes
+from sink.targets.delta.new_vectors import live_adds, remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize
+from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
 from sink.targets.delta.small_files import VECTOR, WRITER, candidates, rewritables
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
@@ -198,7 +202,7 @@ class DeltaTable(Target):
     def identifiers(self) -> tuple[str, ...]:
         return ()  # Delta has no such thing; primary keys of a catalog are not in the log
 
-    def check_writable(self, *, appends: bool = False) -> None:
+    def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
         protocol, metadata = self._snapshot.protocol, self._snapshot.metadata
         found = {
             "minReaderVersion": protocol.reader_version,
@@ -207,9 +211,9 @@ class DeltaTable(Target):
             "writerFeatures": sorted(protocol.writer_features),
         }
         check_protocol(self.name, found)
-        PROPERTIES.check(self.name, metadata.configuration, appends=appends)
+        PROPERTIES.check(self.name, metadata.configuration, appends=appends, copies=copies)
         check_columns(self.name, metadata.schema)
-        check_required(self.name, found, metadata.configuration, appends=appends)
+        check_required(self.name, found, metadata.configuration, appends=appends, copies=copies)
 
     def check_fits(self, section: "TableSection") -> None:
         partitioned = self._snapshot.metadata.partition_columns
@@ -457,7 +461,13 @@ class DeltaTable(Target):
         return self.log.frame_of(snapshot_id, adds)
 
     @contextmanager
-    def rows_of(self, files: Sequence[LiveFile]) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
+    def rows_of(
+        self, files: Sequence[LiveFile], columns: Sequence[str]
+    ) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
+        if not self.spec.supports_vectors:
+            frame = self._rows_in_files(files, columns)
+            yield frame, F.col(PATH), F.col(ROW), [file.path for file in files]
+            return
         frame = self.log.frame_of(self._snapshot.version, [file.handle for file in files])
         path, position = F.col("_metadata.file_path"), F.col("_metadata.row_index")
         names = [file.path.rpartition("/")[2] for file in files]
@@ -470,6 +480,17 @@ class DeltaTable(Target):
                 position,
                 self._shown(files, [text for (text,) in frame.select(path).distinct().collect()]),
             )
+
+    def _rows_in_files(self, files: Sequence[LiveFile], columns: Sequence[str]) -> DataFrame:
+        """Rows of a table whose positions Delta's reader doesn't tell."""
+        names = T.StructType().add(PATH, "string").add(PARTITION, "string")
+        found = [(file.path, json.dumps(dict(file.file.partition))) for file in files]
+        tasks = min(len(files), int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1))
+        types = {column.name: column.type for column in self.columns()}
+        schema = T.StructType([T.StructField(name, types[name]) for name in columns])
+        read = partial(rows_in_files, self.spec, tuple(columns))
+        shared = self.spark.createDataFrame(found, names).repartition(tasks)
+        return shared.mapInArrow(lambda batches: read(batches), schema.add(PATH, "string").add(ROW, "long"))
 
     def _shown(self, files: Sequence[LiveFile], texts: Sequence[str]) -> list[str]:
         """The text of each file's path in Spark, which encodes other characters than Delta does.
@@ -492,6 +513,15 @@ class DeltaTable(Target):
         created: list[str],
     ) -> WrittenDeletes:
         return written_deletes(self.spark, self.name, self.spec, rows, self.live, created)
+
+    def touched_files(self, paths: Collection[str]) -> TouchedFiles:
+        files, handles = list[TouchedFile](), list[Mapping[str, Any]]()
+        adds = live_adds(self.spec.location, self.live, paths)
+        for path, add in adds.items():
+            file = IndexedFile(path, 0, dict(add["partitionValues"]))
+            files.append(TouchedFile(file, int(add["size"]), vector=add.get("deletionVector")))
+            handles.append(remove_of(add))
+        return TouchedFiles(files, handles, (), len(self.live))
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return candidates(self, prefix, is_enough)

@@ -51,9 +51,10 @@ RULES: Mapping[str, Rule] = {
     ),
     "delta.enableDeletionVectors": Rule(
         "refused",
-        "rows are deleted with deletion vectors; set it to true, or use mode: append",
+        "rows are deleted with deletion vectors; set it to true, or use deletes: copy-on-write or mode: append",
         unless=("true",),
         append_may=True,
+        copy_may=True,
     ),
     "delta.enableChangeDataFeed": _CHANGE_DATA,
     "delta.enableChangeDataCapture": _CHANGE_DATA,
@@ -212,16 +213,22 @@ def feature_refusal(properties: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def required(*, appends: bool) -> dict[str, str]:
+def required(*, appends: bool, copies: bool = False) -> dict[str, str]:
     """Properties that a table needs, and a new one gets: for the sink's position, and for deleting rows.
 
     :param appends: whether the sink only appends to the table.
+    :param copies: whether it deletes rows copy-on-write.
     """
-    return {"delta.feature.domainMetadata": "supported"} | ({} if appends else {_VECTORS: "true"})
+    return {"delta.feature.domainMetadata": "supported"} | ({} if appends or copies else {_VECTORS: "true"})
 
 
 def check_required(
-    table: str, protocol: Mapping[str, Any], properties: Mapping[str, str], *, appends: bool = False
+    table: str,
+    protocol: Mapping[str, Any],
+    properties: Mapping[str, str],
+    *,
+    appends: bool = False,
+    copies: bool = False,
 ) -> None:
     """Check that a table that exists has the features that the sink needs. The sink doesn't add them by itself, because
     then older readers and writers can't use the table any more.
@@ -229,6 +236,7 @@ def check_required(
     :param protocol: the content of the log's `protocol` action.
     :param properties: `configuration` of the log's `metaData` action.
     :param appends: whether the sink only appends to the table.
+    :param copies: whether it deletes rows copy-on-write.
     :raises TableError: a feature is missing. The message has the statement that adds it.
     """
     features = protocol.get("writerFeatures") or ()
@@ -237,14 +245,15 @@ def check_required(
         "delta.feature.domainMetadata": "domainMetadata" in features,
         _VECTORS: "deletionVectors" in features and given.get(_VECTORS.lower()) == "true",
     }
-    missing = {name: value for name, value in required(appends=appends).items() if not has[name]}
+    needed = required(appends=appends, copies=copies)
+    missing = {name: value for name, value in needed.items() if not has[name]}
     if missing:
         set_ = ", ".join(f"'{name}' = '{value}'" for name, value in missing.items())
         raise TableError(
             f"{table} lacks what rowdelta needs: metadata domains, for its position"
-            f"{'' if appends else ', and deletion vectors, for deleting rows'}. Run ALTER TABLE … SET TBLPROPERTIES "
-            f"({set_}). This raises the table's protocol, so look first whether all its readers and writers can "
-            "follow; or write to another table."
+            f"{', and deletion vectors, for deleting rows' if _VECTORS in needed else ''}. Run ALTER TABLE … SET "
+            f"TBLPROPERTIES ({set_}). This raises the table's protocol, so look first whether all its readers and "
+            "writers can follow; or write to another table."
         )
 
 

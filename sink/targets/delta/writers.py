@@ -15,29 +15,32 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
+from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts
+from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
 from deltawriters.partitioning import as_table_types
-from deltawriters.rewrite import SmallFile
+from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.storage import file_io
 from deltawriters.table import OtherColumnsError, TableSpec
+from deltawriters.vectors import LostVectorError
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
 from sink.targets.delta.present_rows import as_column, present_rows
 from sink.targets.delta.schema import Column, columns_of
 from sink.targets.delta.statistics import Path, indexed, statistics
+from sink.targets.delta.vectors import read_vectors
 
 VECTORS = "delta.enableDeletionVectors"
 MAPPING_MODE = "delta.columnMapping.mode"
@@ -201,7 +204,7 @@ class DeltaTableSpec(TableSpec):
                 columns.append(repeated(column, values[column.physical_name], len(rows)))
             else:
                 values_in_file = rows.column(column.physical_name)
-                columns.append(as_column(values_in_file, column, small.path, by_id=self._finds_by_id))
+                columns.append(as_column(values_in_file, column, small.path, by_id=self.finds_by_id))
         if moved._lineage:
             columns += _inherited(rows, small, [part.name for part in moved._lineage])
         names = moved.arrow_schema.names
@@ -211,7 +214,21 @@ class DeltaTableSpec(TableSpec):
         self, file: IndexedFile, positions: Ints, columns: Sequence[str]
     ) -> Iterator[tuple[slice, pa.Table]]:
         chosen = [column for column in self.columns if column.name in columns]
-        return present_rows(self.io, file, positions, chosen, by_id=self._finds_by_id)
+        read = partial(rows_at, self.io, file.path, positions)
+        return present_rows(file, read, chosen, by_id=self.finds_by_id)
+
+    def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+        read = partial(rows_without, self.io, touched.path, left_out, touched.part)
+        return present_rows(touched.file, read, self.columns, by_id=self.finds_by_id)
+
+    def deleted_in(self, touched: TouchedFile) -> BitMap64:
+        if touched.vector is None:
+            return BitMap64()
+        try:
+            (deleted,) = read_vectors(self.io, self.location, [touched.vector])
+        except (FileNotFoundError, ValueError) as error:
+            raise LostVectorError(str(error)) from error
+        return deleted
 
     def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
         raise ValueError(f"the table at {self.location} is a Delta table, which has no delete files")
@@ -225,7 +242,7 @@ class DeltaTableSpec(TableSpec):
         return self.properties_by_name.get(MAPPING_MODE, "none")
 
     @property
-    def _finds_by_id(self) -> bool:
+    def finds_by_id(self) -> bool:
         return self._mapping == "id"
 
     @cached_property

@@ -2,10 +2,10 @@
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -125,7 +125,7 @@ class Changes:
                 are_all = False
         try:
             with ThreadPoolExecutor(_READERS) as pool:
-                return found.union(*pool.map(functools.partial(_deleted_from, self._table.spec), unread)), are_all
+                return found.union(*pool.map(functools.partial(deleted_from, self._table.spec), unread)), are_all
         except (OSError, KeyError, ValueError, pa.ArrowException):
             # A file that was removed may be gone. Others may write what Iceberg reads and we don't.
             return found, False
@@ -167,11 +167,18 @@ def _described_scan(table: "IcebergTable", scan: JavaObject) -> LiveFile:
             vector = content
         elif table.spec.format_version >= 3 and content["content"].upper().startswith("POSITION"):
             parquet.append(content["file-path"])
+    return LiveFile(indexed(table, data), vector, tuple(parquet), (scan, tuple(others)))
+
+
+def indexed(table: "IcebergTable", data: Mapping[str, Any]) -> IndexedFile:
+    """A data file as the key index stores it.
+
+    :param data: the file as `ContentFileParser` JSON.
+    """
     fields = table.spec.specs_by_id[data["spec-id"]].fields
     partition = data.get("partition", [None] * len(fields))
     values = zip((str(field.field_id) for field in fields), partition, strict=True)
-    file = IndexedFile(data["file-path"], data["spec-id"], dict(values))
-    return LiveFile(file, vector, tuple(parquet), (scan, tuple(others)))
+    return IndexedFile(data["file-path"], data["spec-id"], dict(values))
 
 
 def _scan(file: LiveFile) -> JavaObject:
@@ -189,7 +196,7 @@ def _only_append(snapshots: Sequence[JavaObject]) -> bool:
     return all(str(snapshot.operation()) == "append" for snapshot in snapshots)
 
 
-def _deleted_from(table: IcebergTableSpec, deletes: str) -> set[str]:
+def deleted_from(table: IcebergTableSpec, deletes: str) -> set[str]:
     """The data files whose rows a Parquet position delete file deletes.
 
     :raises OSError: it can't be read.

@@ -149,10 +149,28 @@ class IcebergCommitter(Committer):
         table.look()
         self._check_layout(request)
         before = table.property(name)
-        delta = transaction.newRowDelta()
+        is_overwrite = request.index is not None and request.index.replaced
+        changes = self._overwrite(transaction, request) if is_overwrite else self._row_delta(transaction, request)
         for key, value in request.summary.items():
-            delta = delta.set(key, value)
-        delta = delta.set(name, json.dumps(stored))
+            changes = changes.set(key, value)
+        changes = changes.set(name, json.dumps(stored))
+        if base is not None:
+            changes = changes.validateFromSnapshot(base)
+        changes.commit()
+        snapshot = table.snapshot_of(transaction.table().currentSnapshot())
+        number, sequence_number = snapshot.snapshot_id, snapshot.sequence_number
+        stored |= {"snapshot-id": number, "sequence-number": sequence_number}
+        text = json.dumps(stored)
+        update = transaction.updateProperties().set(name, text)
+        for key, value in request.properties.items():
+            update = update.set(key, value)
+        update.commit()
+        return _Staged(transaction, base, number, sequence_number, name, text, before)
+
+    def _row_delta(self, transaction: JavaObject, request: ChangeSet) -> JavaObject:
+        """New files, and deletes of earlier rows."""
+        table = self._table
+        delta = transaction.newRowDelta()
         for file in request.files:
             content = table.content_file(file)
             delta = delta.addRows(content) if json.loads(file)["content"] == "DATA" else delta.addDeletes(content)
@@ -170,23 +188,30 @@ class IcebergCommitter(Committer):
         if request.truncates:
             # others' compactions aren't in conflict, so the commit is refused if one of these files is gone
             table.remove_all(transaction.table().currentSnapshot(), delta.validateDeletedFiles())
-        if base is not None:
-            delta = delta.validateFromSnapshot(base)
         if request.conflicts_with is None:
             conflicts = self._everything
         else:
             conflicts = table.iceberg.expressions.Expressions.equal(*request.conflicts_with)
         delta = delta.conflictDetectionFilter(conflicts)
-        delta.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles().commit()
-        snapshot = table.snapshot_of(transaction.table().currentSnapshot())
-        number, sequence_number = snapshot.snapshot_id, snapshot.sequence_number
-        stored |= {"snapshot-id": number, "sequence-number": sequence_number}
-        text = json.dumps(stored)
-        update = transaction.updateProperties().set(name, text)
-        for key, value in request.properties.items():
-            update = update.set(key, value)
-        update.commit()
-        return _Staged(transaction, base, number, sequence_number, name, text, before)
+        return delta.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles()
+
+    def _overwrite(self, transaction: JavaObject, request: ChangeSet) -> JavaObject:
+        """New files, and others in the place of those from which rows are deleted. It is refused if one of these is
+        gone, or if rows of it were deleted.
+        """
+        table, index = self._table, request.index
+        assert index is not None
+        overwrite = transaction.newOverwrite()
+        for file in (*request.files, *index.files):
+            overwrite = overwrite.addFile(table.content_file(file))
+        sets = table.iceberg.util
+        # Iceberg (1.11) forgets to remove some vectors of removed data files
+        deletes = table.objects(table.content_file(file) for file in index.removed)
+        overwrite = overwrite.deleteFiles(
+            sets.DataFileSet.of(table.objects(index.replaced)), sets.DeleteFileSet.of(deletes)
+        )
+        overwrite = overwrite.conflictDetectionFilter(self._everything)
+        return overwrite.validateNoConflictingData().validateNoConflictingDeletes()
 
     def _send(self, staged: _Staged) -> None:
         staged.transaction.commitTransaction()

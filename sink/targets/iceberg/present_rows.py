@@ -4,13 +4,12 @@ A file may be of any writer, and older than the table's schema. Columns are foun
 mapping. A column that the file lacks has the value of an identity partition, else its initial default, else null.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyiceberg.conversions import from_json
 from pyiceberg.exceptions import ResolveError
-from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, _to_requested_schema, pyarrow_to_schema
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -20,7 +19,6 @@ from pyiceberg.types import PrimitiveType
 
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import rows_at
 from deltawriters.partitioning import as_table_types
 from deltawriters.table import OtherColumnsError
 
@@ -28,17 +26,21 @@ NAME_MAPPING = "schema.name-mapping.default"
 _OTHER_FORMATS = (".orc", ".avro")
 
 
+Part = TypeVar("Part", slice, Ints)
+Choose = Callable[[pa.Schema], Sequence[str]]
+
+
 def present_rows(
-    io: FileIO,
     file: IndexedFile,
-    positions: Ints,
+    read: Callable[[Choose], Iterator[tuple[Part, pa.Table]]],
     wanted: Schema,
     types: pa.Schema,
     spec: PartitionSpec | None,
     properties: Mapping[str, str],
-) -> Iterator[tuple[slice, pa.Table]]:
-    """See `TableSpec.present_rows`.
+) -> Iterator[tuple[Part, pa.Table]]:
+    """See `TableSpec.present_rows` and `copied_rows`.
 
+    :param read: reads rows of the file (`deltawriters.parquet`). It is given what chooses the columns.
     :param wanted: the columns to read.
     :param types: the same in Arrow.
     :param spec: the file's.
@@ -60,11 +62,12 @@ def present_rows(
         return [field.name for field in stored.fields]
 
     of_partition = _of_partition(file, wanted, spec)
-    for part, rows in rows_at(io, file.path, positions, choose):
+    for part, rows in read(choose):
         if rows.num_columns:
             batch = rows.combine_chunks().to_batches()[0]
         else:
-            batch = pa.RecordBatch.from_arrays([pa.nulls(part.stop - part.start)], ["_rowdelta_nothing"])
+            count = part.stop - part.start if isinstance(part, slice) else len(part)
+            batch = pa.RecordBatch.from_arrays([pa.nulls(count)], ["_rowdelta_nothing"])
         try:
             found = _to_requested_schema(
                 wanted,

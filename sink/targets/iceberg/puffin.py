@@ -3,7 +3,8 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
@@ -44,6 +45,11 @@ def write_deletion_vectors(
         )
         for (data_file, partition, positions), (offset, length) in zip(vectors, places, strict=True)
     ]
+
+
+def place_of(vector: Mapping[str, Any]) -> tuple[int, int]:
+    """Where its file has a vector that is given as `ContentFileParser` JSON."""
+    return vector["content-offset"], vector["content-size-in-bytes"]
 
 
 def read_deletion_vectors(io: FileIO, path: str, places: Sequence[tuple[int, int]]) -> list[BitMap64]:

@@ -6,8 +6,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
+from deltawriters.collapse import Ints
 from deltawriters.partitioning import as_table_types
-from deltawriters.rewrite import SmallFile
+from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import OtherColumnsError
 
 ROW_ID = "_row_id"
@@ -29,21 +30,33 @@ def read_rows(io: FileIO, small: SmallFile, columns: pa.Schema, written: pa.Sche
         rows = pq.read_table(stream)
     _check_columns(small, rows.schema, columns)
     if ROW_ID in written.names:
-        inherited = {
-            ROW_ID: pa.nulls(len(rows), pa.int64())
-            if small.first_row_id is None
-            else pa.array(np.arange(small.first_row_id, small.first_row_id + len(rows))),
-            LAST_UPDATED: pa.repeat(pa.scalar(small.sequence_number, pa.int64()), len(rows)),
-        }
-        for name, values in inherited.items():
-            if name in rows.column_names:
-                stored = rows.column(name)
-                rows = rows.set_column(
-                    rows.column_names.index(name), name, pc.coalesce(stored, pa.chunked_array([values]))
-                )
-            else:
-                rows = rows.append_column(name, values)
+        rows = _with_row_ids(rows, np.arange(len(rows)), small.first_row_id, small.sequence_number)
     return as_table_types(rows, written)
+
+
+def with_row_ids(rows: pa.Table, places: Ints, touched: TouchedFile) -> pa.Table:
+    """Rows of a data file with the ids that they have without storing them, if there are columns for these.
+
+    :param places: positions of the rows in the file.
+    """
+    if ROW_ID not in rows.column_names:
+        return rows
+    found = _with_row_ids(rows, places, touched.first_row_id, touched.sequence_number)
+    return as_table_types(found, rows.schema)
+
+
+def _with_row_ids(rows: pa.Table, places: Ints, first_row_id: int | None, sequence_number: int) -> pa.Table:
+    inherited = {
+        ROW_ID: pa.nulls(len(rows), pa.int64()) if first_row_id is None else pa.array(places + first_row_id),
+        LAST_UPDATED: pa.repeat(pa.scalar(sequence_number, pa.int64()), len(rows)),
+    }
+    for name, values in inherited.items():
+        if name in rows.column_names:
+            stored = rows.column(name)
+            rows = rows.set_column(rows.column_names.index(name), name, pc.coalesce(stored, pa.chunked_array([values])))
+        else:
+            rows = rows.append_column(name, values)
+    return rows
 
 
 def _check_columns(small: SmallFile, found: pa.Schema, columns: pa.Schema) -> None:

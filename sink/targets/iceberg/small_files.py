@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MOST_KNOWN = 1000
 """The files of this many snapshots are remembered. A minor compaction never looks back so far."""
+_MOST_REPLACED = 1000
+"""The search ends at a commit that removed more data files than this, since each costs a call to the JVM."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class _Seen:
     """What one snapshot changed.
 
     :param added: files that may be merged, if the sink made the snapshot; else the position delete files (v2).
-    :param removed: paths of the files that it removed, if it was a minor compaction or a rewrite.
+    :param removed: paths of the files that it removed, if the sink made it.
     """
 
     added: Sequence["Mergeable"]
@@ -121,7 +123,7 @@ class _Search:
                 if not self._is_enough(self.commits, self.files) or merge_levels.is_below(number, self.number):
                     return
                 first_passed = number == 1
-            elif summary.get("deleted-data-files", "0") != "0" or self._removes_deletes(summary):
+            elif self._removes_deletes(summary) or self._removes_too_much(summary, own):
                 return
             if java_snapshot.schemaId() != java.schema().schemaId():
                 return
@@ -146,6 +148,12 @@ class _Search:
         deletes = summary.get("added-delete-files", "0") if self._spec.format_version < 3 else "0"
         return int(summary.get("added-data-files", "0")) + int(deletes)
 
+    def _removes_too_much(self, summary: Mapping[str, str], own: bool) -> bool:
+        """Whether data files were removed by others, or by the sink (`deletes: copy-on-write`) more than can be told
+        apart one by one.
+        """
+        return int(summary.get("deleted-data-files", "0")) > (_MOST_REPLACED if own else 0)
+
     def _removes_deletes(self, summary: Mapping[str, str]) -> bool:
         """Whether delete files were removed that matter here. In v3 each commit removes deletion vectors, but minor
         compactions don't merge these.
@@ -157,7 +165,7 @@ class _Search:
         for snapshot, by in snapshots:
             number = int(snapshot.snapshotId())
             if number not in known:
-                removed = self._removed(snapshot) if by in (_By.MINOR_COMPACTION, _By.REWRITE) else ()
+                removed = self._removed(snapshot) if by is not _By.OTHERS else ()
                 known[number] = _Seen(list(self._files(snapshot, by)), frozenset(removed))
             for file in known[number].added:
                 if file.small.path in gone:

@@ -112,8 +112,8 @@ class IcebergState(TableState):
         columns = (schema.find_column_name(field.field_id) for field in schema.fields)
         return tuple(name for name in columns if name in names)
 
-    def check_writable(self, *, appends: bool = False) -> None:
-        PROPERTIES.check(self.name, self.spec.properties_by_name, appends=appends)
+    def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
+        PROPERTIES.check(self.name, self.spec.properties_by_name, appends=appends, copies=copies)
         check_types(self)
 
     def check_fits(self, section: "TableSection") -> None:

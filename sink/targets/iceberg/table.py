@@ -6,7 +6,7 @@ sequence numbers and manifests.
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +30,7 @@ from sink.targets.base import (
     Rewritable,
     TableChanges,
     Target,
+    TouchedFiles,
     WrittenDeletes,
 )
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
@@ -43,6 +44,7 @@ from sink.targets.iceberg.rewritables import equality_deleted, handles, rewritab
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
+from sink.targets.iceberg.touched_files import touched_files
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.locations import in_one_form
 
@@ -236,6 +238,13 @@ class IcebergTable(IcebergState, Target):
     def java_list(self, values: Sequence[str]) -> JavaObject:
         """A Java list of texts. Py4j would make one by a call for each."""
         return self._calls.mapper.readValue(json.dumps(list(values)), self._calls.list_class)
+
+    def objects(self, values: Iterable[JavaObject]) -> JavaObject:
+        """A Java list of Java objects."""
+        found = self.jvm.java.util.ArrayList()
+        for value in values:
+            found.add(value)
+        return found
 
     def content_file(self, text: str) -> JavaObject:
         """The Java data or delete file that a `ContentFileParser` JSON describes."""
@@ -539,7 +548,7 @@ class IcebergTable(IcebergState, Target):
         return live_files(self)
 
     def rows_of(
-        self, files: Sequence[LiveFile]
+        self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]:
         return rows_of(self, files)
 
@@ -553,6 +562,9 @@ class IcebergTable(IcebergState, Target):
         created: list[str],
     ) -> WrittenDeletes:
         return written_deletes(self.spark, self.name, self.spec, name, tasks, rows, known, parquet_deletes, created)
+
+    def touched_files(self, paths: Collection[str]) -> TouchedFiles:
+        return touched_files(self, paths)
 
     def index_forbidden_at(self, location: str) -> str | None:
         if not f"{in_one_form(location)}/".startswith(f"{in_one_form(self.spec.location).rstrip('/')}/"):

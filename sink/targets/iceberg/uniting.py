@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from deltawriters.content import Partition
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import VectorGroup
-from deltawriters.vectors import LostVectorError, bitmap
-from sink.targets.iceberg.puffin import read_deletion_vectors, write_deletion_vectors
+from deltawriters.vectors import LostVectorError
+from sink.targets.iceberg.position_deletes import positions_in
+from sink.targets.iceberg.puffin import place_of, read_deletion_vectors, write_deletion_vectors
 from sink.targets.iceberg.writers import IcebergTableSpec
 
 
@@ -47,7 +46,7 @@ def united(
     for file, positions in group.rows.positions():
         positions |= earlier.pop(file.path, BitMap64())
         for deletes in group.facts[file.path].parquet_deletes:
-            positions |= _parquet_positions(table, deletes, file.path)
+            positions |= positions_in(table.io, deletes, file.path)
         vectors.append((file.path, _partition(file), positions))
     # several tasks write such files for a commit, and Spark may run a task twice
     puffin = table.locations.new_data_location(f"{name}-{uuid4().hex[:8]}-deletes.puffin", None)
@@ -66,16 +65,10 @@ def _stored_vectors(table: IcebergTableSpec, vectors: Sequence[Mapping[str, Any]
         by_path.setdefault(vector["file-path"], []).append(vector)
     stored: dict[str, BitMap64] = {}
     for path, members in by_path.items():
-        places = [(vector["content-offset"], vector["content-size-in-bytes"]) for vector in members]
+        places = [place_of(vector) for vector in members]
         try:
             bitmaps = read_deletion_vectors(table.io, path, places)
         except ValueError as error:
             raise LostVectorError(str(error)) from error
         stored |= {vector["referenced-data-file"]: found for vector, found in zip(members, bitmaps, strict=True)}
     return stored
-
-
-def _parquet_positions(table: IcebergTableSpec, deletes: str, data_file: str) -> BitMap64:
-    with table.io.new_input(deletes).open() as stream:
-        rows = pq.read_table(stream, columns=["pos"], filters=[("file_path", "=", data_file)])
-    return bitmap(rows.column("pos").to_numpy().astype(np.int64))

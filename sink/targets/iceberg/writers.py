@@ -13,7 +13,7 @@ IcebergTableSpec        what the writers know about the table
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
@@ -21,23 +21,26 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider, load_location_provider
+from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts
-from deltawriters.rewrite import SmallFile
+from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
+from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.storage import file_io
 from deltawriters.table import Bucket, TableSpec
+from deltawriters.vectors import LostVectorError
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
 from sink.targets.iceberg.equality import EqualityDeletes
 from sink.targets.iceberg.partitions import key_bucket, partition_key, source_columns, split_by_partition
-from sink.targets.iceberg.position_deletes import PositionDeletes, read_position_deletes
+from sink.targets.iceberg.position_deletes import PositionDeletes, positions_in, read_position_deletes
 from sink.targets.iceberg.present_rows import present_rows
-from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS, read_rows
+from sink.targets.iceberg.puffin import place_of, read_deletion_vectors
+from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS, read_rows, with_row_ids
 
 COMPRESSION = "write.parquet.compression-codec"
 COMPRESSION_LEVEL = "write.parquet.compression-level"
@@ -166,6 +169,29 @@ class IcebergTableSpec(TableSpec):
         no_metrics = tuple((f"write.metadata.metrics.column.{part['name']}", "none") for part in LINEAGE_FIELDS)
         return replace(self, schema=json.dumps(schema), properties=(*self.properties, *no_metrics))
 
+    @property
+    def of_copied_rows(self) -> "IcebergTableSpec":
+        return self.of_moved_rows
+
+    def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+        moved, spec = self.of_moved_rows, self.specs_by_id.get(touched.file.spec_id)
+        read = partial(rows_without, self.io, touched.path, left_out, touched.part)
+        found = present_rows(
+            touched.file, read, moved.iceberg_schema, moved.arrow_schema, spec, self.properties_by_name
+        )
+        return ((places, with_row_ids(rows, places, touched)) for places, rows in found)
+
+    def deleted_in(self, touched: TouchedFile) -> BitMap64:
+        deleted = BitMap64()
+        if touched.vector is not None:
+            try:
+                (deleted,) = read_deletion_vectors(self.io, touched.vector["file-path"], [place_of(touched.vector)])
+            except (FileNotFoundError, ValueError) as error:
+                raise LostVectorError(str(error)) from error
+        for path in touched.deletes:
+            deleted |= positions_in(self.io, path, touched.path)
+        return deleted
+
     def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
         return read_rows(self.io, small, self.arrow_schema, self.of_moved_rows.arrow_schema)
 
@@ -175,7 +201,8 @@ class IcebergTableSpec(TableSpec):
         wanted = self.iceberg_schema.select(*columns)
         types = pa.schema([self.arrow_schema.field(field.name) for field in wanted.fields])
         spec = self.specs_by_id.get(file.spec_id)
-        return present_rows(self.io, file, positions, wanted, types, spec, self.properties_by_name)
+        read = partial(rows_at, self.io, file.path, positions)
+        return present_rows(file, read, wanted, types, spec, self.properties_by_name)
 
     def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
         return read_position_deletes(self.io, deletes.path)
