@@ -110,7 +110,6 @@ def refused(peer: Peer, changelog: Changelog) -> str:
     """Why there is no such case. Empty if there is one."""
     if peer.format == "delta" and changelog.partitioning == "bucket":
         return "Delta Lake has no buckets"
-        return "the converter wants the partition's column in the key"
     return ""
 
 

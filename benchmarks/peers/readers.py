@@ -10,6 +10,7 @@ import argparse
 import importlib
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -51,7 +52,7 @@ class Readers:
         taken, found = _timed(lambda: totals(self._frame(table, kind)), scans)
         points = []
         for key in ids:
-            seconds, rows = _timed(lambda key=key: self._frame(table, kind).where(f"id = {key}").collect(), 1)
+            seconds, rows = _timed(partial(self._point, table, kind, key), 1)
             assert len(rows) == 1, f"key {key} has {len(rows)} rows"
             points += seconds
         return {"scans": taken, "points": points, "totals": _plain(found)}
@@ -65,7 +66,7 @@ class Readers:
             points = []
             for key in ids:
                 query = _POINT.format(source, key)
-                seconds, rows = _timed(lambda query=query: connection.execute(query).fetchall(), 1)
+                seconds, rows = _timed(partial(_rows, connection, query), 1)
                 assert len(rows) == 1, f"key {key} has {len(rows)} rows"
                 points += seconds
         return {"scans": taken, "points": points, "totals": _plain(Totals(row[0], row[1] or Decimal(0), row[2] or 0))}
@@ -73,6 +74,9 @@ class Readers:
     def compare(self, table: str, kind: str, expected: str) -> Answer:
         """Whether all rows are those of a file."""
         return {"equal": checksum(self._frame(table, kind)) == checksum(self._spark.read.parquet(expected))}
+
+    def _point(self, table: str, kind: str, key: int) -> list[Any]:
+        return self._frame(table, kind).where(f"id = {key}").collect()
 
     def _frame(self, table: str, kind: str) -> DataFrame:
         if kind == "delta":
@@ -88,13 +92,21 @@ def newest_metadata(location: Path) -> Path:
 
 def _duckdb(kind: str) -> duckdb.DuckDBPyConnection:
     """Its extensions are packages: nothing is downloaded."""
-    settings = {"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": CORES}
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "threads": CORES,
+    }
     connection = duckdb.connect(config=settings)
     for name in ("delta",) if kind == "delta" else ("avro", "iceberg"):
         package = importlib.import_module(f"duckdb_extension_{name}")
         (extension,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
         connection.execute(f"LOAD '{extension}'")
     return connection
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> list[Any]:
+    return connection.execute(query).fetchall()
 
 
 def _timed(query: Callable[[], Any], times: int) -> tuple[list[float], Any]:
