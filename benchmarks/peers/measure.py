@@ -79,7 +79,7 @@ def _of_peer(
                 if writer is None:
                     writer = stack.enter_context(_writer(peer, warehouse, work, readers))
                     _warm_up(writer, peer, changelog, warehouse, work, readers)
-                yield figures | _of_case(writer, peer, changelog, files[changelog], scale, warehouse, readers)
+                yield figures | _of_case(writer, peer, changelog, files[changelog], scale, warehouse, work, readers)
             except RefusedError as error:
                 yield figures | {"skipped": str(error)}
             except WriterError as error:
@@ -92,7 +92,7 @@ def _of_peer(
 @contextmanager
 def _writer(peer: Peer, warehouse: Path, work: Path, readers: PythonProgram) -> Iterator[Writer]:
     number = PEERS.index(peer)
-    log, folder = work / f"writer-{number}.log", work / f"writer-{number}"
+    log, folder = work / f"writer-{number}.log", _work_of(peer, work)
     if peer.program == "flink":
         with flink_program(log) as program:
             yield FlinkWriter(program, peer, folder, readers)
@@ -126,6 +126,7 @@ def _of_case(
     files: Files,
     scale: Scale,
     warehouse: Path,
+    work: Path,
     readers: PythonProgram,
 ) -> Figures:
     table = _table(peer, changelog)
@@ -134,20 +135,19 @@ def _of_case(
     figures: Figures = {"machine_seconds": [machine_seconds()], "marks": []}
     with PeakMemory(writer.pid) as memory:
         figures["load_seconds"] = writer.load(files.initial)
-        growth = FolderGrowth(location)
+        # rowdelta's index is beside its checkpoint; others have none
+        growths = [FolderGrowth(location), FolderGrowth(_work_of(peer, work) / table / "state" / "index")]
         seconds: list[float] = []
         settled: list[float] = []
-        cpu = written = grown = 0.0
+        cpu, written, grown = 0.0, 0, 0
         for mark in files.marks:
             cpu_before, written_before = _used(writer)
             seconds += writer.apply(files.batches[len(seconds) : mark.batch])
             settled.append(writer.settle())
             cpu_after, written_after = _used(writer)
-            cpu, written, grown = (
-                cpu + cpu_after - cpu_before,
-                written + written_after - written_before,
-                growth.look() + grown,
-            )
+            cpu += cpu_after - cpu_before
+            written += written_after - written_before
+            grown += sum(growth.look() for growth in growths)
             figures["marks"].append(_read(readers, table, peer, mark, scale))
             figures["machine_seconds"].append(machine_seconds())
     writer.leave()
@@ -165,6 +165,10 @@ def _of_case(
         "table_bytes": grown,
         "memory_bytes": memory.bytes,
     }
+
+
+def _work_of(peer: Peer, work: Path) -> Path:
+    return work / f"writer-{PEERS.index(peer)}"
 
 
 def _used(writer: Writer) -> tuple[float, int]:
