@@ -1,0 +1,33 @@
+"""What the plots of all pages share. Matplotlib is imported when something is drawn: only those who draw need it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+OURS, OTHERS = "#1f6fb4", "#b0b0b0"
+_SETTINGS = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+}
+
+
+@contextmanager
+def drawn(path: Path, rows: int, columns: int, width: float, height: float) -> Iterator[Any]:
+    """Yield the axes of a picture, in rows, and write it when this context ends."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(_SETTINGS):
+        figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+        yield axes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # without the time of writing: the same figures give the same bytes
+        figure.savefig(path, dpi=110, metadata={"Software": None})
+        pyplot.close(figure)
