@@ -1,6 +1,7 @@
 """What a process and all that came of it cost: CPU time, memory, open files, bytes written. Linux only, from /proc."""
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -145,3 +146,10 @@ def machine_seconds() -> float:
     started = perf_counter()
     np.sort(numbers)
     return perf_counter() - started
+
+
+def commit() -> str:
+    """The commit of the repository from which this runs."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

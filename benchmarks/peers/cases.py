@@ -54,12 +54,14 @@ class Scale:
     :param events: of a micro-batch.
     :param marks: the micro-batches after which the table is read and compared with the source.
     :param scans: how often each query is run at a mark.
+    :param warm: whether a peer writes a small table first.
     """
 
     rows: int
     events: int
     marks: tuple[int, ...]
     scans: int = 5
+    warm: bool = True
 
 
 PEERS = (
@@ -100,7 +102,7 @@ CHANGELOGS = (
 )
 
 SCALES = {
-    "tiny": Scale(rows=2_000, events=200, marks=(1, 2), scans=1),
+    "tiny": Scale(rows=2_000, events=200, marks=(1, 2), scans=1, warm=False),
     "small": Scale(rows=200_000, events=10_000, marks=(1, 5, 20)),
     "full": Scale(rows=2_000_000, events=50_000, marks=(1, 5, 20, 100)),
 }

@@ -4,7 +4,6 @@ import json
 import platform
 import shutil
 import statistics
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -26,12 +25,10 @@ from benchmarks.peers.writers import (
     kind_of,
     location_of,
 )
-from benchmarks.processes import FolderGrowth, PeakMemory, cpu_seconds, machine_seconds, tree, written_bytes
+from benchmarks.processes import FolderGrowth, PeakMemory, commit, cpu_seconds, machine_seconds, tree, written_bytes
 
 Figures = dict[str, Any]
 """What one case came to, as it stands in a line of the results."""
-
-_ROOT = Path(__file__).parents[2]
 
 
 def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int, work: Path) -> Iterator[Figures]:
@@ -40,7 +37,7 @@ def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int,
     of_run = {
         "scale": scale_name,
         "seed": seed,
-        "commit": _commit(),
+        "commit": commit(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
@@ -78,7 +75,8 @@ def _of_peer(
             try:
                 if writer is None:
                     writer = stack.enter_context(_writer(peer, warehouse, work, readers))
-                    _warm_up(writer, peer, changelog, warehouse, work, readers)
+                    if scale.warm:
+                        _warm_up(writer, peer, changelog, warehouse, work, readers)
                 yield figures | _of_case(writer, peer, changelog, files[changelog], scale, warehouse, work, readers)
             except RefusedError as error:
                 yield figures | {"skipped": str(error)}
@@ -203,13 +201,6 @@ def _begin(table: str, warehouse: Path) -> Path:
 
 def _table(peer: Peer, changelog: Changelog) -> str:
     return f"p{PEERS.index(peer)}_{changelog.shape.replace('-', '_')}_{changelog.partitioning}"
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
 
 
 def append(figures: Figures, path: Path) -> None:

@@ -9,13 +9,12 @@ makes a page too. The page says in which run each case was measured, and how bus
 import argparse
 import json
 import statistics
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import OTHERS, OURS, drawn, folded
 from benchmarks.peers.cases import CHANGELOGS, PEERS, SCALES, SHAPES, Changelog
-from benchmarks.plots import OTHERS, OURS, drawn
 
 Figures = dict[str, Any]
 
@@ -53,13 +52,14 @@ def write(results: Path, page: Path) -> None:
     parts.append(_left_out(cases))
     index = KEY_INDEX.read_text(encoding="utf-8") if KEY_INDEX.exists() else "rowdelta's figures are still to come.\n"
     parts += [f"{_INDEX}\n{index}"]
-    page.write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    page.write_text(folded("\n".join(part for part in parts if part)), encoding="utf-8")
 
 
 def newest(results: Path) -> list[Figures]:
-    """The last line of each case, in the order of the cases."""
+    """The last line of each case at the scale of the last line, in the order of the cases."""
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    by_case = {(figures["peer"], figures["changelog"]): figures for figures in lines}
+    scale = lines[-1]["scale"]
+    by_case = {(figures["peer"], figures["changelog"]): figures for figures in lines if figures["scale"] == scale}
     names = [(peer.name, changelog.name) for changelog in CHANGELOGS for peer in PEERS]
     return [by_case[name] for name in names if name in by_case]
 
@@ -69,8 +69,7 @@ def _measured(cases: Iterable[Figures]) -> list[Figures]:
 
 
 def _facts(cases: Sequence[Figures]) -> dict[str, str]:
-    scales = {figures["scale"] for figures in cases}
-    scale = SCALES[next(iter(scales))] if len(scales) == 1 else None
+    scale = SCALES[cases[0]["scale"]]
     shapes = []
     for changelog in CHANGELOGS[:4]:
         shape = SHAPES[changelog.shape]
@@ -78,9 +77,9 @@ def _facts(cases: Sequence[Figures]) -> dict[str, str]:
         keys = f"Zipf({shape.zipf})" if shape.zipf else "any, with the same chance"
         shapes.append(f"| {changelog.shape} | {shape.updates:.0%}, {shape.deletes:.0%}, {inserts:.0%} | {keys} |")
     return {
-        "rows": f"{scale.rows:,}" if scale else "different numbers of",
-        "events": f"{scale.events:,}" if scale else "different numbers of",
-        "changes": f"{scale.events * 17 // 10:,}" if scale else "more",
+        "rows": f"{scale.rows:,}",
+        "events": f"{scale.events:,}",
+        "changes": f"{scale.events * 17 // 10:,}",
         "shapes": "\n".join(shapes),
         "spark": "4.0.2",
     }
@@ -96,7 +95,7 @@ def _run(cases: Sequence[Figures]) -> str:
     days = sorted({figures["began"][:10] for figures in measured})
     text = (
         f"## The run\n\nMeasured on {', '.join(days)} at commit {', '.join(commits)}, on two cores, local disk; "
-        f"scale `{', '.join(sorted({figures['scale'] for figures in measured}))}`. The same small piece of work took "
+        f"scale `{cases[0]['scale']}`. The same small piece of work took "
         f"{best:.2f} s at best, and {worst:.2f} s at worst."
     )
     if worst > _BUSY * best:
@@ -105,7 +104,7 @@ def _run(cases: Sequence[Figures]) -> str:
             "as at its best this piece of work took beside each case (the median). Compare figures only where it is "
             "alike; CPU time and bytes suffer least."
         )
-    return _folded(text)
+    return f"{text}\n"
 
 
 def _best_machine(measured: Sequence[Figures]) -> float:
@@ -220,7 +219,7 @@ def _losses(cases: Sequence[Figures]) -> str:
         [
             "## Where we lose\n",
             "Every figure in which another peer is more than 10 % better than rowdelta's default, `deletes: position`, "
-            "on the\nsame kind of table. Of Iceberg's tables all versions are compared.\n",
+            "on the same kind of table. Of Iceberg's tables all versions are compared.\n",
             "| changelog | rowdelta | figure | rowdelta's | better |",
             "|---|---|---|---:|---|",
             *rows,
@@ -274,12 +273,6 @@ def _plot(measured: Sequence[Figures], path: Path) -> None:
 
 def _last_of(found: Figures) -> float:
     return float(found["scan"]) if found.get("right") else float("nan")
-
-
-def _folded(text: str, width: int = 120) -> str:
-    head, _, body = text.rpartition("\n\n")
-    folded = textwrap.fill(body, width, break_long_words=False, break_on_hyphens=False)
-    return f"{head}\n\n{folded}\n" if head else f"{folded}\n"
 
 
 def main() -> None:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.processes import machine_seconds
+from benchmarks.processes import commit, machine_seconds
 from benchmarks.soak.changes import Changes, differences
 from benchmarks.soak.job import Job, SoakError
 
@@ -49,6 +50,8 @@ def run(plan: Plan, job: Job, samples: Path, tell: Callable[[str], None] = print
     changes = Changes(plan.keys, plan.events, plan.column_every, plan.seed)
     wrong: list[str] = []
     before: dict[str, dict[str, float]] = {}
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    _append({**asdict(plan), "formats": job.formats, "commit": commit(), "began": began}, samples)
     kills, comparisons, sampled = plan.kills(), plan.comparisons(), plan.samples()
     job.publish(1, changes.first_load())
     job.start()

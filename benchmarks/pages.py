@@ -1,5 +1,8 @@
-"""What the plots of all pages share. Matplotlib is imported when something is drawn: only those who draw need it."""
+"""What pages that are made of figures share: plots, and lines that fit. Matplotlib is imported when something is drawn:
+only those who draw need it.
+"""
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,3 +34,15 @@ def drawn(path: Path, rows: int, columns: int, width: float, height: float) -> I
         # without the time of writing: the same figures give the same bytes
         figure.savefig(path, dpi=110, metadata={"Software": None})
         pyplot.close(figure)
+
+
+def folded(text: str, width: int = 120) -> str:
+    """The text with its long lines folded, but for rows of tables and pictures."""
+
+    def fold(line: str) -> str:
+        if len(line) <= width or line.startswith(("|", "!")):
+            return line
+        indent = "  " if line.startswith("- ") else ""
+        return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+    return "\n".join(fold(line) for line in text.split("\n"))
