@@ -31,8 +31,9 @@ class Changes:
     :param column_every: after so many micro-batches the rows have another column.
     """
 
-    def __init__(self, keys: int, events: int, column_every: int, seed: int) -> None:
+    def __init__(self, keys: int, events: int, column_every: int, seed: int, regions: int = len(REGIONS)) -> None:
         self.batches = 0
+        self._regions = regions
         self._events, self._column_every, self._seed = events, column_every, seed
         self._next = 1
         self._keys = keys
@@ -68,7 +69,7 @@ class Changes:
         self._next += count
         moved = (random.random(count) < MOVE_SHARE) | (self._seq[keys] == 0)
         # a key that comes twice keeps the region that it had before the micro-batch, or moves
-        region = np.where(moved, random.integers(len(REGIONS), size=count), self._region[keys])
+        region = np.where(moved, random.integers(self._regions, size=count), self._region[keys])
         rows = self._rows(keys, region, seq)
         kinds = pa.array(["+U", "-D"]).take(pa.array(deleted.astype(np.int64)))
         last = count - 1 - np.unique(keys[::-1], return_index=True)[1]

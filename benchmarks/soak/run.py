@@ -30,6 +30,8 @@ class Plan:
     compare_every: int = 500
     sample_every: int = 50
     seed: int = 1
+    regions: int = 8
+    """Partitions of the tables."""
 
     def kills(self) -> set[int]:
         """Never where the tables are compared: then the sink has nothing to do."""
@@ -47,7 +49,7 @@ def run(plan: Plan, job: Job, samples: Path, tell: Callable[[str], None] = print
 
     :return: the differences between tables and source, in words. Empty if there are none.
     """
-    changes = Changes(plan.keys, plan.events, plan.column_every, plan.seed)
+    changes = Changes(plan.keys, plan.events, plan.column_every, plan.seed, plan.regions)
     wrong: list[str] = []
     before: dict[str, dict[str, float]] = {}
     began = datetime.now(UTC).isoformat(timespec="seconds")

@@ -19,7 +19,8 @@ SHORT = Plan(
     kill_every=80,
     column_every=40,
     compare_every=50,
-    sample_every=10,
+    sample_every=25,
+    regions=2,
 )
 """In three tables at the same time, so 300 micro-batches."""
 
@@ -62,6 +63,7 @@ def test_kills_come_where_the_sink_has_something_to_do() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(1800)
 def test_a_short_soak_ends_with_tables_that_equal_the_source(tmp_path: Path) -> None:
     told: list[str] = []
     job = Job(tmp_path / "soak", memory="512m")
