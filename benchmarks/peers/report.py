@@ -179,7 +179,6 @@ def _last(reader: str, query: str) -> Callable[[Figures], float]:
 
 
 _FIGURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
-    # name, unit, value
     ("median micro-batch", "s", lambda figures: statistics.median(figures["seconds"])),
     ("slowest or p99 micro-batch", "s", _p99),
     ("CPU per 1,000 rows", "ms", lambda figures: figures["cpu_seconds"] / figures["changes"] * 1e6),
@@ -221,8 +220,8 @@ def _losses(cases: Sequence[Figures]) -> str:
         [
             "## Where we lose\n",
             "Every figure in which another peer is more than 10 % better than rowdelta's default, `deletes: position`, "
-            "on the same kind of table. Of Iceberg's tables all versions are compared. Seconds are compared only where the "
-            f"machine was alike: within a factor of {_BUSY}.\n",
+            "on the same kind of table. Of Iceberg's tables all versions are compared. Seconds are compared only where "
+            f"the machine was alike: within a factor of {_BUSY}.\n",
             "| changelog | rowdelta | figure | rowdelta's | better |",
             "|---|---|---|---:|---|",
             *rows,
@@ -233,7 +232,7 @@ def _losses(cases: Sequence[Figures]) -> str:
 
 def _alike(one: Figures, other: Figures) -> bool:
     """Whether the machine was equally busy."""
-    ratio = statistics.median(one["machine_seconds"]) / statistics.median(other["machine_seconds"])
+    ratio = float(statistics.median(one["machine_seconds"]) / statistics.median(other["machine_seconds"]))
     return 1 / _BUSY <= ratio <= _BUSY
 
 
