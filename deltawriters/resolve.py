@@ -170,6 +170,22 @@ def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]
     return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
 
 
+def rows_superseded_meanwhile(moved: IndexSlice, newer: IndexSlice) -> list[OldRows]:
+    """Rows that were moved to new files while commits deleted them or gave their keys other rows.
+
+    :param moved: the runs that say where the rows are now.
+    :param newer: the runs of these commits.
+    """
+    found: dict[str, list[OldRows]] = {}
+    for info in moved.runs:  # one by one, so that memory is bounded by the largest
+        run = open_run(moved.io, moved.location, info)
+        gone = np.flatnonzero(newer.superseded(run.high, run.low))
+        at = Located(gone, (run.file[gone] & ~SUPERSEDES).astype(np.int64), run.pos[gone].astype(np.int64), run.files)
+        for old in _by_file(at):
+            found.setdefault(old.file.path, []).append(old)
+    return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
+
+
 def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows]) -> list[ContentFile]:
     """Write delete files for rows of earlier snapshots, without a delta writer."""
     files = DataFiles()

@@ -110,6 +110,24 @@ exit codes:
   2, 4  none differs, but one can't be compared as things are: see what is printed
 """
 
+_MAINTAIN = """\
+Does once, without a budget, what a run does for its tables beside the stream (section maintenance).
+
+  rowdelta maintain sink.yaml --dry-run
+  rowdelta maintain sink.yaml --table orders
+
+what it does:
+  rewrites  files that are small, have many deleted rows, or many delete files; each group of files is a commit
+  expires   snapshots that are older than maintenance.expire says, except what the sink still needs
+  orphans   files in the table's folder that no snapshot has, if they are older than maintenance.orphans says
+
+Stop the sink first: if both commit at the same time, one of them is refused (exit 4), and nothing is lost. A run does
+the same by itself, within maintenance.budget, and its stream goes on meanwhile.
+
+exit codes:
+  4, 75  a table could not be looked after; see what is printed
+"""
+
 _EPILOG = """\
 exit codes:
   0   done, or stopped as asked
@@ -202,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_init(add)
     _add_history(add)
     _add_verify(commands)
+    _add_maintain(commands)
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
@@ -277,6 +296,26 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
         help="the newest snapshot that is not past this source position, such as '{\"0\": 42}': no message of "
         "partition 0 from offset 42 on has been applied. Partitions that aren't named may be anywhere",
     )  # fmt: skip
+
+
+def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "maintain",
+        help="rewrite what is dear to read, and remove what nobody needs",
+        description=_MAINTAIN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(command=_maintain)
+    command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+    command.add_argument(
+        "--table",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="only this table, by its target, the end of it, or its source; may be given several times",
+    )
+    command.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
+    command.add_argument("--json", action="store_true", help="one JSON object a table, for machines")
 
 
 def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -514,6 +553,21 @@ def _verify(args: argparse.Namespace) -> int:
             for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):
                 print(printable(line), flush=True)
     return verify.exit_code(outcomes)
+
+
+def _maintain(args: argparse.Namespace) -> int:
+    config = _load(args)
+    from sink.commands import maintain
+    from sink.spark import session
+
+    spark = session.start(config, short=True)
+    codes = []
+    with session.stopping(spark):
+        for result in maintain.maintain(spark, config, args.table, dry_run=args.dry_run):
+            codes.append(maintain.exit_code(result))
+            for line in [maintain.as_json(result)] if args.json else maintain.lines(result):
+                print(printable(line), flush=True)
+    return min((code for code in codes if code), default=0)
 
 
 def _time(text: str) -> int:

@@ -19,6 +19,7 @@ from changelog import formats
 from sink import cli, errors
 from sink.commands import demo
 from sink.config import model as config
+from sink.config.maintenance import MaintenanceSection
 from sink.targets.capabilities import CAPABILITIES
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +32,8 @@ DOCUMENTS = [
 ]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
 COMMANDS = (
-    "init", "run", "check", "status", "history", "show", "verify", "dead-letters", "warm", "package", "packages",
-    "demo",
+    "init", "run", "check", "status", "history", "show", "verify", "maintain", "dead-letters", "warm", "package",
+    "packages", "demo",
 )  # fmt: skip
 
 _SECTIONS: dict[str, type[BaseModel]] = {
@@ -41,6 +42,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "tables[]": config.TableSection,
     "index": config.IndexSection,
     "verify": config.VerifySection,
+    "maintenance": MaintenanceSection,
 }
 
 

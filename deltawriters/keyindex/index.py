@@ -1,8 +1,8 @@
 """Probes and merges the runs of an index. Each task does this for the range of key hashes that it owns."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 
@@ -116,6 +116,28 @@ class IndexSlice:
         query, number, pos = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return Located(query, number, pos, files)
 
+    def superseded(self, high: Hashes, low: Hashes) -> Flags:
+        """Whether entries of these runs take the place of all older entries of the keys (high[i], low[i]): the key was
+        deleted, or has its only row elsewhere.
+
+        :param high: high hashes of n keys, in any order.
+        :param low: low hashes of the n keys.
+        :raises CorruptIndexError: a run is damaged or missing.
+        """
+        by_high = np.argsort(high, kind="stable")
+        high, low = high[by_high], low[by_high]
+        found = np.zeros(len(high), np.bool_)
+        for info in self.runs:
+            start = int(np.searchsorted(high, np.uint64(info.first)))
+            stop = int(np.searchsorted(high, np.uint64(info.last), side="right"))
+            if start < stop:
+                run = open_run(self.io, self.location, info)
+                query, at = _matches(run, high, low, np.arange(start, stop))
+                found[query[run.file[at] & SUPERSEDES != 0]] = True
+        result = np.empty(len(high), np.bool_)
+        result[by_high] = found
+        return result
+
     def write_merged(self, name: str, first: int, last: int, max_entries: int = 4_000_000) -> list[RunInfo]:
         """Merge the entries of the runs `merge` with first <= high < last into new runs `{name}-{i}`. If no entry is
         left, no run is written.
@@ -143,6 +165,27 @@ class IndexSlice:
             if len(merged.high):
                 written.append(write_run(self.io, self.location, f"{name}-{len(written)}", infos[0].sequence, merged))
         return written
+
+    def live_rows(self, max_entries: int = 4_000_000) -> Iterator[tuple[Ints, Ints, Sequence[IndexedFile]]]:
+        """All rows that the index knows: parts of n rows, with their n file numbers, n positions, and the files.
+
+        :param max_entries: about this many entries are read at a time.
+        :raises CorruptIndexError: a run is damaged or missing.
+        """
+        everything = replace(self, drop_tombstones=True)
+        infos = sorted(self.runs, key=lambda run: -run.sequence)
+        runs = [open_run(self.io, self.location, run) for run in infos]
+        numbers: dict[str, int] = {}
+        files: list[IndexedFile] = []
+        renumbered = [np.array([_number(f, numbers, files) for f in run.files], np.uint32) for run in runs]
+        dead = [self._dead_files(run) for run in runs]
+        for low_edge, high_edge in pairwise(_edges(runs, 0, 2**64, max_entries)):
+            newest_first = [
+                _renumber(run, _between(run, low_edge, high_edge), new, gone)
+                for run, new, gone in zip(runs, renumbered, dead, strict=True)
+            ]
+            merged = everything._merged(newest_first, files)
+            yield (merged.file & _NUMBER).astype(np.int64), merged.pos.astype(np.int64), merged.files
 
     def _merged(self, newest_first: list[tuple[Hashes, Hashes, Words, Words]], files: Sequence[IndexedFile]) -> Entries:
         high, low, file, pos = (np.concatenate(columns) for columns in zip(*newest_first, strict=True))

@@ -13,7 +13,7 @@ from sink.errors import ConfigError, RowdeltaError, TableError
 from sink.printing import one_line
 from sink.run.inference import SparkSample
 from sink.run.keys import table_key, with_key
-from sink.run.patterns import ResolvedTable, find_tables, source_pattern
+from sink.run.patterns import ResolvedTable, chosen_tables, find_tables, source_pattern
 from sink.run.pipeline import open_source
 from sink.run.plan import plan_table
 from sink.targets.base import property_prefix
@@ -57,7 +57,7 @@ def verify(spark: SparkSession, config: Config, names: Sequence[str], limit: int
     """
     source = open_source(spark, config, {})
     resolved = find_tables(config, source)
-    chosen = _chosen(resolved, names)
+    chosen = chosen_tables(resolved, names)
     for table in chosen:
         if config.verify_of(table.section) is None:
             raise ConfigError(f"{table.path}: {table.section.target} has no verify section. {_WAY_OUT}")
@@ -202,25 +202,6 @@ def _expanded(config: Config, resolved: ResolvedTable, text: str) -> str:
     match = pattern.fullmatch(resolved.section.source)
     assert match is not None
     return _REFERENCE.sub(lambda reference: match[int(reference[1] or reference[2])] or "", text)
-
-
-def _chosen(resolved: Sequence[ResolvedTable], names: Sequence[str]) -> list[ResolvedTable]:
-    """:raises ConfigError: a name fits no table, or several."""
-    if not names:
-        return list(resolved)
-    chosen = []
-    for name in names:
-        found = [
-            table
-            for table in resolved
-            if table.section.target == name or table.section.target.endswith(f".{name}") or table.section.source == name
-        ]
-        if len(found) != 1:
-            known = ", ".join(table.section.target for table in resolved[:10])
-            what = "fits several tables" if found else "is no table of this configuration"
-            raise ConfigError(f"--table {name} {what}. The targets: {known}.")
-        chosen += found
-    return chosen
 
 
 def _dead_letters(spark: SparkSession, config: Config, section: TableSection) -> int:

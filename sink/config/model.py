@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from changelog import formats
+from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, RewriteSection
 from sink.config.options import (
     MisplacedError,
     check_catalog,
@@ -380,6 +381,7 @@ class TableSection(_Section):
     properties: dict[str, Text] = Field(default_factory=dict)
     group: Annotated[str, Field(min_length=1)] | None = None
     verify: VerifySection | None = None
+    maintenance: MaintenanceSection | None = None
 
     @field_validator("target")
     @classmethod
@@ -559,6 +561,7 @@ class Config(_Section):
     tables: Annotated[list[TableSection], Field(min_length=1)]
     index: IndexSection | None = None
     verify: VerifySection | None = None
+    maintenance: MaintenanceSection = MaintenanceSection()
     spark: dict[str, Text] = Field(default_factory=dict)
 
     @field_validator("catalogs")
@@ -913,6 +916,13 @@ class Config(_Section):
             given = {name: value for name, value in given.items() if name == "settle"}
         return VerifySection.model_validate(given | own)
 
+    def maintenance_of(self, table: TableSection) -> MaintenanceSection:
+        """What is done for a table: the global section, with the table's own values in place of its."""
+        if table.maintenance is None:
+            return self.maintenance
+        given, own = (section.model_dump(exclude_unset=True) for section in (self.maintenance, table.maintenance))
+        return MaintenanceSection.model_validate(given | own)
+
     def table_folder(self, target: str) -> str | None:
         """The folder of a table, as path or URI without a slash at the end. None if only the catalog knows it."""
         catalog, *names = target.split(".")
@@ -1140,11 +1150,22 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
     model = Config if not path else models[str(path[0])]
     if path[-1:] == ("verify",):
         model = VerifySection
+    if "maintenance" in path:
+        model = _maintenance_section(path)
     if path[-2:-1] == ("columns",):
         model = ColumnSection
     if path == ("sink", "http"):
         model = HttpSection
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _maintenance_section(path: tuple[str | int, ...]) -> type[BaseModel]:
+    sections: dict[str, type[BaseModel]] = {
+        "expire": ExpireSection,
+        "orphans": OrphansSection,
+        "rewrite": RewriteSection,
+    }
+    return sections.get(str(path[-1]), MaintenanceSection)
 
 
 def _example(path: tuple[str | int, ...]) -> str:

@@ -114,6 +114,9 @@ class Engine(Protocol):
     def catalogs(self) -> Tables:
         """The catalogs of the configuration."""
 
+    def another(self) -> "Engine":
+        """An engine of the same table, whose tasks may run at the same time."""
+
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> BatchWriter: ...
 
     def index_folder(self) -> IndexFolder: ...

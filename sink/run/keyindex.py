@@ -21,14 +21,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from pyiceberg.io import FileIO
 
 from deltawriters import TableSpec
-from deltawriters.keyindex import IndexSlice, RunInfo, plan_merge, random_base, run_files
+from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion
 from deltawriters.old_rows import DeletedRows
-from deltawriters.resolve import OldRows, rows_written_meanwhile
+from deltawriters.resolve import OldRows, rows_superseded_meanwhile, rows_written_meanwhile
 from deltawriters.table import Bucket
 from sink.errors import TableError
 from sink.run.engine import Engine, KeyReading
@@ -44,6 +45,36 @@ _MOST_LOOKED_UP = 20_000_000
 """Keys of rows that others changed, among which the driver looks a micro-batch's keys up. Among more, tasks do it."""
 _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """The state of the index from which rows are moved while micro-batches go on.
+
+    :param slice: the state. Its runs stay, and aren't merged, as long as the pin holds.
+    :param sequence: age of the entries that say where the rows are then: between those of the state and later ones.
+    :param hash: how keys are hashed.
+    :param base: the snapshot of the state.
+    """
+
+    slice: IndexSlice
+    sequence: int
+    hash: KeyHash
+    base: int | None
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What a commit adopts of rows that were moved since a state was pinned.
+
+    :param files: the new data files with a live row, with their deletes if the format has these there.
+    :param index: the index's part.
+    :param dropped: paths of the new data files without a live row.
+    """
+
+    files: Sequence[str]
+    index: IndexCommit
+    dropped: Sequence[str]
 
 
 class KeyIndex:
@@ -77,6 +108,7 @@ class KeyIndex:
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
+        self._pin: Pin | None = None
 
     @property
     def base(self) -> int | None:
@@ -94,6 +126,7 @@ class KeyIndex:
         """The index is damaged. Let the next micro-batch build it again."""
         self._version = None
         self._damaged = True
+        self._pin = None
 
     def synchronize(self, stored: StoredPosition | None) -> None:
         """Bring the index up to the table's current snapshot.
@@ -112,7 +145,8 @@ class KeyIndex:
     def slice(self) -> IndexSlice:
         """The part of the index that the tasks of a micro-batch need."""
         version = self._synchronized()
-        merge = plan_merge(version.runs)
+        pinned = set(self._pin.slice.runs) if self._pin is not None else ()
+        merge = plan_merge([run for run in version.runs if run not in pinned])
         oldest = min((run.sequence for run in version.runs), default=0)
         return IndexSlice(
             location=f"{self._location}/runs",
@@ -297,6 +331,92 @@ class KeyIndex:
         vectors = [json.dumps(vector) for path in removed if (vector := version.vectors.get(path)) is not None]
         return IndexCommit(self._base, stored, (), vectors, (), paths)
 
+    def pin(self) -> Pin:
+        """Hold the current state, so that rows can be moved from it while micro-batches go on. There is one pin at a
+        time.
+        """
+        sequence = self.next_sequence
+        self._version = replace(self._synchronized(), sequence=sequence)  # later entries are newer than the moved rows'
+        self._pin = None
+        held = replace(self.slice(), merge=(), drop_tombstones=False)
+        self._pin = Pin(held, sequence, self.key_hash(self._table.spec), self._base)
+        return self._pin
+
+    def release(self, pin: Pin) -> None:
+        """The state needn't stay any longer."""
+        if self._pin is pin:
+            self._pin = None
+
+    def adopt(
+        self,
+        pin: Pin,
+        operation: str,
+        files: Sequence[str],
+        gone: Iterable[str],
+        runs: Sequence[RunInfo],
+        new_paths: list[str],
+    ) -> Adopted | None:
+        """Like `prepare`, for a commit that moves rows to new data files, which were written since a state was pinned.
+        Rows that micro-batches have deleted since, or given their keys other rows, are deleted in the new files too.
+
+        :param operation: name of the commit.
+        :param files: the new data files, as in `ChangeSet`.
+        :param gone: the old data files.
+        :param runs: entries of the rows in their new files, with the pin's sequence.
+        :param new_paths: the path of each written file is added to it.
+        :return: None if others have changed one of the old files, or the index was built again: the rewrite gives way.
+        """
+        version, removed = self._synchronized(), set(gone)
+        if self._pin is not pin or not set(pin.slice.runs) <= set(version.runs):
+            return None
+        if any(version.dead.get(path, -1) > pin.sequence for path in removed):
+            return None
+        newer = tuple(run for run in version.runs if run.sequence > pin.sequence)
+        moved = IndexSlice(pin.slice.location, pin.slice.io_properties, tuple(runs), {})
+        superseded = rows_superseded_meanwhile(moved, replace(moved, runs=newer)) if newer else []
+        deleted = DeletedRows({}, self._folder.io_properties).with_rows(superseded)
+        files, written = self._table.delete_new_rows(f"{operation}-{self._base}", files, deleted, new_paths)
+        prepared = replace(
+            version,
+            runs=(*version.runs, *runs),
+            dead=self._still_dead(dict(version.dead) | dict.fromkeys(removed, pin.sequence), (*version.runs, *runs)),
+            vectors=version.vectors.changed({**dict.fromkeys(removed), **written.vectors}),
+            parquet_deletes={path: found for path, found in version.parquet_deletes.items() if path not in removed},
+        )
+        self._prepared_name, self._prepared_base = operation, self._base
+        self._prepared = self._written(operation, prepared, new_paths)
+        stored = {"version": operation, "base": self._base}
+        vectors = [json.dumps(vector) for path in removed if (vector := version.vectors.get(path)) is not None]
+        index = IndexCommit(self._base, stored, written.files, vectors, (), new_paths, written.bytes)
+        return Adopted(files, index, [path for path, vector in written.vectors.items() if vector is None])
+
+    def converted(self, operation: str, files: Mapping[IndexedFile, int], new_paths: list[str]) -> IndexCommit:
+        """Like `prepare`, for a commit that says by position what equality deletes say by value: which rows of data
+        files aren't live.
+
+        :param operation: name of the commit.
+        :param files: the data files to which equality deletes apply, and the number of their rows, live or not.
+        :param new_paths: the path of each written file is added to it.
+        :raises CorruptIndexError: a run is damaged or missing.
+        """
+        version = self._synchronized()
+        dead = {file.path: np.ones(count, np.bool_) for file, count in files.items()}
+        for numbers, positions, found in self.slice().live_rows():
+            for number in np.unique(numbers).tolist():
+                if found[number].path in dead:
+                    dead[found[number].path][positions[numbers == number]] = False
+        rows = [OldRows(file, np.flatnonzero(dead[file.path])) for file in files if dead[file.path].any()]
+        deleted = DeletedRows({}, self._folder.io_properties).with_rows(rows)
+        written = self._table.delete_rows(
+            f"{operation}-{self._base}", 0, deleted, version.vectors.get, version.parquet_deletes, new_paths
+        )
+        parquet_deletes = {path: old for path, old in version.parquet_deletes.items() if path not in written.vectors}
+        prepared = replace(version, vectors=version.vectors.changed(written.vectors), parquet_deletes=parquet_deletes)
+        self._prepared_name, self._prepared_base = operation, self._base
+        self._prepared = self._written(operation, prepared, new_paths)
+        stored = {"version": operation, "base": self._base}
+        return IndexCommit(self._base, stored, written.files, written.removed, (), new_paths, written.bytes)
+
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
         """The list of dead data files. From time to time, files that no older run names are removed from it. Otherwise
         the list would grow with each commit.
@@ -374,7 +494,7 @@ class KeyIndex:
         started = time.monotonic()
         self._version = self._with_files(IndexVersion(f"2 {random_base():016x}: {encoding}"), files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
-        self._damaged = False
+        self._damaged, self._pin = False, None
         if files:
             entries = sum(run.entries for run in self._version.runs)
             seconds = time.monotonic() - started

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -57,15 +58,20 @@ from sink.run.plan import (
     shown_changes,
     truncate_refused,
 )
+from sink.run.rewrite_plan import RewriteOptions
+from sink.run.rewriting import Begun as RewriteBegun
+from sink.run.rewriting import Rewriting
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
 from sink.targets.base import (
+    REWRITE,
     ROWS,
     SINK_ID,
     ChangeSet,
     CommitUnknownError,
     Compaction,
+    Rewrite,
     StoredPosition,
     TableChangedError,
     TableNoLongerEmptyError,
@@ -128,6 +134,8 @@ class TableSink:
         self._spec, self._layout = table.spec, table.layout
         self._stored: StoredPosition | None = None
         self._base: int | None = None
+        self.written_bytes = 0
+        """By its micro-batches, since it was opened."""
         self._global_deletes = False
         self._key_index = self._open_key_index()
         self._task_plans = TaskPlans(config, plan, dead_letters)
@@ -138,6 +146,8 @@ class TableSink:
         self._minor_compaction = MinorCompaction(
             table, plan.section.key, self._committer, self._prefix, engine, observer
         )
+        # an engine of its own, since micro-batches go on meanwhile
+        self._rewriting = Rewriting(table, plan.section.key, self._committer, self._prefix, engine.another(), observer)
         stored = table.position(self._prefix)
         self._adopt(stored.operation if stored else None)
         self._committer.settle(self._prefix)
@@ -150,6 +160,11 @@ class TableSink:
     def position(self) -> Position | None:
         """The position of the table's last commit, or the position where reading began if there is no commit."""
         return self._stored.position if self._stored else self.table.start_position(self._prefix)
+
+    @property
+    def has_key_index(self) -> bool:
+        """Whether a key index knows where the table's rows are."""
+        return self._key_index is not None
 
     @property
     def _appends(self) -> bool:
@@ -395,6 +410,7 @@ class TableSink:
         logs.note_snapshot(self.table.snapshot_id())
         self._log(pending, attempt, time.monotonic() - proposal.started)
         self._minor_compaction.count(len(attempt.written.files))
+        self.written_bytes += attempt.written.bytes
         self._adopt(attempt.begun.operation)
         if self._key_index is not None:
             self._key_index.committed(self._stored)
@@ -450,7 +466,7 @@ class TableSink:
             return  # somebody altered the table
         try:
             key_index.synchronize(self._stored)
-            if not self._minor_compaction.run(self._spec, key_index, self._stored.operation):
+            if not self._minor_compaction.run(self._spec, key_index, self._stored.operation, self._rewriting.moving):
                 return
         except IndexLostError as error:
             self._forget_index(error)
@@ -458,6 +474,114 @@ class TableSink:
         self.table.refresh()
         self._adopt(self._stored.operation)
         key_index.committed(self._stored)
+
+    def begin_rewrite(self, options: RewriteOptions, most_bytes: int | None = None) -> RewriteBegun | None:
+        """Choose files to rewrite beside the stream, and hold the state from which this is done (`Rewriting`). Call
+        this between micro-batches.
+
+        :return: None if nothing pays, or nothing can be done now.
+        :raises RowdeltaError: the table can't be read now, or needs its owner.
+        """
+        self._take_bearings()
+        if self._key_index is None or self._stored is None:
+            return None
+        try:
+            self._key_index.synchronize(self._stored)
+            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes)
+        except IndexLostError as error:
+            self._forget_index(error)
+            return None
+
+    def write_rewrite(self, begun: RewriteBegun) -> bool:
+        """Write the new files beside micro-batches. See `Rewriting.write`."""
+        return self._rewriting.write(begun)
+
+    def end_rewrite(self, begun: RewriteBegun, *, written: bool = True) -> RewriteDone | None:
+        """Commit the new files between micro-batches, or give them up if others have changed the old ones.
+
+        :param written: whether there is anything to commit.
+        :return: what was done; None if nothing was.
+        :raises RowdeltaError: see `Committer.rewrite`.
+        """
+        key_index, stored = self._key_index, self._stored
+        try:
+            if written:
+                self._take_bearings()
+            if not written or key_index is None or key_index is not self._key_index or stored is None:
+                self._rewriting.give_up(begun, key_index)
+                return None
+            key_index.synchronize(stored)
+            done = self._rewriting.adopt(begun, key_index, stored.operation)
+        except IndexLostError as error:
+            self._rewriting.give_up(begun, key_index)
+            self._forget_index(error)
+            return None
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
+        except RowdeltaError:
+            self._rewriting.give_up(begun, key_index)
+            raise
+        if done is not None:
+            self.table.refresh()
+            self._adopt(stored.operation)
+            key_index.committed(self._stored)
+        return done
+
+    def convert_equality_deletes(self) -> int:
+        """Say by position what equality deletes say that another mode or writer has left, so that engines which don't
+        know them can read the table. Call this between micro-batches.
+
+        :return: how many equality delete files are gone. 0 if there are none, or others changed the table meanwhile.
+        :raises RowdeltaError: see `Committer.rewrite`.
+        """
+        self._take_bearings()
+        key_index, stored = self._key_index, self._stored
+        found = self.table.equality_deletes()
+        if found is None or key_index is None or stored is None or not self._index_knows_all_rows():
+            return 0
+        operation = uuid4().hex[:16]
+        files = Uncommitted(self.table.name, self._io_of)
+        try:
+            with before_commit(self.table.name):
+                key_index.synchronize(stored)
+                index = key_index.converted(operation, found.files, files.paths)
+            summary = {REWRITE: str(len(found.handles)), SINK_ID: self._config.sink.id}
+            self._committer.rewrite(
+                Rewrite(self._prefix, stored.operation, (), found.handles, index, summary, self.table.layout)
+            )
+        except TableChangedError as error:
+            files.delete()
+            log.warning("%s: equality deletes not converted, tried again later: %s", self.table.name, error)
+            return 0
+        except IndexLostError as error:
+            files.delete()
+            self._forget_index(error)
+            return 0
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
+        except RowdeltaError:
+            files.delete()
+            raise
+        self.table.refresh()
+        self._adopt(stored.operation)
+        key_index.committed(self._stored)
+        log.info("%s: %d equality delete files are deletes by position now", self.table.name, len(found.handles))
+        return len(found.handles)
+
+    def _index_knows_all_rows(self) -> bool:
+        """Whether no row can have a NULL key. Such rows are others', and the index doesn't have them."""
+        required = {column.name for column in self.table.columns() if column.required}
+        return required.issuperset(self.plan.section.key)
+
+    def expire(self, older_than: timedelta, retain_last: int) -> int:
+        """Remove old states of the table, but none that the sink may still need to find out what others changed. Call
+        this between micro-batches. See `Target.expire`.
+        """
+        self._take_bearings()
+        base = self._base if self._key_index is None else self._key_index.base
+        deleted = self.table.expire(older_than, retain_last, base)
+        self.table.refresh()
+        return deleted
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""

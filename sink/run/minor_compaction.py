@@ -12,7 +12,7 @@ snapshots since the last minor compaction. The search ends at another writer's c
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -123,13 +123,14 @@ class MinorCompaction:
     def is_due(self) -> bool:
         return _are_enough(self._commits, self._files)
 
-    def run(self, spec: TableSpec, key_index: KeyIndex, operation: str) -> bool:
+    def run(self, spec: TableSpec, key_index: KeyIndex, operation: str, moving: Collection[str] = frozenset()) -> bool:
         """Merge the small files, if there are enough of them. A failure before the commit is only logged. The observer
         hears of the beginning and, whatever happens, of the end.
 
         :param spec: the table.
         :param key_index: the index of the current snapshot.
         :param operation: the commit that stored the sink's position.
+        :param moving: paths of data files that a rewrite is moving rows from (`sink.run.rewriting`). They are left out.
         :return: whether there is a new snapshot.
         :raises IndexLostError: the index has to be built again.
         :raises TableError: see `Committer.rewrite`.
@@ -138,13 +139,13 @@ class MinorCompaction:
         self._observer(RewriteStarted(self._table.name, "minor compaction"))
         done = RewriteDone(self._table.name, "minor compaction")
         try:
-            made = self._run(spec, key_index, operation)
+            made = self._run(spec, key_index, operation, moving)
             done = made or done
             return made is not None
         finally:
             self._observer(done)
 
-    def _run(self, spec: TableSpec, key_index: KeyIndex, operation: str) -> RewriteDone | None:
+    def _run(self, spec: TableSpec, key_index: KeyIndex, operation: str, moving: Collection[str]) -> RewriteDone | None:
         started = time.monotonic()
         written_for = self._table.layout
         try:
@@ -155,7 +156,8 @@ class MinorCompaction:
         self._commits, self._files = found.commits, found.files
         if not self.is_due():
             return None
-        by_partition = [chosen for files in found.partitions.values() if (chosen := _chosen(files))]
+        staying = ([file for file in files if file.small.path not in moving] for files in found.partitions.values())
+        by_partition = [chosen for files in staying if (chosen := _chosen(files))]
         if not by_partition:
             return None  # the next commit makes it look again
         self._commits = self._files = 0

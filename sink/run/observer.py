@@ -27,7 +27,7 @@ layout of the table. Before it was sent at all: `index lost`, the key index has 
 got new columns first.
 """
 
-Rewriting = Literal["minor compaction", "compaction"]
+Rewriting = Literal["minor compaction", "compaction", "rewrite"]
 
 
 @dataclass(frozen=True)

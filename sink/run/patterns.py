@@ -7,7 +7,7 @@ the entry with the source's plain name gets it, else the first pattern.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sink.config import Config, TableSection
@@ -108,3 +108,26 @@ def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> 
         )
 
     return [checked(table) for table in resolved]
+
+
+def chosen_tables(resolved: Sequence[ResolvedTable], names: Sequence[str]) -> list[ResolvedTable]:
+    """The tables that `--table` names.
+
+    :param names: targets, ends of targets, or sources. Without any it is all tables.
+    :raises ConfigError: a name fits no table, or several.
+    """
+    if not names:
+        return list(resolved)
+    chosen = []
+    for name in names:
+        found = [
+            table
+            for table in resolved
+            if table.section.target == name or table.section.target.endswith(f".{name}") or table.section.source == name
+        ]
+        if len(found) != 1:
+            known = ", ".join(table.section.target for table in resolved[:10])
+            what = "fits several tables" if found else "is no table of this configuration"
+            raise ConfigError(f"--table {name} {what}. The targets: {known}.")
+        chosen += found
+    return chosen

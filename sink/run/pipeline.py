@@ -20,6 +20,7 @@ from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
+from sink.run.maintenance import Maintenance
 from sink.run.observer import LoopTurned, Observer, nobody
 from sink.run.patterns import find_tables
 from sink.run.sampling import Sampling
@@ -94,6 +95,7 @@ class Pipeline:
         :raises RowdeltaError: its message says what happened and what to do. Every table is as its last commit left it.
         """
         sampling = Sampling(self._spark, self._supervisor, self._observer) if self._observer is not nobody else None
+        maintenance = Maintenance(self._spark, self._config, self._supervisor)
         try:
             self._raise_if_over()
             working = self._supervisor.working()
@@ -107,7 +109,10 @@ class Pipeline:
             self._raise_if_over()
             if sampling is not None:
                 sampling.start()
+            maintenance.start()
             self._wait()
+            if not self._stopping:
+                maintenance.finish()
             broken = self._supervisor.broken()
             if broken:
                 raise self._failure(broken)
@@ -117,6 +122,7 @@ class Pipeline:
                 raise  # the lock has waited for other queries' micro-batches in progress
         finally:
             self._stopping = True
+            maintenance.stop()
             if sampling is not None:
                 sampling.stop()
             self._supervisor.close()

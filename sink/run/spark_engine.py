@@ -40,6 +40,9 @@ class SparkEngine:
         # not the accumulator of the micro-batches: a failed micro-batch deletes the files that are in it
         self._rewritten = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
 
+    def another(self) -> "SparkEngine":
+        return SparkEngine(self._config, self._table, self._dead_letters)
+
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> SparkWriter:
         return SparkWriter(self._table.spark, self._config, plan, tasks, files, self._dead_letters)
 

@@ -12,7 +12,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock, Thread
 from typing import Any
 
@@ -63,6 +64,9 @@ class Member:
     retry_at: float = 0.0
     awaits_messages: bool = False
     """Whether it can't be opened before its source has messages. This isn't a failure."""
+    turn: Lock = field(default_factory=Lock)
+    """Who holds it may change the table: a micro-batch, from its beginning to the merge of small files after it, or
+    maintenance."""
     from_start: bool = False
     """Whether the source appeared while the job ran (or was down). Nobody has read its first messages, so the table
     reads it from its beginning. This stays true, also after failures, until the table has stored its start position."""
@@ -211,7 +215,8 @@ class Supervisor:
         """
         with self._setting_aside:
             for member in members:
-                member.sink, member.opened, member.error = member.opened, None, None
+                with member.turn:
+                    member.sink, member.opened, member.error = member.opened, None, None
             self._have_groups_wait(members)
         return [member for member in members if member.works]
 
@@ -248,10 +253,16 @@ class Supervisor:
 
     def _apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
         touched = [self.members[name] for name in self._source.touched(stream, batch_id)]
-        members = [member for member in touched if member.works]
-        if len(members) == 1:
-            self._attempt(functools.partial(self._apply_alone, stream, batch_id, frame), members[0])
-            return
+        with ExitStack() as held:
+            for member in touched:
+                held.enter_context(member.turn)
+            members = [member for member in touched if member.works]
+            if len(members) == 1:
+                self._attempt(functools.partial(self._apply_alone, stream, batch_id, frame), members[0])
+            else:
+                self._apply_together(stream, batch_id, frame, members)
+
+    def _apply_together(self, stream: Stream, batch_id: int, frame: DataFrame, members: list[Member]) -> None:
         batches: dict[str, TableBatch] = {}
         shares: dict[str, TableShare] = {}
         pending: dict[str, Pending] = {}

@@ -96,6 +96,7 @@ def settings(config: Config) -> dict[str, str]:
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.python.worker.reuse": "true",
         **WORKERS_KEEP_MEMORY,
+        **_scheduling(),
     }
     if config.source.type == "files":
         # Spark adds this cost to the total size, from which it computes a task's size, but not to each file when it
@@ -127,6 +128,18 @@ def settings(config: Config) -> dict[str, str]:
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = spark_versions.installed().local_checkpoints
     options = defaults | dict(config.spark) | _catalogs(config) | needed
     return options | _of_delta(config, options)
+
+
+MAINTENANCE_POOL = "rowdelta-maintenance"
+"""Spark's scheduler pool in which files are rewritten (`sink.run.maintenance`), and the group of its jobs."""
+_POOLS = Path(__file__).with_name("pools.xml")
+
+
+def _scheduling() -> dict[str, str]:
+    """Micro-batches come first, and what is done beside them gets what they leave."""
+    if not _POOLS.is_file():  # as in a zip file
+        return {}
+    return {"spark.scheduler.mode": "FAIR", "spark.scheduler.allocation.file": _POOLS.as_uri()}
 
 
 def _catalogs(config: Config) -> dict[str, str]:

@@ -522,12 +522,13 @@ def rewritten(
     """Rewrite groups of small files.
 
     :param written: is called with the paths of the new files.
-    :return: the `files`, and the `runs` for the key index, as JSON objects.
+    :return: the `files` and their `bytes`, and the `runs` for the key index, as JSON objects.
     """
     result = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task).rewrite(groups)
     written(result.paths)
     return {
         "files": [file.description for file in result.files],
+        "bytes": sum(file.size_in_bytes for file in result.files),
         "runs": [run.to_json() for run in result.runs],
     }
 

@@ -10,9 +10,10 @@ table's state is its version. Here it only tells one state of a table's rows fro
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sink.errors import FencedError, RolledBackError, TableError, TemporaryError
@@ -48,6 +49,9 @@ ROWS = "rowdelta.rows"
 
 MINOR = "rowdelta.minor-compaction"
 """Likewise, of a minor compaction (`sink.run.minor_compaction`). Its value is the compaction's number, from 1 on."""
+
+REWRITE = "rowdelta.rewrite"
+"""Likewise, of a rewrite of whole files beside the stream (`sink.run.rewriting`)."""
 
 
 class TableNoLongerEmptyError(Exception):
@@ -300,7 +304,7 @@ class Rewrite:
     :param prefix: as in `ChangeSet`.
     :param position_operation: the commit that stored the sink's position.
     :param files: the new files, as in `ChangeSet`.
-    :param replaced: the `Mergeable.handle` of the old ones.
+    :param replaced: the `Mergeable.handle` of the old ones, or what `Target.handles` returned.
     :param index: the key index's part. The rows of `files` come from the snapshot `index.base`.
     :param summary: what the table's history says of the commit.
     :param written_for: the `Target.layout` of `files`.
@@ -349,6 +353,41 @@ class MergeCandidates:
     spec_id: int
     partitions: Mapping[str, Sequence[Mergeable]]
     deletes: Mapping[str, Sequence[Mergeable]]
+
+
+@dataclass(frozen=True)
+class EqualityDeleted:
+    """Equality deletes of a table, and the data files to which they apply.
+
+    :param files: with the number of their rows, live or not.
+    :param handles: what names the delete files in a `Rewrite`.
+    """
+
+    files: "Mapping[IndexedFile, int]"
+    handles: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Rewritable:
+    """A live data file that a rewrite may take.
+
+    :param spec_id: of its partitioning.
+    :param partition: JSON text of the partition value.
+    :param rows: rows in the file, live or not.
+    :param deleted: how many of them are deleted, as far as the table's metadata tell. Iceberg's v2 delete files may be
+        about several data files; then it is this file's share.
+    :param deletes: number of delete files and vectors that a reader of the file opens.
+    :param small: the file itself, with the number of its live rows if the metadata tell it.
+    :param applying: the position delete files (Iceberg v2) that apply to it.
+    """
+
+    spec_id: int
+    partition: str
+    rows: int
+    deleted: int
+    deletes: int
+    small: "SmallFile"
+    applying: Sequence["SmallFile"] = ()
 
 
 class Target(TableState):
@@ -509,6 +548,35 @@ class Target(TableState):
         """Wait for what `tend` has begun, but no longer than this: the session is about to end."""
         return
 
+    # for what else maintenance does
+
+    def equality_deletes(self) -> EqualityDeleted | None:
+        """Equality deletes that somebody has left. None if there are none, as in formats that have no such thing.
+
+        :raises TemporaryError: the table's metadata can't be read now.
+        """
+        return None
+
+    def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
+        """Remove states of the table that nobody needs any more, with the files that only they have.
+
+        :param retain_last: so many of the newest stay, whatever their age.
+        :param keep: a state. It and all that came after it stay.
+        :return: how many files were deleted. 0 if the format does this by itself.
+        :raises TemporaryError: not all of it could be done.
+        """
+        return 0
+
+    @abstractmethod
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> Sequence[str]:
+        """Delete files in the table's folder that no state of the table has.
+
+        :param older_than: younger files may be those of a commit that is still to come.
+        :param dry_run: only find them.
+        :return: their paths.
+        :raises TemporaryError: not all of it could be done.
+        """
+
     # for compactions
 
     @abstractmethod
@@ -519,6 +587,31 @@ class Target(TableState):
         :param is_enough: whether so many commits with so many files are worth a minor compaction.
         :raises TemporaryError: the history can't be read now.
         """
+
+    # for rewrites beside the stream
+
+    @abstractmethod
+    def rewritables(self) -> Sequence[Rewritable]:
+        """The data files that `TableSpec.moved_rows` can read and whose live rows the key index knows.
+
+        :raises TemporaryError: the table's metadata can't be read now.
+        """
+
+    @abstractmethod
+    def delete_new_rows(
+        self, name: str, files: Sequence[str], rows: "DeletedRows", created: list[str]
+    ) -> tuple[Sequence[str], WrittenDeletes]:
+        """Write deletes for rows of data files that aren't committed yet.
+
+        :param name: beginning of the names of new files.
+        :param files: the data files, as in `ChangeSet`.
+        :param created: the path of each written file is added to it, before it is written.
+        :return: what to commit of `files`, and deletes to commit beside them.
+        """
+
+    @abstractmethod
+    def handles(self, paths: Collection[str]) -> Sequence[Any]:
+        """What names data files in a `Rewrite`, with the deletes that are only about them, of those that are live."""
 
     @abstractmethod
     def compaction(self, every: int) -> "Compaction":

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sink.errors import ConfigError, TableError
+from sink.targets.base import MINOR, REWRITE
 
 if TYPE_CHECKING:
     from sink.sources.source import Position
@@ -218,6 +219,16 @@ class History(ABC):
                 return
             expected = f"the next offset by partition ({', '.join(known)}), such as {json.dumps(known)}"
         raise ConfigError(f"{self.table}: --at-position is {json.dumps(wanted)}, expected {expected}.")
+
+
+def moved_by(notes: Mapping[str, str]) -> str:
+    """What a commit of the sink did that changed no row, in words; empty if it did something else.
+
+    :param notes: what the commit says of itself.
+    """
+    if MINOR in notes:
+        return ", small files merged"
+    return ", files rewritten" if REWRITE in notes else ""
 
 
 def shown_time(milliseconds: int) -> str:

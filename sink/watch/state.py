@@ -232,7 +232,7 @@ class State:
                     series.add(now, sum(event.by_class.values()))
             case observer.Committed():
                 self._hear_commit(table, event, told, now)
-            case observer.RewriteStarted():
+            case observer.RewriteStarted() if event.kind != "rewrite":  # which goes on beside micro-batches
                 table.doing = event.kind, now
             case observer.RewriteDone():
                 self._hear_rewrite(table, event)
@@ -255,7 +255,8 @@ class State:
             series.set(now, event.seconds)
 
     def _hear_rewrite(self, table: Table, event: observer.RewriteDone) -> None:
-        table.doing = None
+        if event.kind != "rewrite":
+            table.doing = None
         if not event.touched:
             return
         before = table.live

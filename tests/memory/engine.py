@@ -105,6 +105,9 @@ class MemoryEngine:
         self._folder = folder
         self._attempts = iter(range(1, 1 << 30))
 
+    def another(self) -> "MemoryEngine":
+        return self
+
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> "MemoryWriter":
         return MemoryWriter(self, plan, tasks, files)
 

@@ -44,6 +44,8 @@ from sink.run.microbatch import TableSink
 from sink.run.observer import Event, Files
 from sink.run.patterns import ResolvedTable, resolve_tables
 from sink.run.plan import plan_table
+from sink.run.rewrite_plan import RewriteOptions
+from sink.run.rewriting import Begun
 from sink.sources.source import TableBatch
 from sink.targets import merge_levels
 from sink.targets.base import CommitUnknownError
@@ -109,6 +111,7 @@ class Story:
     """:param key: the key's columns.
     :param is_strict: see `Store`.
     :param leaves_idle_out: see `MemoryEngine`.
+    :param rewrites: whether files are rewritten beside the micro-batches.
     """
 
     operations: tuple[Operation, ...]
@@ -123,6 +126,7 @@ class Story:
     flush_bytes: int = 1 << 20
     batch_rows: int = 1000
     merges: Literal["never", "on the driver", "in tasks"] = "never"
+    rewrites: bool = False
     seed: int = 0
 
     @classmethod
@@ -157,6 +161,7 @@ class Story:
             flush_bytes=random.choice((1, 1 << 20)),
             batch_rows=random.choice((1, 3, 1000)),
             merges=random.choice(("never", "on the driver", "in tasks")),
+            rewrites=random.random() < 0.5,
             seed=seed,
         )
 
@@ -335,6 +340,38 @@ class Told:
             assert event.live.data == len(snapshots[event.snapshot].files)
 
 
+class Rewritings:
+    """Rewrites files beside a process's micro-batches: between two of them it takes one step, or none."""
+
+    def __init__(self, sink: TableSink, random: Random) -> None:
+        self._sink = sink
+        self._random = random
+        self._begun: Begun | None = None
+        self._written = False
+
+    def go_on(self) -> None:
+        while self._random.random() < 0.6:
+            if self._begun is None:
+                size = self._random.choice((1, 1 << 30))
+                ratio = self._random.choice((0.0, 0.3))
+                options = RewriteOptions(self._random.choice((1, 2)), 1.0, ratio, 2, size)
+                self._begun = self._sink.begin_rewrite(options)
+                if self._begun is None:
+                    return
+            elif not self._written:
+                self._written = self._sink.write_rewrite(self._begun)
+                if not self._written:
+                    self.stop()
+            else:
+                begun, self._begun, self._written = self._begun, None, False
+                self._sink.end_rewrite(begun)
+
+    def stop(self) -> None:
+        if self._begun is not None:
+            begun, self._begun, self._written = self._begun, None, False
+            self._sink.end_rewrite(begun, written=False)
+
+
 class Player:
     """Plays a story, and checks every snapshot of the table after it.
 
@@ -424,9 +461,16 @@ class Player:
         clock = Clock({step: self._happening(what) for step, what in process.happenings})
         try:
             sink = self.opened(clock)
-            for size in process.batches:
-                if not self._apply(sink, size):
-                    break
+            rewriting = Rewritings(sink, self.random) if self.story.rewrites else None
+            try:
+                for size in process.batches:
+                    if not self._apply(sink, size):
+                        break
+                    if rewriting is not None:
+                        rewriting.go_on()
+            finally:
+                if rewriting is not None and "crash" not in self.happened:
+                    rewriting.stop()
         except CrashError:
             pass
         except FencedError:

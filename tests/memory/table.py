@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ from sink.targets.base import (
     LiveFile,
     Mergeable,
     MergeCandidates,
+    Rewritable,
     Rewrite,
     StoredPosition,
     TableChangedError,
@@ -346,9 +348,44 @@ class MemoryTable(Target):
                 )
         return MergeCandidates(number, len(fresh), count, 0, partitions, {})
 
+    # -- rewrites beside the stream
+
+    def rewritables(self) -> list[Rewritable]:
+        self.clock.step("look for files to rewrite")
+        found = []
+        for file in self.files.values():
+            if file.columns == tuple(self.schema.names):
+                deleted = len(file.deleted)
+                small = SmallFile(file.path, file.size, None, 0, live_rows=file.rows - deleted)
+                found.append(Rewritable(0, file.partition, file.rows, deleted, int(deleted > 0), small))
+        return found
+
+    def handles(self, paths: Collection[str]) -> list[str]:
+        live = [path for path in paths if path in self.files]
+        return [json.dumps({"path": path, "vector": self.files[path].vector}) for path in live]
+
+    def delete_new_rows(
+        self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
+    ) -> tuple[list[str], WrittenDeletes]:
+        self.clock.step("delete rows")
+        new = {found["path"]: found for found in map(json.loads, files)}
+        vectors = dict[str, Vector | None]()
+        for file, deleted in rows.positions():
+            positions = positions_of(deleted).tolist()
+            if len(positions) == new[file.path]["rows"]:
+                del new[file.path]
+                vectors[file.path] = None
+            else:
+                vectors[file.path] = {"positions": sorted(positions), "record-count": len(positions)}
+                new[file.path]["vector"] = vectors[file.path]
+        return list(map(json.dumps, new.values())), WrittenDeletes(vectors=vectors)
+
     # -- what only Spark does
 
     def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
+        raise NotImplementedError
+
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> Sequence[str]:
         raise NotImplementedError
 
     def compaction(self, every: int) -> Any:
@@ -432,15 +469,16 @@ class MemoryCommitter(Committer):
         if request.written_for != tuple(store.schema.names):
             raise TableChangedError("the table was altered")
         files = {path: file for path, file in store.live.items() if path not in {f["path"] for f in replaced}}
-        number = int(request.summary[MINOR])
+        number = int(request.summary.get(MINOR, 0))
         operation = str(request.index.stored["version"])
-        add_files(files, request.files, (f"rowdelta.{request.summary[SINK_ID]}", operation), number)
+        # files of a rewrite beside the stream are nobody's, so that minor compactions leave them alone
+        writer = (f"rowdelta.{request.summary[SINK_ID]}", operation) if number else None
+        add_files(files, request.files, writer, number)
         stored = {
             "prefix": request.prefix,
             "operation": request.position_operation,
             "index": request.index.stored,
-            "minor": number,
-        }
+        } | ({"minor": number} if number else {})
         store.add(files, "replace", stored)
         self._table.clock.step("hear of a rewrite")
         self._table._see()

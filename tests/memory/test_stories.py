@@ -243,9 +243,37 @@ def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KeyIndex, "prepare", prepare)
 
 
+def _carry_nothing_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keyindex, "rows_superseded_meanwhile", lambda moved, newer: [])
+
+
+def _take_moved_rows_for_the_newest(patch: pytest.MonkeyPatch) -> None:
+    original = KeyIndex.adopt
+
+    def adopt(self: KeyIndex, pin: Any, operation: str, files: Any, gone: Any, runs: Any, new_paths: Any) -> Any:
+        newest = [replace(run, sequence=self.next_sequence) for run in runs]
+        return original(self, pin, operation, files, gone, newest, new_paths)
+
+    patch.setattr(KeyIndex, "adopt", adopt)
+
+
+def _move_rows_of_files_that_others_changed(patch: pytest.MonkeyPatch) -> None:
+    original = KeyIndex._with_files
+
+    def with_files(self: KeyIndex, version: Any, changed: Any, gone: Any) -> Any:
+        found = original(self, version, changed, gone)
+        dead = {path: min(number, self._pin.sequence if self._pin else number) for path, number in found.dead.items()}
+        return replace(found, dead=dead)
+
+    patch.setattr(KeyIndex, "_with_files", with_files)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
+        _carry_nothing_over,
+        _take_moved_rows_for_the_newest,
+        _move_rows_of_files_that_others_changed,
         _keep_dead_letters_again,
         _leave_out_updates_that_are_kept,
         _build_on_what_was_deleted,

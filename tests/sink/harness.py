@@ -182,6 +182,8 @@ class Job:
                 "options": {"path_format": self.file_format, "maxFilesPerTrigger": 1},
             },
             "catalogs": {self.catalog: self.catalog_options},
+            # or a run would end with commits that most tests aren't about
+            "maintenance": {"budget": 0, "expire": None, "orphans": None},
             "tables": [table],
         }
         if self.index_location is not None:

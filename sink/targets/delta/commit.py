@@ -76,10 +76,13 @@ class DeltaCommitter(Committer):
             "commit": operation,
             "after": base,
         }
-        number = request.summary[MINOR]
-        state = self._table.own_state(request.prefix) | {"index": json.dumps(newer), "merges": number}
-        tags = self._tags(request.prefix, operation) | {MINOR: number}
-        files = [tagged(json.loads(file), tags) for file in request.files]
+        state = self._table.own_state(request.prefix) | {"index": json.dumps(newer)}
+        files = [json.loads(file) for file in request.files]
+        if MINOR in request.summary:  # the other rewrites' files are none that minor compactions take
+            number = request.summary[MINOR]
+            state["merges"] = number
+            tags = self._tags(request.prefix, operation) | {MINOR: number}
+            files = [tagged(file, tags) for file in files]
         actions = [*request.replaced, *files, domain(request.prefix, state)]
         try:
             self._send(request.prefix, operation, base, actions, request.summary)

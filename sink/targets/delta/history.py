@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from sink.errors import TableError
 from sink.sources.source import Position
 from sink.targets import history
-from sink.targets.base import MINOR, ROWS, SINK_ID
+from sink.targets.base import ROWS, SINK_ID
 from sink.targets.delta.live_files import file_actions
 from sink.targets.delta.log import Commit, decoded
-from sink.targets.history import History, shown_counts
+from sink.targets.history import History, moved_by, shown_counts
 
 if TYPE_CHECKING:
     from sink.targets.delta.table import DeltaTable
@@ -193,7 +193,7 @@ def _rows(add: Mapping[str, Any]) -> int | None:
 def _author(commit: Commit) -> str:
     sink_id = commit.notes.get(SINK_ID)
     if sink_id is not None:
-        return f"sink {sink_id}{', small files merged' if MINOR in commit.notes else ''}"
+        return f"sink {sink_id}{moved_by(commit.notes)}"
     if commit.operation_id is not None:
         return "a sink, its state stored"
     return str(commit.info.get("engineInfo") or "another program")

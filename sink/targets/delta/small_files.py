@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltawriters.rewrite import SmallFile
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, SINK_ID, Mergeable, MergeCandidates
+from sink.targets.base import MINOR, SINK_ID, Mergeable, MergeCandidates, Rewritable
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import remove_of, stated_rows
 
@@ -29,6 +29,21 @@ SCHEMA = "rowdelta.schema"
 def schema_tag(schema: str) -> str:
     """:param schema: `schemaString` of the table's metadata."""
     return f"{zlib.crc32(schema.encode()):08x}"
+
+
+def rewritables(table: "DeltaTable") -> list[Rewritable]:
+    """See `Target.rewritables`."""
+    spec, found = table.spec, list[Rewritable]()
+    for path, add in table.live.items():
+        rows = stated_rows(add)
+        if rows is None:
+            continue
+        deleted = int((add.get("deletionVector") or {}).get("cardinality", 0))
+        first_row_id, version = add.get("baseRowId"), int(add.get("defaultRowCommitVersion") or 0)
+        small = SmallFile(full(spec.location, path), int(add["size"]), first_row_id, version, live_rows=rows - deleted)
+        text = json.dumps(add["partitionValues"])
+        found.append(Rewritable(0, text, rows, deleted, int(deleted > 0), small))
+    return found
 
 
 def candidates(table: "DeltaTable", prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:

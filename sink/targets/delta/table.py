@@ -10,9 +10,11 @@ the log since the commit that stored the position.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -24,13 +26,15 @@ from pyspark.sql import types as T
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
-from sink.errors import TableError
+from sink.errors import TableError, TemporaryError
+from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.session import activate
 from sink.targets.base import (
     FileCounts,
     LastCommit,
     LiveFile,
     MergeCandidates,
+    Rewritable,
     StoredPosition,
     TableChanges,
     Target,
@@ -38,11 +42,11 @@ from sink.targets.base import (
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
-from sink.targets.delta.live_files import LiveFiles, file_actions, full
+from sink.targets.delta.live_files import LiveFiles, file_actions, full, relative
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
-from sink.targets.delta.new_vectors import written_deletes
+from sink.targets.delta.new_vectors import remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize
-from sink.targets.delta.small_files import VECTOR, WRITER, candidates
+from sink.targets.delta.small_files import VECTOR, WRITER, candidates, rewritables
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 from sink.targets.locations import in_one_form
@@ -492,6 +496,37 @@ class DeltaTable(Target):
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return candidates(self, prefix, is_enough)
 
+    def rewritables(self) -> list[Rewritable]:
+        return rewritables(self)
+
+    def handles(self, paths: Collection[str]) -> Sequence[Mapping[str, Any]]:
+        adds = [self.live.get(relative(self.log.path, path)) or self.live.get(path) for path in paths]
+        return [remove_of(add, data_change=False) for add in adds if add is not None]
+
+    def delete_new_rows(
+        self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
+    ) -> tuple[Sequence[str], WrittenDeletes]:
+        new = {unquote(action["add"]["path"]): action["add"] for action in map(json.loads, files)}
+        written = written_deletes(self.spark, self.name, self.spec, rows, new, created)
+        for text in written.removed:
+            del new[unquote(json.loads(text)["remove"]["path"])]
+        kept = [json.dumps({"add": add}) for add in new.values()]
+        with_vectors = [json.dumps({"add": json.loads(text)["add"] | {"dataChange": False}}) for text in written.files]
+        return [*kept, *with_vectors], WrittenDeletes(vectors=written.vectors, bytes=written.bytes)
+
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
+        """By VACUUM, which keeps removed files for as long as the table's `delta.deletedFileRetentionDuration` says, or
+        a week.
+        """
+        is_set = self.property("delta.deletedFileRetentionDuration") is not None
+        hours = max(_RETENTION_HOURS, math.ceil(older_than.total_seconds() / 3600))
+        retain = "" if is_set else f" RETAIN {hours} HOURS"
+        try:
+            found = self.spark.sql(f"VACUUM delta.`{self.log.path}`{retain}{' DRY RUN' if dry_run else ''}").collect()
+        except JAVA_ERRORS as error:
+            raise TemporaryError(f"{self.name}: orphan files not removed: {java_message(error)}") from None
+        return [str(row[0]) for row in found] if dry_run else []
+
     def compaction(self, every: int) -> Optimize:
         return Optimize(self, every)
 
@@ -529,6 +564,8 @@ def _last_actions(commits: Sequence[Commit]) -> dict[str, str]:
     return last
 
 
+_RETENTION_HOURS = 168
+"""Delta's default of `delta.deletedFileRetentionDuration`. Its VACUUM refuses less."""
 _CHECKPOINT_EVERY = 10
 """Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
 _MOST_KNOWN = 1000

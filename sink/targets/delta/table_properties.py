@@ -98,7 +98,7 @@ RULES: Mapping[str, Rule] = {
     "delta.sampleRetentionDuration": _LOG_CLEANUP,
     "delta.requireCheckpointProtectionBeforeVersion": _LOG_CLEANUP,
     "delta.dropFeatureTruncateHistory.retentionDuration": _LOG_CLEANUP,
-    "delta.deletedFileRetentionDuration": Rule("Delta's", "of VACUUM; the sink runs none"),
+    "delta.deletedFileRetentionDuration": Rule("Delta's", "of VACUUM, which maintenance.orphans runs"),
     "delta.columnMapping.maxColumnId": Rule("Delta's", "its library counts columns"),
     "delta.enableInCommitTimestamps": _TIMESTAMPS,
     "delta.inCommitTimestampEnablement*": _TIMESTAMPS,

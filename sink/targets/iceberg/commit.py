@@ -10,6 +10,7 @@ again.
 import json
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -282,17 +283,20 @@ class IcebergCommitter(Committer):
         if table.layout != request.written_for:
             raise TableChangedError("the table was altered")
         before = table.property(name)
-        rewrite = transaction.newRewrite()
+        # Iceberg (1.11) forgets to remove some vectors of removed data files
+        removed = [*request.replaced, *map(table.content_file, request.index.removed)]
+        added = [*map(table.content_file, request.files), *map(table.content_file, request.index.files)]
+        if request.index.files and all(_is_data(file) for file in removed):
+            change = self._moving(transaction, removed, added)
+        else:
+            change = transaction.newRewrite()
+            for file in removed:
+                change = change.deleteFile(file)
+            for file in added:
+                change = change.addFile(file)
         for key, value in request.summary.items():
-            rewrite = rewrite.set(key, value)
-        for replaced in request.replaced:
-            rewrite = rewrite.deleteFile(replaced)
-        for file in request.index.removed:
-            # Iceberg (1.11) forgets to remove some vectors of removed data files
-            rewrite = rewrite.deleteFile(table.content_file(file))
-        for file in request.files:
-            rewrite = rewrite.addFile(table.content_file(file))
-        rewrite.validateFromSnapshot(request.index.base).commit()
+            change = change.set(key, value)
+        change.validateFromSnapshot(request.index.base).commit()
         snapshot = table.snapshot_of(transaction.table().currentSnapshot())
         number = snapshot.snapshot_id
         text = json.dumps(
@@ -300,6 +304,20 @@ class IcebergCommitter(Committer):
         )
         transaction.updateProperties().set(name, text).commit()
         return _Staged(transaction, request.index.base, number, snapshot.sequence_number, name, text, before)
+
+    def _moving(
+        self, transaction: JavaObject, removed: Sequence[JavaObject], added: Sequence[JavaObject]
+    ) -> JavaObject:
+        """A row delta that moves rows and adds deletes, though no delete file is replaced. A `RewriteFiles` refuses
+        that (`BaseRewriteFiles.validateReplacedAndAddedFiles`). It happens in v2.
+        """
+        delta = transaction.newRowDelta()
+        for file in removed:
+            delta = delta.removeRows(file)
+        for file in added:
+            delta = delta.addRows(file) if _is_data(file) else delta.addDeletes(file)
+        delta = delta.conflictDetectionFilter(self._everything).validateDeletedFiles()
+        return delta.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles()
 
     def _is_refusal(self, error: Exception) -> bool:
         """Whether the catalog says that nothing was committed. Iceberg itself cleans up only after `CleanableFailure`
@@ -310,6 +328,10 @@ class IcebergCommitter(Committer):
         loader = self._table.java.getClass().getClassLoader()
         cleanable = self._table.jvm.java.lang.Class.forName(_CLEANABLE, True, loader)
         return bool(cleanable.isInstance(java_exception(error))) or java_class(error) == "IllegalArgumentException"
+
+
+def _is_data(file: JavaObject) -> bool:
+    return str(file.content()) == "DATA"
 
 
 def _base_is_gone(error: Exception) -> bool:

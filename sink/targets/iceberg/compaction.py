@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from py4j.java_gateway import JavaObject
 
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import MINOR, Compacted
+from sink.targets.base import MINOR, REWRITE, Compacted
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -82,7 +82,7 @@ class RewriteDataFiles:
         table.refresh()
         snapshot, count = table.currentSnapshot(), 0
         while snapshot is not None and count < self._every:
-            is_minor = snapshot.summary().get(MINOR) is not None
+            is_minor = any(snapshot.summary().get(name) is not None for name in (MINOR, REWRITE))
             if not is_minor and str(snapshot.operation()) == "replace":
                 break
             count += not is_minor

@@ -10,8 +10,8 @@ from typing import Any
 
 from sink.errors import TableError
 from sink.sources.source import Position
-from sink.targets.base import MINOR, ROWS
-from sink.targets.history import Commit, History, shown_counts, shown_time
+from sink.targets.base import ROWS
+from sink.targets.history import Commit, History, moved_by, shown_counts, shown_time
 from sink.targets.iceberg.compaction import OWN
 
 Metadata = Mapping[str, Any]
@@ -135,7 +135,7 @@ def _start(metadata: Metadata, sink_id: str) -> Position:
 def _author(summary: Mapping[str, str]) -> str:
     sink_id = summary.get("rowdelta.sink-id")
     if sink_id is not None:
-        return f"sink {sink_id}{', small files merged' if MINOR in summary else ''}"
+        return f"sink {sink_id}{moved_by(summary)}"
     if OWN in summary:
         return "a sink, table compacted"
     program = " ".join(summary[name] for name in ("engine-name", "engine-version") if name in summary)

@@ -15,7 +15,7 @@ from deltawriters.rewrite import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, Mergeable, MergeCandidates
+from sink.targets.base import MINOR, REWRITE, Mergeable, MergeCandidates
 from sink.targets.iceberg.writers import IcebergTableSpec
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Seen:
     """What one snapshot changed.
 
     :param added: files that may be merged, if the sink made the snapshot; else the position delete files (v2).
-    :param removed: paths of the files that it removed, if it was a minor compaction.
+    :param removed: paths of the files that it removed, if it was a minor compaction or a rewrite.
     """
 
     added: Sequence["Mergeable"]
@@ -42,6 +42,8 @@ class _By(Enum):
 
     SINK = auto()
     MINOR_COMPACTION = auto()
+    REWRITE = auto()
+    """By the sink, of files that aren't small any more (`sink.run.rewriting`)."""
     OTHERS = auto()
 
 
@@ -110,7 +112,10 @@ class _Search:
             summary: Mapping[str, str] = self._table.summary(java_snapshot)
             own = summary.get("rowdelta.sink-id") == self._sink_id
             number = int(summary[MINOR]) if own and MINOR in summary else None
-            if number is not None:
+            is_rewrite = own and REWRITE in summary
+            if is_rewrite:
+                pass
+            elif number is not None:
                 last = last or number
                 self.number = last + 1
                 if not self._is_enough(self.commits, self.files) or merge_levels.is_below(number, self.number):
@@ -120,12 +125,13 @@ class _Search:
                 return
             if java_snapshot.schemaId() != java.schema().schemaId():
                 return
-            if own:
+            if own and not is_rewrite:
                 if number is None and last is None:
                     self.commits += 1
                     self.files += self._added(summary)
                 older += number is None and (first_passed or last is None)
             by = _By.OTHERS if not own else _By.SINK if number is None else _By.MINOR_COMPACTION
+            by = _By.REWRITE if is_rewrite else by
             if own or summary.get("added-position-delete-files", "0") != "0":
                 yield java_snapshot, by
             if summary.get("added-equality-delete-files", "0") != "0":
@@ -151,12 +157,12 @@ class _Search:
         for snapshot, by in snapshots:
             number = int(snapshot.snapshotId())
             if number not in known:
-                removed = self._removed(snapshot) if by is _By.MINOR_COMPACTION else ()
+                removed = self._removed(snapshot) if by in (_By.MINOR_COMPACTION, _By.REWRITE) else ()
                 known[number] = _Seen(list(self._files(snapshot, by)), frozenset(removed))
             for file in known[number].added:
                 if file.small.path in gone:
                     continue
-                if by is not _By.OTHERS:
+                if by in (_By.SINK, _By.MINOR_COMPACTION):
                     self.partitions.setdefault(file.partition, []).append(file)
                 if not file.is_data:
                     self.deletes.setdefault(file.partition, []).append(file)
@@ -177,7 +183,7 @@ class _Search:
         io = self._table.java.io()
         sequence_number = int(snapshot.sequenceNumber())
         fields = [str(field.field_id) for field in self._spec.current_spec.fields]
-        added = [snapshot.addedDataFiles(io)] if by is not _By.OTHERS else []
+        added = [snapshot.addedDataFiles(io)] if by in (_By.SINK, _By.MINOR_COMPACTION) else []
         if self._spec.format_version < 3:
             added.append(snapshot.addedDeleteFiles(io))
         for java in (java for files in added for java in self._table.elements(files)):

@@ -6,9 +6,10 @@ sequence numbers and manifests.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,23 @@ from changelog.spec import ColumnSpec
 from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.targets.base import LiveFile, MergeCandidates, TableChanges, Target, WrittenDeletes
+from sink.targets.base import (
+    EqualityDeleted,
+    LiveFile,
+    MergeCandidates,
+    Rewritable,
+    TableChanges,
+    Target,
+    WrittenDeletes,
+)
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.compaction import RewriteDataFiles
 from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
+from sink.targets.iceberg.housekeeping import expired, orphans_removed
+from sink.targets.iceberg.rewritables import equality_deleted, handles, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
@@ -253,6 +264,30 @@ class IcebergTable(IcebergState, Target):
         paths: list[str] = self.as_json(scans.stream().map(self._scanned_path).toArray())
         return paths
 
+    def current_scans(self) -> JavaObject:
+        """A Java list with a `FileScanTask` for each data file of the current snapshot."""
+        return self.as_list(self.java.newScan().planFiles()) if self.snapshot_id() is not None else self.java_list([])
+
+    def described_scans(self, scans: JavaObject) -> list[dict[str, Any]]:
+        """The `ScanTaskParser` JSON of each `FileScanTask` in a Java list, without the table's schema."""
+        lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
+        handles, returning = lang.invoke.MethodHandles, lang.invoke.MethodType.methodType
+        parser, task = (
+            lang.Class.forName(f"org.apache.iceberg.{name}", True, loader)
+            for name in ("ScanTaskParser", "FileScanTask")
+        )
+        text, function = (lang.Class.forName(f"java.{name}") for name in ("lang.String", "util.function.Function"))
+        to_json = handles.publicLookup().findStatic(parser, "toJson", returning(text, task))
+        described = lang.invoke.MethodHandleProxies.asInterfaceInstance(function, to_json)
+        return [json.loads(scan) for scan in self.as_json(scans.stream().map(described).toArray())]
+
+    def scanned_sequence_numbers(self, scans: JavaObject) -> list[int]:
+        """The sequence number of the data file of each `FileScanTask` in a Java list."""
+        numbers: list[int] = self.as_json(
+            scans.stream().map(self._scanned("dataSequenceNumber", "lang.Long")).toArray()
+        )
+        return numbers
+
     def sequence_numbers(self, files: JavaObject) -> set[int]:
         """The sequence numbers of the data or delete files of a Java `Iterable`, which readers compare."""
         lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
@@ -286,19 +321,25 @@ class IcebergTable(IcebergState, Target):
 
     @cached_property
     def _scanned_path(self) -> JavaObject:
-        """A Java `Function`: from a `FileScanTask` to the path of its data file. Python can't write a function that
-        the JVM calls without coming back for each element, but it can put one together.
+        return self._scanned("location", "lang.String")
+
+    def _scanned(self, method: str, result: str) -> JavaObject:
+        """A Java `Function`: from a `FileScanTask` to a fact of its data file. Python can't write a function that the
+        JVM calls without coming back for each element, but it can put one together.
+
+        :param method: of `ContentFile`.
+        :param result: the class of what it returns, without `java.`.
         """
         lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
         handles, returning = lang.invoke.MethodHandles, lang.invoke.MethodType.methodType
         task = lang.Class.forName("org.apache.iceberg.FileScanTask", True, loader)
         file = lang.Class.forName("org.apache.iceberg.ContentFile", True, loader)
-        text, function = (lang.Class.forName(f"java.{name}") for name in ("lang.String", "util.function.Function"))
+        returned, function = (lang.Class.forName(f"java.{name}") for name in (result, "util.function.Function"))
         lookup = handles.publicLookup()
         file_of = lookup.findVirtual(task, "file", returning(file))
-        path_of = lookup.findVirtual(file, "location", returning(text))
+        fact_of = lookup.findVirtual(file, method, returning(returned))
         return lang.invoke.MethodHandleProxies.asInterfaceInstance(
-            function, handles.filterReturnValue(file_of, path_of)
+            function, handles.filterReturnValue(file_of, fact_of)
         )
 
     def summary(self, snapshot: JavaObject) -> dict[str, str]:
@@ -520,6 +561,32 @@ class IcebergTable(IcebergState, Target):
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return self._small_files.search(self.spec, prefix, is_enough)
+
+    def rewritables(self) -> list[Rewritable]:
+        return rewritables(self)
+
+    def handles(self, paths: Collection[str]) -> Sequence[JavaObject]:
+        return handles(self, paths)
+
+    def delete_new_rows(
+        self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
+    ) -> tuple[Sequence[str], WrittenDeletes]:
+        # the number of a task that no rewrite has
+        written = written_deletes(
+            self.spark, self.name, self.spec, f"{name}-carried", 99_999, rows, lambda _: None, {}, created
+        )
+        return files, written
+
+    def equality_deletes(self) -> EqualityDeleted | None:
+        last = self.current_snapshot()
+        has_any = last is not None and last.summary.get("total-equality-deletes", "0") != "0"
+        return equality_deleted(self) if has_any else None
+
+    def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
+        return expired(self, older_than, retain_last, keep)
+
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
+        return orphans_removed(self, older_than, dry_run=dry_run)
 
     def compaction(self, every: int) -> RewriteDataFiles:
         return RewriteDataFiles(self, every)

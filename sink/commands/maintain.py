@@ -1,0 +1,151 @@
+"""`rowdelta maintain`: rewrites what is dear to read and removes what nobody needs, once and without a budget."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+from pyspark.sql import SparkSession
+
+from sink.config import Config
+from sink.config.maintenance import age
+from sink.errors import RowdeltaError, TableError, TemporaryError
+from sink.printing import one_line
+from sink.run.inference import SparkSample
+from sink.run.keys import table_key, with_key
+from sink.run.maintenance import options_of
+from sink.run.microbatch import TableSink
+from sink.run.patterns import ResolvedTable, chosen_tables, find_tables
+from sink.run.pipeline import open_source
+from sink.run.plan import plan_table
+from sink.run.rewrite_plan import RewriteOptions, chosen
+from sink.run.spark_engine import SparkEngine
+from sink.sources.source import Source
+from sink.targets.catalogs import Catalogs
+
+
+@dataclass
+class Maintained:
+    """What was done for a table, or would be (`dry_run`). Its counts are those of Iceberg's `RewriteDataFiles.Result`.
+
+    :param failed_groups: groups of files that weren't rewritten, because others changed them meanwhile, or by an error
+        that the log has.
+    :param converted_equality_deletes: equality delete files whose deletes are by position now.
+    :param expired_files: files that only old snapshots had.
+    :param orphans: paths of files that no snapshot has.
+    :param skipped: why files weren't rewritten at all; empty if they were looked at.
+    """
+
+    table: str
+    dry_run: bool
+    rewritten_data_files: int = 0
+    added_data_files: int = 0
+    rewritten_bytes: int = 0
+    failed_groups: int = 0
+    converted_equality_deletes: int = 0
+    expired_files: int = 0
+    orphans: list[str] = field(default_factory=list)
+    skipped: str = ""
+    error: RowdeltaError | None = None
+
+
+def maintain(spark: SparkSession, config: Config, names: Sequence[str], *, dry_run: bool) -> Iterator[Maintained]:
+    """Look after tables, one after the other. One that fails doesn't stop the others: its result has the error.
+
+    :param names: targets, or ends of their names. Without any it is all tables.
+    :param dry_run: only find out what would be done.
+    :raises ConfigError: there is no such table.
+    """
+    source = open_source(spark, config, {})
+    for resolved in chosen_tables(find_tables(config, source), names):
+        result = Maintained(resolved.section.target, dry_run)
+        try:
+            _maintain(_opened(spark, config, resolved, source), config, result)
+        except RowdeltaError as error:
+            result.error = error
+        yield result
+
+
+def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source) -> TableSink:
+    catalogs = Catalogs(spark, config)
+    if resolved.error is not None:
+        raise resolved.error
+    table = catalogs.load(resolved.section.target)
+    if table is None:
+        raise TableError(f"{resolved.section.target} does not exist yet. rowdelta run creates it.")
+    key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
+    plan = plan_table(catalogs, config, with_key(resolved, key), table)
+    return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None))
+
+
+def _maintain(sink: TableSink, config: Config, result: Maintained) -> None:
+    settings = config.maintenance_of(sink.plan.section)
+    options = options_of(settings)
+    if sink.position is None:
+        result.skipped = "the sink hasn't committed anything to it yet"
+    elif not sink.has_key_index:
+        result.skipped = "only tables with a key index are rewritten (deletes: position)"
+    elif result.dry_run:
+        for group in chosen(sink.table.rewritables(), options, sink.table.spec.target_file_size):
+            result.rewritten_data_files += len(group.files)
+            result.rewritten_bytes += group.size_in_bytes
+    else:
+        result.converted_equality_deletes = sink.convert_equality_deletes()
+        _rewrite(sink, result, options)
+    if settings.expire is not None and not result.dry_run:
+        result.expired_files = sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
+    if settings.orphans is not None:
+        result.orphans = list(sink.table.remove_orphans(age(settings.orphans.older_than), dry_run=result.dry_run))
+
+
+def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions) -> None:
+    """Group by group, each with its own commit: what is done stays done if a later one fails."""
+    while (begun := sink.begin_rewrite(options)) is not None:
+        done = sink.end_rewrite(begun, written=sink.write_rewrite(begun))
+        if done is None:
+            result.failed_groups += 1
+            return  # the same group would come again
+        result.rewritten_data_files += done.touched
+        result.added_data_files += done.written
+        result.rewritten_bytes += done.bytes
+
+
+def exit_code(result: Maintained) -> int:
+    if result.error is not None:
+        return result.error.exit_code
+    return TemporaryError.exit_code if result.failed_groups else 0
+
+
+def lines(result: Maintained) -> Iterator[str]:
+    """A result for people."""
+    return map(one_line, _lines(result))
+
+
+def _lines(result: Maintained) -> Iterator[str]:
+    if result.error is not None:
+        yield f"{result.table}: FAILED: {result.error}"
+        return
+    yield f"{result.table}{': would do' if result.dry_run else ''}"
+    size = f"{result.rewritten_bytes / 1e6:,.1f} MB"
+    if result.skipped:
+        yield f"  not rewritten: {result.skipped}"
+    elif result.dry_run:
+        yield f"  rewrite      {result.rewritten_data_files:,} data files, {size}"
+    else:
+        yield f"  rewritten    {result.rewritten_data_files:,} data files into {result.added_data_files:,}, {size}"
+    if result.failed_groups:
+        yield "  failed       1 group of files: run again; the log says why"
+    if result.converted_equality_deletes:
+        yield f"  converted    {result.converted_equality_deletes:,} equality delete files into deletes by position"
+    if result.expired_files:
+        yield f"  expired      {result.expired_files:,} files of old snapshots deleted"
+    if result.orphans:
+        yield f"  orphans      {len(result.orphans):,} files {'to delete' if result.dry_run else 'deleted'}"
+        yield from (f"    {path}" for path in result.orphans[:20])
+        if len(result.orphans) > 20:
+            yield f"    and {len(result.orphans) - 20:,} more (--json lists all)"
+
+
+def as_json(result: Maintained) -> str:
+    """A result for machines."""
+    values = asdict(result)
+    return json.dumps({**values, "error": None if result.error is None else str(result.error)})

@@ -1,0 +1,121 @@
+"""The section `maintenance` of the configuration: what the sink does for its tables beside the stream."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from cronsim import CronSim, CronSimError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+_AGE = re.compile(r"(\d+) (minute|hour|day|week)s?")
+_UNITS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks"}
+_SHORTEST_ORPHANS = timedelta(days=1)
+"""A file may be written for hours before its commit. Iceberg's own procedure refuses a shorter time too."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, hide_input_in_errors=True)
+
+
+def _hyphenated(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def age(text: str) -> timedelta:
+    """:raises ValueError: it isn't a time such as `5 days`."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise ValueError('write a time such as "5 days" or "12 hours"')
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def _text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Age = Annotated[str, BeforeValidator(_text)]
+
+
+class ExpireSection(_Section):
+    """`expire:` snapshots and versions that nobody needs any more.
+
+    :param retain_last: the newest ones, which are kept whatever their age (Iceberg).
+    """
+
+    older_than: Age = "5 days"
+    retain_last: Annotated[int, Field(ge=1)] = 20
+
+    @field_validator("older_than")
+    @classmethod
+    def _older_than(cls, value: str) -> str:
+        age(value)
+        return value
+
+
+class OrphansSection(_Section):
+    """`orphans:` files in the table's folder that no snapshot has.
+
+    :param every: how often they are looked for, which lists the whole folder.
+    """
+
+    every: Age = "7 days"
+    older_than: Age = "3 days"
+
+    @field_validator("every")
+    @classmethod
+    def _every(cls, value: str) -> str:
+        age(value)
+        return value
+
+    @field_validator("older_than")
+    @classmethod
+    def _older_than(cls, value: str) -> str:
+        if age(value) < _SHORTEST_ORPHANS:
+            raise ValueError('write at least "1 day": younger files may be those of a commit that is still to come')
+        return value
+
+
+class RewriteSection(BaseModel):
+    """`rewrite:` which files are rewritten, by the names of Iceberg's `rewrite_data_files`."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, alias_generator=_hyphenated, populate_by_name=True
+    )
+
+    min_input_files: Annotated[int, Field(ge=2)] = 5
+    delete_ratio_threshold: Annotated[float, Field(gt=0, le=1)] = 0.1
+    delete_file_threshold: Annotated[int, Field(ge=1)] = 8
+    max_file_group_size_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+
+
+class MaintenanceSection(_Section):
+    """`maintenance:` of all tables, or of one. A table's own values replace the global ones.
+
+    :param budget: bytes that rewrites may write for each byte that micro-batches write; 0 switches rewrites off.
+    :param window: a cron expression (UTC); rewrites begin only in its minutes.
+    :param expire: None switches it off.
+    :param orphans: None switches it off.
+    """
+
+    budget: Annotated[float, Field(ge=0)] = 0.5
+    window: str = "* * * * *"
+    rewrite: RewriteSection = RewriteSection()
+    expire: ExpireSection | None = ExpireSection()
+    orphans: OrphansSection | None = OrphansSection()
+
+    @field_validator("window")
+    @classmethod
+    def _window(cls, value: str) -> str:
+        try:
+            CronSim(value, datetime(2026, 1, 1))
+        except CronSimError as error:
+            raise ValueError(
+                f'not a cron expression ({error}). Write its five fields, such as "* 1-5 * * *" for the hours from '
+                "1:00 to 5:59"
+            ) from None
+        return value
+
+    def is_open(self, now: datetime) -> bool:
+        """Whether a rewrite may begin now."""
+        minute = now.replace(second=0, microsecond=0)
+        return next(CronSim(self.window, minute - timedelta(minutes=1)), None) == minute

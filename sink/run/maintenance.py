@@ -1,0 +1,188 @@
+"""Looks after the tables of a running job beside its micro-batches: rewrites files that are dear to read, within a
+budget, and removes what nobody needs any more.
+
+One thread does all of it, one table after the other, with one task at a time in a scheduler pool of its own. So a
+micro-batch waits for it only while it commits (`Member.turn`), and a job that ends only until its task is cancelled.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sink import logs
+from sink.config import Config
+from sink.config.maintenance import MaintenanceSection, age
+from sink.errors import RowdeltaError, summary
+from sink.run.microbatch import TableSink
+from sink.run.rewrite_plan import RewriteOptions
+from sink.run.supervisor import Member, Supervisor
+from sink.spark.session import MAINTENANCE_POOL, activate
+from sink.targets.base import CommitUnknownError
+
+log = logging.getLogger("rowdelta")
+
+SECONDS = 5.0
+"""Between two looks at all tables."""
+PAUSE = 60.0
+"""Seconds until a table is looked at again in which nothing paid, unless its micro-batches have written much since."""
+_STOP_SECONDS = 10.0
+_EXPIRE_EVERY = 3600.0
+
+
+@dataclass
+class _Table:
+    """What is known of a table since its sink was opened.
+
+    :param spent: bytes that rewrites have written.
+    :param looked_at: when nothing paid, and how much its micro-batches had written then.
+    :param expired_at: when old snapshots were removed last.
+    :param cleaned_at: likewise, orphans. The first time is one interval after the start.
+    """
+
+    sink: TableSink
+    spent: int = 0
+    looked_at: float = float("-inf")
+    written_then: int = 0
+    expired_at: float = float("-inf")
+    cleaned_at: float = 0.0
+
+
+class Maintenance:
+    """The thread that looks after a job's tables."""
+
+    def __init__(self, spark: SparkSession, config: Config, supervisor: Supervisor) -> None:
+        self._spark = spark
+        self._config = config
+        self._supervisor = supervisor
+        self._ending = threading.Event()
+        self._looking = threading.Lock()
+        self._known: dict[str, _Table] = {}
+        self._thread = threading.Thread(target=self._run, name="rowdelta-maintenance", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it soon: the task in progress is cancelled, and what it wrote is deleted."""
+        self._ending.set()
+        end = time.monotonic() + _STOP_SECONDS
+        while self._thread.is_alive() and time.monotonic() < end:
+            with suppress(Py4JError, OSError):  # the JVM may have gone
+                self._spark.sparkContext.cancelJobGroup(MAINTENANCE_POOL)
+            self._thread.join(0.5)
+
+    def finish(self) -> None:
+        """Do once what is due, in this thread. A job calls this that ends when its source is exhausted."""
+        with self._in_pool():
+            self._look_around()
+
+    def _run(self) -> None:
+        with self._in_pool():
+            while not self._ending.wait(SECONDS):
+                self._look_around()
+
+    @contextmanager
+    def _in_pool(self) -> Iterator[None]:
+        """Let this thread's jobs run in the pool of maintenance, in a group that `stop` cancels."""
+        context = self._spark.sparkContext
+        activate(self._spark)
+        context.setLocalProperty("spark.scheduler.pool", MAINTENANCE_POOL)
+        context.setJobGroup(MAINTENANCE_POOL, "maintenance", interruptOnCancel=True)
+        try:
+            yield
+        finally:
+            with suppress(Py4JError, OSError):
+                for name in ("spark.scheduler.pool", "spark.jobGroup.id"):
+                    context.setLocalProperty(name, None)  # type: ignore[arg-type]  # which removes it
+
+    def _look_around(self) -> None:
+        with self._looking:
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        for member in self._supervisor.working():
+            if self._ending.is_set():
+                return
+            with logs.about(table=member.target):
+                try:
+                    self._attend(member)
+                except CommitUnknownError as error:
+                    self._supervisor.set_aside(member, error)  # it is opened again, and its position decides
+                except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
+                    if not self._ending.is_set():
+                        log.warning("%s: maintenance failed, tried again later: %s", member.target, summary(error))
+                except Exception:
+                    # a mistake here must not end the stream
+                    log.exception("%s: maintenance failed; it is tried again later", member.target)
+
+    def _attend(self, member: Member) -> None:
+        sink = member.sink
+        if sink is None:
+            return
+        known = self._known.get(member.target)
+        if known is None or known.sink is not sink:
+            known = self._known[member.target] = _Table(sink, cleaned_at=time.monotonic())
+        settings = self._config.maintenance_of(sink.plan.section)
+        if settings.budget and settings.is_open(datetime.now(UTC)):
+            while not self._ending.is_set() and self._rewrite(member, known, settings):
+                pass
+            with self._turn(member, sink) as has_turn:
+                # without them this asks nobody
+                if has_turn and sink.has_key_index and sink.table.equality_deletes() is not None:
+                    sink.convert_equality_deletes()
+        now = time.monotonic()
+        if settings.expire is not None and now - known.expired_at >= _EXPIRE_EVERY:
+            known.expired_at = now
+            with self._turn(member, sink) as has_turn:
+                if has_turn:
+                    sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
+        orphans = settings.orphans
+        if orphans is not None and now - known.cleaned_at >= age(orphans.every).total_seconds():
+            known.cleaned_at = now
+            sink.table.remove_orphans(age(orphans.older_than))
+
+    @contextmanager
+    def _turn(self, member: Member, sink: TableSink) -> Iterator[bool]:
+        """Wait for the table's turn. Yields whether it is still the same sink's, and works."""
+        with member.turn:
+            yield member.sink is sink and member.works and not self._ending.is_set()
+
+    def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> bool:
+        """Rewrite the group of files that pays most, if the budget allows it. Returns whether it did."""
+        sink, now, written = known.sink, time.monotonic(), known.sink.written_bytes
+        credit = int(settings.budget * written) - known.spent
+        if credit <= 0 or (now - known.looked_at < PAUSE and written < 2 * known.written_then):
+            return False
+        with self._turn(member, sink) as has_turn:
+            begun = sink.begin_rewrite(options_of(settings), credit) if has_turn else None
+        if begun is None:
+            known.looked_at, known.written_then = now, written
+            return False
+        is_written = False
+        try:
+            is_written = sink.write_rewrite(begun)
+        finally:
+            with self._turn(member, sink) as has_turn:
+                done = sink.end_rewrite(begun, written=is_written and has_turn)
+        known.spent += begun.written_bytes
+        if done is None:
+            known.looked_at, known.written_then = now, written
+        return done is not None
+
+
+def options_of(settings: MaintenanceSection) -> RewriteOptions:
+    chosen = settings.rewrite
+    return RewriteOptions(
+        min_input_files=chosen.min_input_files,
+        delete_ratio_threshold=chosen.delete_ratio_threshold,
+        delete_file_threshold=chosen.delete_file_threshold,
+        max_file_group_size=chosen.max_file_group_size_bytes,
+    )

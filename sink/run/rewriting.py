@@ -1,0 +1,202 @@
+"""Rewrites whole data files beside the stream: rows move from files that are dear to read into files that aren't.
+
+A minor compaction (`sink.run.minor_compaction`) merges what the last commits wrote, between two micro-batches. A
+rewrite takes any file of the table: small ones, those of which many rows are deleted, and those with many delete files.
+It takes long, so micro-batches go on meanwhile:
+
+    begin   between two micro-batches: hold the state of the key index (`KeyIndex.pin`)
+    write   beside micro-batches: the state's live rows go to new files
+    adopt   between two micro-batches: one commit replaces the files
+
+What micro-batches have deleted since `begin` is deleted in the new files too, in the same commit. So neither waits for
+the other, and a table in which every micro-batch deletes from every file is rewritten too. If another writer changed
+the files, or the index was built again, the rewrite gives way: its files are deleted, and it is tried again later.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import uuid4
+
+from deltawriters import TableSpec
+from deltawriters.keyindex import RunInfo
+from deltawriters.rewrite import RewriteGroup
+from sink.run.engine import Engine
+from sink.run.job_errors import before_commit
+from sink.run.keyindex import KeyIndex, Pin
+from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
+from sink.run.rewrite_plan import RewriteOptions, chosen
+from sink.run.written import Uncommitted
+from sink.spark import task
+from sink.spark.java_errors import message_of
+from sink.targets.base import REWRITE, SINK_ID, Committer, Rewrite, TableChangedError, Target
+
+log = logging.getLogger("rowdelta")
+
+KIND: Literal["rewrite"] = "rewrite"
+
+
+@dataclass
+class Begun:
+    """A rewrite between `begin` and `adopt`.
+
+    :param name: of its commit.
+    :param spec: the table for which the new files are written.
+    :param written_for: its `Target.layout`.
+    :param group: what is rewritten.
+    :param files: the new files, as in `ChangeSet`.
+    :param runs: entries of the moved rows.
+    :param written_bytes: of `files`.
+    """
+
+    name: str
+    spec: TableSpec
+    written_for: Hashable
+    pin: Pin
+    group: RewriteGroup
+    uncommitted: Uncommitted
+    files: list[str] = field(default_factory=list)
+    runs: list[RunInfo] = field(default_factory=list)
+    written_bytes: int = 0
+    scan_seconds: float = 0.0
+    rewrite_seconds: float = 0.0
+
+
+class Rewriting:
+    """The rewrites of one table. There is one at a time.
+
+    :param prefix: property prefix of the sink's state.
+    :param engine: runs the tasks. It isn't the engine of the micro-batches, which go on at the same time.
+    """
+
+    def __init__(
+        self,
+        table: Target,
+        key: Sequence[str],
+        committer: Committer,
+        prefix: str,
+        engine: Engine,
+        observer: Observer = nobody,
+    ) -> None:
+        self._table = table
+        self._key = tuple(key)
+        self._committer = committer
+        self._prefix = prefix
+        self._engine = engine
+        self._observer = observer
+        self.moving: frozenset[str] = frozenset()
+        """Paths of the data files that are being rewritten."""
+
+    def begin(
+        self, spec: TableSpec, key_index: KeyIndex, options: RewriteOptions, most_bytes: int | None = None
+    ) -> Begun | None:
+        """Choose what pays most. Call this between micro-batches, with the index synchronized.
+
+        :param spec: the table.
+        :param most_bytes: don't rewrite more than this. None if it doesn't matter.
+        :return: None if nothing pays.
+        :raises TemporaryError: see `Target.rewritables`.
+        """
+        started = time.monotonic()
+        group = next(iter(chosen(self._table.rewritables(), options, spec.target_file_size, most_bytes)), None)
+        if group is None:
+            return None
+        self._observer(RewriteStarted(self._table.name, KIND))
+        uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
+        begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), group, uncommitted)
+        begun.scan_seconds = time.monotonic() - started
+        self.moving = frozenset(small.path for small in group.files)
+        return begun
+
+    def write(self, begun: Begun) -> bool:
+        """Write the new files. Micro-batches may go on meanwhile. A failure is only logged.
+
+        :return: whether `adopt` has something to commit. If not, call `give_up`.
+        """
+        started = time.monotonic()
+        pin = begun.pin
+        plan = task.RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name)
+        try:
+            results: Sequence[Mapping[str, Any]] = self._engine.rewrite(plan, [begun.group], begun.uncommitted.paths)
+        except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
+            self._log_failure(error)
+            return False
+        begun.files = [json.dumps(file) for result in results for file in result["files"]]
+        begun.written_bytes = sum(int(result["bytes"]) for result in results)
+        begun.runs = [RunInfo.from_json(run) for result in results for run in result["runs"]]
+        begun.rewrite_seconds = time.monotonic() - started
+        return True
+
+    def give_up(self, begun: Begun, key_index: KeyIndex | None) -> None:
+        """Delete what was written, and hold the index's state no longer."""
+        self.moving = frozenset()
+        if key_index is not None:
+            key_index.release(begun.pin)
+        begun.uncommitted.delete()
+        self._observer(RewriteDone(self._table.name, KIND))
+
+    def adopt(self, begun: Begun, key_index: KeyIndex, operation: str) -> RewriteDone | None:
+        """Commit the new files. Call this between micro-batches, with the index synchronized.
+
+        :param operation: the commit that stored the sink's position.
+        :return: what was done. None if the rewrite gave way, and nothing was committed.
+        :raises CommitUnknownError: see `Committer.rewrite`. The files stay.
+        :raises IndexLostError: see `KeyIndex.synchronize`.
+        """
+        started = time.monotonic()
+        paths = [small.path for small in begun.group.files]
+        new_paths = begun.uncommitted.paths
+        try:
+            done = self._commit(begun, key_index, operation, paths, new_paths)
+        except TableChangedError as error:
+            self._log_failure(error)
+            done = False
+        if not done:
+            self.give_up(begun, key_index)
+            return None
+        self.moving = frozenset()
+        key_index.release(begun.pin)
+        begun.uncommitted.paths = []
+        seconds = begun.rewrite_seconds + time.monotonic() - started
+        size = begun.group.size_in_bytes
+        log.info(
+            "%s: rewrote %d data files into %d | %.1f MB | %d ms",
+            self._table.name, len(paths), len(begun.files), size / 1e6, seconds * 1000,
+        )  # fmt: skip
+        told = RewriteDone(
+            self._table.name,
+            KIND,
+            len(paths),
+            len(begun.files),
+            size,
+            begun.scan_seconds,
+            seconds,
+            live_files(self._table) if self._observer is not nobody else None,
+        )
+        self._observer(told)
+        return told
+
+    def _commit(
+        self, begun: Begun, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
+    ) -> bool:
+        replaced = self._table.handles(paths)  # a file without a live row may have been removed by a micro-batch
+        adopted = None
+        if replaced and self._table.layout == begun.written_for:
+            with before_commit(self._table.name):
+                adopted = key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, new_paths)
+        if adopted is None:
+            log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
+            return False
+        summary = {REWRITE: str(len(paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
+        request = Rewrite(self._prefix, operation, adopted.files, replaced, adopted.index, summary, begun.written_for)
+        self._committer.rewrite(request)
+        begun.uncommitted.discard(adopted.dropped)
+        return True
+
+    def _log_failure(self, error: Exception) -> None:
+        log.warning(
+            "%s: files not rewritten, tried again later: %s", self._table.name, message_of(error).split("\n", 1)[0]
+        )

@@ -1,0 +1,84 @@
+"""Removes what nobody needs any more of an Iceberg table, by Iceberg's own procedures in Spark."""
+
+import logging
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from py4j.java_gateway import JavaObject
+
+from sink.errors import TemporaryError
+from sink.spark.java_errors import JAVA_ERRORS, java_message
+
+if TYPE_CHECKING:
+    from sink.targets.iceberg.table import IcebergTable
+
+log = logging.getLogger("rowdelta")
+
+
+def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> int:
+    """See `Target.expire`. Branches and tags keep what they need by rules of their own (`ExpireSnapshots`).
+
+    Spark's procedure compares the files of what stays with those of what goes. `Table.expireSnapshots` alone would
+    delete a Puffin file as soon as one of its vectors goes, though others are live (v3).
+    """
+    kept = table.snapshot(keep)
+    before = int((time.time() - older_than.total_seconds()) * 1000)
+    if keep is not None:
+        if kept is None:
+            return 0  # nothing tells what came after it
+        before = min(before, kept.timestamp_ms)
+    try:
+        if not _has_older(table, before, retain_last):
+            return 0
+        actions = _actions(table).expireSnapshots(table.java)
+        result = actions.expireOlderThan(before).retainLast(retain_last).execute()
+        kinds = ("DataFiles", "PositionDeleteFiles", "EqualityDeleteFiles", "Manifests", "ManifestLists")
+        deleted = sum(int(getattr(result, f"deleted{kind}Count")()) for kind in kinds)
+    except JAVA_ERRORS as error:
+        raise TemporaryError(f"{table.name}: old snapshots not removed: {java_message(error)}") from None
+    log.info("%s: old snapshots removed, with %d files", table.name, deleted)
+    return deleted
+
+
+def _has_older(table: "IcebergTable", before: int, retain_last: int) -> bool:
+    """Whether any snapshot may go. Spark's procedure takes seconds to find out."""
+    snapshots = table.elements(table.java.snapshots())
+    return len(snapshots) > retain_last and any(int(snapshot.timestampMillis()) < before for snapshot in snapshots)
+
+
+def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bool) -> list[str]:
+    """See `Target.remove_orphans`."""
+    before = int((time.time() - older_than.total_seconds()) * 1000)
+    try:
+        action = _actions(table).deleteOrphanFiles(table.java).olderThan(before)
+        if dry_run:
+            action = action.deleteWith(_nothing(table))
+        found = [str(path) for path in table.as_json(table.as_list(action.execute().orphanFileLocations()))]
+    except JAVA_ERRORS as error:
+        raise TemporaryError(f"{table.name}: orphan files not removed: {java_message(error)}") from None
+    if found and not dry_run:
+        log.info("%s: %d orphan files removed", table.name, len(found))
+    return found
+
+
+def _actions(table: "IcebergTable") -> JavaObject:
+    return table.iceberg.spark.actions.SparkActions.get(table.spark._jsparkSession)
+
+
+def _nothing(table: "IcebergTable") -> JavaObject:
+    """A Java `Consumer` that does nothing: it adds to a list that nobody reads."""
+    lang = table.jvm.java.lang
+    add = lang.Class.forName("java.util.ArrayList").getMethod("add", _classes(table, "java.lang.Object"))
+    lookup, proxies = lang.invoke.MethodHandles.publicLookup(), lang.invoke.MethodHandleProxies
+    bound = lookup.unreflect(add).bindTo(table.jvm.java.util.ArrayList())
+    return proxies.asInterfaceInstance(lang.Class.forName("java.util.function.Consumer"), bound)
+
+
+def _classes(table: "IcebergTable", name: str) -> JavaObject:
+    """An array of one Java class, as reflection takes it."""
+    gateway = table.spark.sparkContext._gateway
+    assert gateway is not None
+    classes = gateway.new_array(table.jvm.java.lang.Class, 1)
+    classes[0] = table.jvm.java.lang.Class.forName(name)
+    return classes

@@ -1,0 +1,108 @@
+"""The data files of an Iceberg table that a rewrite beside the stream may take (`sink.run.rewriting`)."""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from py4j.java_gateway import JavaObject
+
+from deltawriters.keyindex import IndexedFile
+from deltawriters.rewrite import SmallFile
+from sink.errors import TemporaryError
+from sink.spark.java_errors import JAVA_ERRORS, java_message
+from sink.targets.base import EqualityDeleted, Rewritable
+
+if TYPE_CHECKING:
+    from sink.targets.iceberg.table import IcebergTable
+
+
+def rewritables(table: "IcebergTable") -> list[Rewritable]:
+    """See `Target.rewritables`."""
+    try:
+        scans = table.current_scans()
+        described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
+    except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot
+        raise TemporaryError(java_message(error)) from None
+    applied: Counter[str] = Counter()
+    """How many data files each delete file applies to. A vector applies to one, though a Puffin file has several."""
+    for scan in described:
+        applied.update(d["file-path"] for d in scan.get("delete-files", ()) if d["file-format"].upper() != "PUFFIN")
+    found = (_rewritable(table, scan, number, applied) for scan, number in zip(described, numbers, strict=True))
+    return [file for file in found if file is not None]
+
+
+def _rewritable(
+    table: "IcebergTable", scan: Mapping[str, Any], sequence_number: int, applied: Mapping[str, int]
+) -> Rewritable | None:
+    spec, data, deletes = table.spec, scan["data-file"], scan.get("delete-files", ())
+    if data["spec-id"] != spec.current_spec_id or data["file-format"].upper() != "PARQUET":
+        return None
+    if spec.format_version >= 3 and "first-row-id" not in data:
+        return None  # it was written before the table became v3, so nothing here tells its rows' ids
+    by_position = all(delete["content"].upper().startswith("POSITION") for delete in deletes)
+    fields = [str(field.field_id) for field in spec.current_spec.fields]
+    partition = json.dumps(dict(zip(fields, data.get("partition", [None] * len(fields)), strict=True)))
+    rows = int(data["record-count"])
+    deleted = min(rows, sum(int(d["record-count"]) // applied.get(d["file-path"], 1) for d in deletes))
+    is_counted = spec.format_version >= 3 and all(delete["file-format"].upper() == "PUFFIN" for delete in deletes)
+    if not is_counted and not by_position:
+        return None  # equality deletes
+    small = SmallFile(
+        data["file-path"],
+        int(data["file-size-in-bytes"]),
+        data.get("first-row-id"),
+        sequence_number,
+        live_rows=rows - deleted if is_counted else None,
+    )
+    applying = [
+        SmallFile(delete["file-path"], int(delete["file-size-in-bytes"]), None, 0)
+        for delete in deletes
+        if not is_counted
+    ]
+    return Rewritable(data["spec-id"], partition, rows, deleted, len(deletes), small, applying)
+
+
+def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObject]:
+    """See `Target.handles`. Vectors aren't among what is returned: the key index knows them."""
+    scans, wanted = table.current_scans(), set(paths)
+    found = list[JavaObject]()
+    for number, path in enumerate(table.scanned_paths(scans)):
+        if path in wanted:
+            scan = scans.get(number)
+            found.append(scan.file())
+            if table.spec.format_version < 3:
+                found += [d for d in table.elements(scan.deletes()) if d.referencedDataFile() in wanted]
+    return found
+
+
+def equality_deleted(table: "IcebergTable") -> EqualityDeleted | None:
+    """See `Target.equality_deletes`. Those that apply to no data file aren't found; Iceberg drops them by itself."""
+    files, deletes = dict[IndexedFile, int](), dict[str, JavaObject]()
+    try:
+        scans = table.current_scans()
+        for number, described in enumerate(table.described_scans(scans)):
+            of_equality = {
+                delete["file-path"]
+                for delete in described.get("delete-files", ())
+                if delete["content"].upper().startswith("EQUALITY")
+            }
+            if not of_equality:
+                continue
+            data = described["data-file"]
+            files[_indexed(table, data)] = int(data["record-count"])
+            if not of_equality <= deletes.keys():
+                deletes |= {str(delete.location()): delete for delete in table.elements(scans.get(number).deletes())}
+    except JAVA_ERRORS as error:
+        raise TemporaryError(java_message(error)) from None
+    found = [delete for delete in deletes.values() if str(delete.content()) == "EQUALITY_DELETES"]
+    return EqualityDeleted(files, found) if found else None
+
+
+def _indexed(table: "IcebergTable", data: Mapping[str, Any]) -> IndexedFile:
+    fields = [str(field.field_id) for field in table.spec.specs_by_id[data["spec-id"]].fields]
+    return IndexedFile(
+        data["file-path"],
+        data["spec-id"],
+        dict(zip(fields, data.get("partition", [None] * len(fields)), strict=True)),
+    )

@@ -1,0 +1,52 @@
+"""Rewrites beside the stream, step by step between a test's micro-batches."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+
+from sink.run.microbatch import TableSink
+from sink.run.observer import RewriteDone
+from sink.run.rewrite_plan import RewriteOptions
+from sink.run.rewriting import Begun
+
+ALL_FILES = RewriteOptions(min_input_files=1, min_file_size=1.0, delete_ratio_threshold=0.0)
+"""Takes every file there is."""
+
+Step = Literal["begin", "write", "adopt", "nothing"]
+
+
+@contextmanager
+def rewriting(
+    steps: Sequence[Step] = ("begin", "nothing", "write", "nothing", "adopt"), options: RewriteOptions = ALL_FILES
+) -> Iterator[list[RewriteDone | None]]:
+    """After each micro-batch of a table that isn't empty, take one step more; then begin again.
+
+    :return: what came of each rewrite.
+    """
+    done: list[RewriteDone | None] = []
+    begun: dict[TableSink, Begun] = {}
+    at: dict[TableSink, int] = {}
+    compact = TableSink.compact
+
+    def take_step(self: TableSink) -> None:
+        compact(self)
+        number = at.get(self, 0)
+        step = steps[number % len(steps)]
+        if step == "begin":
+            found = self.begin_rewrite(options)
+            if found is None:
+                return
+            begun[self] = found
+        elif step == "write":
+            assert self.write_rewrite(begun[self])
+        elif step == "adopt":
+            done.append(self.end_rewrite(begun.pop(self)))
+        at[self] = number + 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableSink, "compact", take_step)
+        yield done
+    for sink, left in begun.items():
+        sink.end_rewrite(left, written=False)
