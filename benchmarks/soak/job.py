@@ -29,7 +29,8 @@ _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
-COMPACT_EVERY = 250
+_MAINTENANCE = {"expire": {"older_than": "2 minutes", "retain_last": 20}}
+"""The default is five days: a soak of hours would show no snapshot that goes."""
 _FIRST_TIME = 1_700_000_000
 
 
@@ -219,6 +220,7 @@ class Job:
             },
             "source": {"type": "files", "format": "row-kind", "options": {"maxFilesPerTrigger": "1"}},
             "index": {"location": "./index"},
+            "maintenance": _MAINTENANCE,
             "catalogs": {
                 "ice": {"type": "hadoop", "warehouse": "./warehouse/iceberg"},
                 "delta": {"type": "delta", "warehouse": "./warehouse/delta"},
@@ -231,7 +233,6 @@ class Job:
                     "columns": COLUMNS,
                     "order_by": ["seq"],
                     "partition_by": ["region"],
-                    "compact_every": COMPACT_EVERY,
                     **({} if name == "delta" else {"properties": {"format-version": name[1:], **_PROPERTIES}}),
                 }
                 for name in self.formats
