@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -153,3 +154,15 @@ def commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def own_environment() -> dict[str, str]:
+    """The environment for a child with a Spark session of its own: what a session of this process has set must not leak
+    into it.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "SPARK_SUBMIT_OPTS" or not name.startswith(("PYSPARK", "SPARK"))
+    }
+    return inherited | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}

@@ -10,13 +10,14 @@ import selectors
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, Self
 
 from benchmarks.peers.cases import Changelog, Format, Peer
+from benchmarks.processes import own_environment
 from tests.stack.jars import cache_folder, jars
 from tests.stack.process import java_command
 
@@ -42,7 +43,7 @@ class RefusedError(WriterError):
 class Asked:
     """A process that answers each line with a line that begins with `@`. What else it prints goes to its log."""
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str], log: Path) -> None:
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -50,7 +51,7 @@ class Asked:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | (environment or {}),
+                env=own_environment(),
                 cwd=HERE.parents[1],
             )
         assert self._process.stdout is not None

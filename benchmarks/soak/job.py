@@ -18,7 +18,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from pyiceberg.table import StaticTable
 
-from benchmarks.processes import command_of, memory_bytes, open_files, sizes, tree
+from benchmarks.processes import command_of, memory_bytes, open_files, own_environment, sizes, tree
 from benchmarks.soak.changes import COLUMNS, write
 
 FORMATS = ("v2", "v3", "delta")
@@ -90,7 +90,7 @@ class Job:
                 stdout=log,
                 stderr=log,
                 cwd=Path(__file__).parents[2],
-                env=os.environ | {"ROWDELTA_WARM": "no", "SPARK_LOCAL_IP": "127.0.0.1"},
+                env=own_environment(),
             )
 
     def kill(self) -> None:
