@@ -35,7 +35,8 @@ class Plan:
 
     def kills(self) -> set[int]:
         """Never where the tables are compared: then the sink has nothing to do."""
-        return set(range(self.kill_every * 3 // 4, self.batches, self.kill_every)) - self.comparisons()
+        wanted = range(self.kill_every * 3 // 4, self.batches, self.kill_every)
+        return {kill + 1 if kill in self.comparisons() else kill for kill in wanted}
 
     def comparisons(self) -> set[int]:
         return {*range(self.compare_every, self.batches, self.compare_every), self.batches}

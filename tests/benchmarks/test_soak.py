@@ -55,10 +55,11 @@ def test_differences_are_seen() -> None:
     assert differences(other, expected) == ["column amount differs"]
 
 
-def test_kills_come_where_the_sink_has_something_to_do() -> None:
-    plan = Plan()
-    assert len(plan.kills()) == 50
-    assert len(plan.comparisons()) == 20
+@pytest.mark.parametrize(
+    ("plan", "kills"), [(Plan(), 50), (Plan(batches=300, kill_every=60, compare_every=15), 5), (SHORT, 1)]
+)
+def test_kills_come_where_the_sink_has_something_to_do(plan: Plan, kills: int) -> None:
+    assert len(plan.kills()) == kills
     assert not plan.kills() & plan.comparisons()
 
 
