@@ -59,7 +59,7 @@ def run(plan: Plan, job: Job, samples: Path, tell: Callable[[str], None] = print
     job.publish(1, changes.first_load())
     job.start()
     try:
-        _wait(job, 1)
+        job.wait_for(1)
         for stop in sorted(kills | comparisons | sampled):
             ahead = min(stop + _AHEAD, *(each for each in comparisons if each >= stop)) if stop in kills else stop
             while changes.batches < ahead:
@@ -73,12 +73,13 @@ def run(plan: Plan, job: Job, samples: Path, tell: Callable[[str], None] = print
                 job.start()
                 before = {}
                 continue
-            _wait(job, stop + 1)
+            job.wait_for(stop + 1)
             if stop in sampled:
                 told = {name: job.told(name) for name in job.formats}
                 _append(_sample(job, stop, told, before), samples)
                 before = told
             if stop in comparisons:
+                _stands_at(job, stop + 1)
                 expected = changes.expected()
                 found = {name: differences(job.rows(name), expected) for name in job.formats}
                 wrong += [f"{name} after {stop:,}: {each}" for name in job.formats for each in found[name]]
@@ -91,9 +92,8 @@ def run(plan: Plan, job: Job, samples: Path, tell: Callable[[str], None] = print
     return wrong
 
 
-def _wait(job: Job, number: int) -> None:
-    """Wait for a file, and see that the tables themselves say that it is applied."""
-    job.wait_for(number)
+def _stands_at(job: Job, number: int) -> None:
+    """See that no table is further than it can be."""
     for name in job.formats:
         position = job.position(name)
         if position != number:
