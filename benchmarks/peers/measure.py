@@ -190,6 +190,8 @@ def _read(readers: PythonProgram, table: str, peer: Peer, mark: Mark, scale: Sca
             "point": statistics.median(answer["points"]),
             "right": answer["totals"] == expected,
         }
+        if answer["totals"] != expected:
+            figures[reader] |= {"found": answer["totals"], "expected": expected}
     return figures
 
 

@@ -237,6 +237,8 @@ def _alike(one: Figures, other: Figures) -> bool:
 
 
 def _number(value: float) -> str:
+    if value == float("inf"):
+        return "wrong, or refused"
     return f"{value:,.0f}" if value >= 20 else f"{value:.2f}"
 
 
