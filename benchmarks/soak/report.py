@@ -16,6 +16,8 @@ from benchmarks.pages import drawn, folded
 _ROOT = Path(__file__).parents[2]
 RESULTS = _ROOT / "benchmarks" / "results" / "soak.jsonl"
 PAGE = _ROOT / "docs" / "soak.md"
+NOTES = RESULTS.with_name("soak.md")
+"""What is known about the run, in words: it is put into the page if it is there. Who soaks again writes it anew."""
 MOST_GROWTH = 1.1
 _TEXT = Path(__file__).with_name("page.md")
 
@@ -118,6 +120,7 @@ def write(results: Path, page: Path) -> None:
         commit=plan["commit"],
         began=plan["began"][:10],
         equal=equal,
+        notes=f"\n{NOTES.read_text(encoding='utf-8')}" if NOTES.exists() and results == RESULTS else "",
         machine=f"{min(machine):.2f} to {max(machine):.2f}" if machine else "unknown",
         tables="\n\n".join(_table(soaked, name) for name in soaked.formats),
         processes="\n".join(_rows(soaked, OF_PROCESSES, None)),

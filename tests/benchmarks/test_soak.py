@@ -111,6 +111,13 @@ def test_the_page_says_what_grows(tmp_path: Path) -> None:
     assert [each for each in page.splitlines() if len(each) > 120 and each[0] != "|"] == []
 
 
+def test_the_published_samples_make_the_published_page(tmp_path: Path) -> None:
+    """Who soaks again commits both."""
+    published = report.PAGE.read_text(encoding="utf-8")
+    report.write(report.RESULTS, tmp_path / "soak.md")
+    assert (tmp_path / "soak.md").read_text() == published
+
+
 def test_the_page_says_what_differs_and_that_a_run_ended_early(tmp_path: Path) -> None:
     results = lines(tmp_path, [1, 1], {"v2": ["3 rows, not 4"]})
     results.write_text(results.read_text().replace('"batches": 100', '"batches": 1000'))
