@@ -94,7 +94,8 @@ def _run(cases: Sequence[Figures]) -> str:
     commits = sorted({figures["commit"] for figures in measured})
     days = sorted({figures["began"][:10] for figures in measured})
     text = (
-        f"## The run\n\nMeasured on {', '.join(days)} at commit {', '.join(commits)}, on two cores, local disk; "
+        f"## The run\n\nMeasured on {', '.join(days)} at commit {', '.join(commits)}, in "
+        f"{len({figures['began'] for figures in measured})} run(s), on two cores, local disk; "
         f"scale `{cases[0]['scale']}`. The same small piece of work took "
         f"{best:.2f} s at best, and {worst:.2f} s at worst."
     )
