@@ -14,7 +14,7 @@ JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 
 	macOS: brew install openjdk@17. If it is not on the PATH, set JAVA_HOME.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo stack demo-stack test test-spark faults bench docs lint audit licenses clean jdk
+.PHONY: help setup demo stack demo-stack test test-spark faults bench bench-peers soak docs lint audit licenses clean jdk
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,12 @@ bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mo
 	$(BIN)/python -m benchmarks.keyindex
 	$(BIN)/python -m benchmarks.many_tables --cases 1:1 300:300 --rows 10
 	$(BIN)/python -m benchmarks.start
+
+bench-peers: jdk setup ## rowdelta, MERGE INTO and Flink on the same changelogs, with what readers pay; writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks.peers
+
+soak: jdk setup ## Ten thousand micro-batches with kills into three tables; writes docs/soak.md
+	$(BIN)/python -m benchmarks.soak
 
 # What mkdocs-material says of other tools is no warning about these pages.
 docs: setup ## The pages under docs/ as a site in ./site; a dead link is an error

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.streams import Trigger, read_changes, run_available
-from benchmarks.workload import SPARK_CHANGE_SCHEMA, SPARK_TABLE_SCHEMA, TABLE_SCHEMA
+from benchmarks.workload import SPARK_TABLE_SCHEMA, TABLE_SCHEMA
 
 COLUMNS = TABLE_SCHEMA.names
 
@@ -65,14 +65,14 @@ def create_delta_table(spark: SparkSession, folder: Path) -> str:
     return table
 
 
-def load(spark: SparkSession, table: str, files: Sequence[Path]) -> float:
+def load(spark: SparkSession, table: str, files: Sequence[Path], columns: Sequence[str] = COLUMNS) -> float:
     """Append the initial load's files to the table; return the seconds it took."""
     started = perf_counter()
-    changes = spark.read.schema(SPARK_CHANGE_SCHEMA).parquet(*map(str, files))
+    changes = spark.read.parquet(*map(str, files))
     if table.startswith("delta."):
-        changes.select(*COLUMNS).write.format("delta").mode("append").save(table.removeprefix("delta.").strip("`"))
+        changes.select(*columns).write.format("delta").mode("append").save(table.removeprefix("delta.").strip("`"))
     else:
-        changes.select(*COLUMNS).writeTo(table).append()
+        changes.select(*columns).writeTo(table).append()
     return perf_counter() - started
 
 
@@ -88,7 +88,7 @@ def merge_available(
     return run_available(stream.writeStream.foreachBatch(merge), checkpoint)
 
 
-def merge_changes(changes: DataFrame, table: str) -> None:
+def merge_changes(changes: DataFrame, table: str, columns: Sequence[str] = COLUMNS) -> None:
     """Apply one micro-batch of change rows to the table."""
     # The session is the stream's own clone: other queries keep their settings.
     spark = changes.sparkSession
@@ -96,15 +96,15 @@ def merge_changes(changes: DataFrame, table: str) -> None:
     last_changes = (
         changes.where("row_kind <> '-U'")
         .groupBy("id")
-        .agg(F.max_by(F.struct("row_kind", *COLUMNS[1:]), "seq").alias("last"))
+        .agg(F.max_by(F.struct("row_kind", *columns[1:]), "seq").alias("last"))
         .select("id", "last.*")
     )
     last_changes.createOrReplaceTempView("last_changes")
-    assignments = ", ".join(f"t.{column} = s.{column}" for column in COLUMNS)
+    assignments = ", ".join(f"t.{column} = s.{column}" for column in columns)
     spark.sql(f"""
         MERGE INTO {table} t USING last_changes s ON t.id = s.id
         WHEN MATCHED AND s.row_kind = '-D' THEN DELETE
         WHEN MATCHED THEN UPDATE SET {assignments}
         WHEN NOT MATCHED AND s.row_kind <> '-D' THEN
-            INSERT ({", ".join(COLUMNS)}) VALUES ({", ".join(f"s.{column}" for column in COLUMNS)})
+            INSERT ({", ".join(columns)}) VALUES ({", ".join(f"s.{column}" for column in columns)})
     """)

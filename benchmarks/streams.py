@@ -80,12 +80,12 @@ def build_session(
     return spark
 
 
-def read_changes(spark: SparkSession, source: Path, files_per_batch: int = 2) -> DataFrame:
+def read_changes(
+    spark: SparkSession, source: Path, files_per_batch: int = 2, schema: str = SPARK_CHANGE_SCHEMA
+) -> DataFrame:
     """Return the stream of change rows from the files in `source`, `files_per_batch` of them in a micro-batch."""
     source.mkdir(parents=True, exist_ok=True)
-    return (
-        spark.readStream.schema(SPARK_CHANGE_SCHEMA).option("maxFilesPerTrigger", files_per_batch).parquet(str(source))
-    )
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_batch).parquet(str(source))
 
 
 def run_available(writer: DataStreamWriter, checkpoint: Path) -> list[Trigger]:

@@ -19,7 +19,7 @@ here, and yet compress no better than real text does (to about 50 bytes a row).
 import argparse
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -108,6 +108,20 @@ class Dataset:
         return len(self.changes) - 1
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What the changes of a micro-batch are. The rest of the shares are inserts.
+
+    :param zipf: exponent of the distribution from which updates and deletes draw their accounts. 0 is uniform.
+    :param event_interval_us: microseconds of `updated_at` between two events.
+    """
+
+    updates: float = UPDATE_SHARE
+    deletes: float = DELETE_SHARE
+    zipf: float = ZIPF_EXPONENT
+    event_interval_us: int = _EVENT_INTERVAL_US
+
+
 @dataclass
 class _Rows:
     """Rows of the accounts table, one array per column that isn't derived from the others."""
@@ -127,7 +141,7 @@ class _Rows:
             self.version[indices],
         )
 
-    def columns(self) -> list[pa.Array]:
+    def columns(self, event_interval_us: int) -> list[pa.Array]:
         """The columns of TABLE_SCHEMA."""
         return [
             pa.array(self.id),
@@ -135,7 +149,7 @@ class _Rows:
             _decimals(self.cents),
             _text(_NAMES, _mix(self.id), 2),
             _text(_NOTES, _mix(_mix(self.id) + self.version.astype(np.uint64)), 10),
-            pa.array(_FIRST_CHANGE_US + self.changed * _EVENT_INTERVAL_US).cast(TABLE_SCHEMA.field("updated_at").type),
+            pa.array(_FIRST_CHANGE_US + self.changed * event_interval_us).cast(TABLE_SCHEMA.field("updated_at").type),
             pa.array(self.version),
         ]
 
@@ -149,14 +163,22 @@ class Workload:
     Call `initial` first, then `batch` any number of times. Each call changes the table.
     """
 
-    def __init__(self, rows: int = 2_000_000, seed: int = 1, inserts_only: bool = False, keys: Keys = "zipf") -> None:
+    def __init__(
+        self,
+        rows: int = 2_000_000,
+        seed: int = 1,
+        inserts_only: bool = False,
+        keys: Keys = "zipf",
+        shape: Shape | None = None,
+    ) -> None:
         """Create the source table with `rows` accounts, at version 1.
 
         :param inserts_only: all later events are inserts.
         """
         self._keys = keys
+        shape = shape or Shape()
         self._seed = seed
-        self._inserts_only = inserts_only
+        self._shape = replace(shape, updates=0.0, deletes=0.0) if inserts_only else shape
         self._initial_rows = rows
         self._batches = 0
         self._next_seq = rows
@@ -180,19 +202,18 @@ class Workload:
             raise RuntimeError("initial() after batch(): the source table has moved on; create a new Workload")
         for start in range(0, self._initial_rows, chunk_rows):
             rows = self._rows.take(np.arange(start, min(start + chunk_rows, self._initial_rows)))
-            yield _change_table(np.full(len(rows.id), _PLUS_I), rows.changed, rows)
+            yield self._change_table(np.full(len(rows.id), _PLUS_I), rows.changed, rows)
 
     def batch(self, events: int = 100_000) -> pa.Table:
         """Return the change rows (CHANGE_SCHEMA) of the next `events` events, in order, and apply them to the source.
 
-        Updates draw their account from Zipf(1.1) over the live accounts, deletes from the same weights without
-        replacement. An account may be changed many times, also in the batch that inserts it; a delete is the last event
-        of its account within the batch. Accounts are never born again.
+        Updates draw their account from the shape's Zipf distribution over the live accounts, deletes from the same
+        weights without replacement. An account may be changed many times, also in the batch that inserts it; a delete
+        is the last event of its account within the batch. Accounts are never born again.
         """
         self._batches += 1
         rng = np.random.default_rng((self._seed, self._batches))
-        shares = (0.0, 0.0) if self._inserts_only else (UPDATE_SHARE, DELETE_SHARE)
-        updates, deletes = (round(events * share) for share in shares)
+        updates, deletes = (round(events * share) for share in (self._shape.updates, self._shape.deletes))
         new = self._insert_ids(events - updates - deletes)
         weights = self._weights()
         updated = self._ranked[_draw(rng, weights, updates)]
@@ -212,12 +233,12 @@ class Workload:
         self._ranked = self._ranked[self._alive[self._ranked]]
 
         in_order = np.argsort(place)
-        return _events_table(operation[in_order], before.take(in_order), after.take(in_order))
+        return self._events_table(operation[in_order], before.take(in_order), after.take(in_order))
 
     def _weights(self) -> npt.NDArray[np.float64]:
         """How often an account is drawn, of those in `_ranked`."""
         if self._keys == "zipf":
-            return np.arange(1, len(self._ranked) + 1, dtype=np.float64) ** -ZIPF_EXPONENT
+            return np.arange(1, len(self._ranked) + 1, dtype=np.float64) ** -self._shape.zipf
         if self._keys == "uniform":
             return np.ones(len(self._ranked))
         oldest = np.sort(self._ranked)[-int(NEWEST_SHARE * len(self._ranked))]
@@ -237,8 +258,13 @@ class Workload:
         # in parts: one array can't hold the text of 50M rows
         parts = np.array_split(alive, len(alive) // _EXPECTED_ROWS + 1)
         return pa.concat_tables(
-            pa.Table.from_arrays(self._rows.take(part).columns(), schema=TABLE_SCHEMA) for part in parts
+            pa.Table.from_arrays(self._rows.take(part).columns(self._shape.event_interval_us), schema=TABLE_SCHEMA)
+            for part in parts
         )
+
+    def live_ids(self) -> Ints:
+        """The accounts that the source table has now."""
+        return np.flatnonzero(self._alive)
 
     def _priority(self, ids: Ints) -> Hashes:
         return _mix(ids.astype(np.uint64) ^ _mix(np.array([self._seed])))
@@ -299,6 +325,28 @@ class Workload:
         self._rows.version[ended] = after.version[last]
         self._alive[ended] = operation[last] != _DELETE
         return before, after
+
+    def _change_table(self, kinds: Ints, seq: Ints, rows: _Rows) -> pa.Table:
+        columns = [ROW_KINDS.take(pa.array(kinds)), pa.array(seq), *rows.columns(self._shape.event_interval_us)]
+        return pa.Table.from_arrays(columns, schema=CHANGE_SCHEMA)
+
+    def _events_table(self, operation: Ints, before: _Rows, after: _Rows) -> pa.Table:
+        """Turn events, in order, into change rows. An update becomes two rows, other events one."""
+        counts = np.where(operation == _UPDATE, 2, 1)
+        event = np.repeat(np.arange(len(operation)), counts)
+        second = np.r_[False, event[1:] == event[:-1]]
+        of_event = operation[event]
+        kinds = np.select([of_event == _INSERT, of_event == _DELETE, second], [_PLUS_I, _MINUS_D, _PLUS_U], _MINUS_U)
+
+        old = (kinds == _MINUS_U) | (kinds == _MINUS_D)
+        rows = _Rows(
+            id=after.id[event],
+            region=np.where(old, before.region[event], after.region[event]),
+            cents=np.where(old, before.cents[event], after.cents[event]),
+            changed=np.where(old, before.changed[event], after.changed[event]),
+            version=np.where(old, before.version[event], after.version[event]),
+        )
+        return self._change_table(kinds, after.changed[event], rows)
 
 
 def write_dataset(
@@ -426,29 +474,6 @@ def _decimals(cents: Ints) -> pa.Array:
     words[:, 0] = cents
     words[:, 1] = cents >> 63
     return pa.Array.from_buffers(TABLE_SCHEMA.field("balance").type, len(cents), [None, pa.py_buffer(words)])
-
-
-def _change_table(kinds: Ints, seq: Ints, rows: _Rows) -> pa.Table:
-    return pa.Table.from_arrays([ROW_KINDS.take(pa.array(kinds)), pa.array(seq), *rows.columns()], schema=CHANGE_SCHEMA)
-
-
-def _events_table(operation: Ints, before: _Rows, after: _Rows) -> pa.Table:
-    """Turn events, in order, into change rows. An update becomes two rows, other events one."""
-    counts = np.where(operation == _UPDATE, 2, 1)
-    event = np.repeat(np.arange(len(operation)), counts)
-    second = np.r_[False, event[1:] == event[:-1]]
-    of_event = operation[event]
-    kinds = np.select([of_event == _INSERT, of_event == _DELETE, second], [_PLUS_I, _MINUS_D, _PLUS_U], _MINUS_U)
-
-    old = (kinds == _MINUS_U) | (kinds == _MINUS_D)
-    rows = _Rows(
-        id=after.id[event],
-        region=np.where(old, before.region[event], after.region[event]),
-        cents=np.where(old, before.cents[event], after.cents[event]),
-        changed=np.where(old, before.changed[event], after.changed[event]),
-        version=np.where(old, before.version[event], after.version[event]),
-    )
-    return _change_table(kinds, after.changed[event], rows)
 
 
 def _split(changes: pa.Table, parts: int) -> Iterator[pa.Table]:
