@@ -541,7 +541,8 @@ class TableSink:
         self._take_bearings()
         key_index, stored = self._key_index, self._stored
         found = self.table.equality_deletes()
-        if found is None or key_index is None or stored is None or not self._index_knows_all_rows():
+        by_position = self.plan.section.deletes == "position"  # else the table is to have no delete file at all
+        if found is None or key_index is None or stored is None or not by_position or not self._index_knows_all_rows():
             return 0
         operation = uuid4().hex[:16]
         files = Uncommitted(self.table.name, self._io_of)

@@ -119,7 +119,7 @@ DELTA, ICEBERG = "lake.shop.orders", "old.shop.orders"
         (
             table(DELTA, "partition_by: [day(ts)]"),
             "10: tables[0].partition_by[0]: got 'day(ts)', expected a plain column: lake is a catalog of Delta, "
-            "has no day(…). Write a column whose values are the partitions, or cluster_by: [ts] instead of "
+            "which has no day(…). Write a column whose values are the partitions, or cluster_by: [ts] instead of "
             "partition_by.",
         ),
         (

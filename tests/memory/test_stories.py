@@ -321,9 +321,6 @@ def _move_rows_of_files_that_others_changed(patch: pytest.MonkeyPatch) -> None:
         _drop_runs_with_live_rows,
         _leave_superseded_rows_in_files,
         _forget_where_superseding_rows_went,
-        _carry_nothing_over,
-        _take_moved_rows_for_the_newest,
-        _move_rows_of_files_that_others_changed,
         _keep_dead_letters_again,
         _leave_out_updates_that_are_kept,
         _build_on_what_was_deleted,
@@ -348,6 +345,17 @@ def test_stories_find_a_mistake(mistake: Patch, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         mistake(patch)
         assert any(failure(Story.random(seed), tmp_path / "story") is not None for seed in range(1000))
+
+
+@pytest.mark.parametrize(
+    "mistake", [_carry_nothing_over, _take_moved_rows_for_the_newest, _move_rows_of_files_that_others_changed]
+)
+def test_stories_find_a_mistake_of_rewrites(mistake: Patch, tmp_path: Path) -> None:
+    """Of those beside the stream, in stories that have some."""
+    stories = (replace(Story.random(seed), rewrites=True, deletes="position") for seed in range(1000))
+    with pytest.MonkeyPatch.context() as patch:
+        mistake(patch)
+        assert any(failure(story, tmp_path / "story") is not None for story in stories)
 
 
 @pytest.mark.parametrize("what", ["append again", "delete"])

@@ -238,7 +238,7 @@ def test_the_address_to_watch_a_run_at(tmp_path: Path, text: str, host: str, por
         ("key: [id]", "key: [id], exclude: [id]", "exclude names 'id', which is in key"),
         ("bigint}", "bigint, n: {type: int, expression: id}}, unavailable: keep", "got keep, but a computed column"),
         ("key: [id]", "key: [id], unavailable: keep, mode: changelog", "got keep, but mode changelog takes changes as"),
-        ("key: [id]", "key: [id], unavailable: keep, deletes: equality", "position or copy-on-write, or unavailable: reject"),
+        ("key: [id]", "key: [id], unavailable: keep, deletes: equality", "or copy-on-write, or unavailable: reject"),
         ("{id: bigint", "{ID: int, id: bigint", "'ID' is a column twice in columns and metadata"),
         ("key: [id]", "key: [id], metadata: [_op, _op]", "'_op' is a column twice in columns and metadata"),
         ("key: [id]", "key: [_op], metadata: [_op]", "key names '_op', which is a metadata column"),
