@@ -25,7 +25,7 @@ from deltawriters import TableSpec
 from deltawriters.keyindex import RunInfo
 from deltawriters.rewrite import RewriteGroup
 from sink.run.engine import Engine
-from sink.run.job_errors import before_commit
+from sink.run.job_errors import JOB_ERRORS, before_commit, job_error
 from sink.run.keyindex import KeyIndex, Pin
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.rewrite_plan import RewriteOptions, chosen
@@ -36,6 +36,7 @@ from sink.targets.base import REWRITE, SINK_ID, Committer, Rewrite, TableChanged
 
 log = logging.getLogger("rowdelta")
 
+_FAILED_SECONDS = 3600.0
 KIND: Literal["rewrite"] = "rewrite"
 
 
@@ -89,6 +90,8 @@ class Rewriting:
         self._observer = observer
         self.moving: frozenset[str] = frozenset()
         """Paths of the data files that are being rewritten."""
+        self._failed: dict[str, float] = {}
+        """When files could not be rewritten, by path. Others come first then."""
 
     def begin(
         self, spec: TableSpec, key_index: KeyIndex, options: RewriteOptions, most_bytes: int | None = None
@@ -101,7 +104,9 @@ class Rewriting:
         :raises TemporaryError: see `Target.rewritables`.
         """
         started = time.monotonic()
-        group = next(iter(chosen(self._table.rewritables(), options, spec.target_file_size, most_bytes)), None)
+        self._failed = {path: at for path, at in self._failed.items() if started - at < _FAILED_SECONDS}
+        files = [file for file in self._table.rewritables() if file.small.path not in self._failed]
+        group = next(iter(chosen(files, options, spec.target_file_size, most_bytes)), None)
         if group is None:
             return None
         self._observer(RewriteStarted(self._table.name, KIND))
@@ -122,7 +127,9 @@ class Rewriting:
         try:
             results: Sequence[Mapping[str, Any]] = self._engine.rewrite(plan, [begun.group], begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
-            self._log_failure(error)
+            self._failed |= {small.path: started for small in begun.group.files}
+            known = isinstance(error, JOB_ERRORS)
+            self._log_failure(job_error(self._table.name, error) if known else error)
             return False
         begun.files = [json.dumps(file) for result in results for file in result["files"]]
         begun.written_bytes = sum(int(result["bytes"]) for result in results)
@@ -197,6 +204,6 @@ class Rewriting:
         return True
 
     def _log_failure(self, error: Exception) -> None:
-        log.warning(
-            "%s: files not rewritten, tried again later: %s", self._table.name, message_of(error).split("\n", 1)[0]
-        )
+        reason = message_of(error).split("\n", 1)[0]
+        level = logging.INFO if "cancelled" in reason else logging.WARNING  # as when the run ends
+        log.log(level, "%s: files not rewritten, tried again later: %s", self._table.name, reason)

@@ -178,5 +178,7 @@ class Uncommitted:
         for path in paths:
             try:
                 self._io_of(path).delete(path)
+            except FileNotFoundError:
+                continue  # as of a task that has deleted its files, or of an index that was built again
             except OSError:
                 log.warning("%s: could not delete %s; a clean-up of orphan files will", self._table, path)

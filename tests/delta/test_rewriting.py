@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.delta.harness import DeltaJob
-from tests.rewrites import rewriting
+from tests.rewrites import ALL_FILES, rewriting
 from tests.sink.harness import Changes
 
 pytestmark = pytest.mark.spark
@@ -30,3 +30,22 @@ def test_rows_change_while_their_files_are_rewritten(
     job.run()
     job.check()
     assert job.rows() == changes.expected()
+
+
+def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False}, configure_columns=False)
+    changes = Changes(job)
+    changes.write(2)
+    job.run()
+    job.sql("ALTER TABLE {t} ADD COLUMN note string")
+    changes.write(1)
+    job.run()
+    (member,) = job.pipeline()._supervisor.members.values()
+    assert member.sink is not None
+    begun = member.sink.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert member.sink.write_rewrite(begun)
+    assert member.sink.end_rewrite(begun) is not None
+    job.check()
+    found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
+    assert found == [row | {"note": None} for row in changes.expected()]

@@ -80,6 +80,26 @@ def test_row_ids_stay(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.sql(f"SELECT {columns} FROM {job.target} ORDER BY id").collect() == before
 
 
+@BOTH
+def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    job = new_job(spark, tmp_path, version, tasks=1, table={"merge_small_files": False}, configure_columns=False)
+    changes = Changes(job)
+    changes.write(2)
+    job.run()
+    spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note string")
+    changes.write(1)
+    job.run()
+    sink = only_sink(job)
+    begun = sink.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert sink.write_rewrite(begun)
+    assert sink.end_rewrite(begun) is not None
+    assert len([file for file in job.files() if file["content"] == 0]) == 1
+    found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
+    assert found == [row | {"note": None} for row in changes.expected()]
+    assert job.check_index() is not None
+
+
 @pytest.mark.parametrize("what", ["compaction", "append", "delete"])
 def test_others_change_the_table_meanwhile(
     spark: SparkSession, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture

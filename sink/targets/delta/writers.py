@@ -196,7 +196,12 @@ class DeltaTableSpec(TableSpec):
         with self.io.new_input(small.path).open() as stream:
             rows = pq.read_table(stream)
         moved = self.of_moved_rows
-        self._check_columns(small, rows.schema, moved)
+        if not self._has_columns(rows.schema, moved):
+            if moved._lineage:
+                raise OtherColumnsError(f"{small.path} has other columns than the table, and rows with ids")
+            # as after a change of the schema; this takes longer
+            touched = TouchedFile(IndexedFile(small.path, 0, json.loads(partition.text)), small.size_in_bytes)
+            return pa.concat_tables(part for _, part in self.copied_rows(touched, np.empty(0, np.int64)))
         values: Mapping[str, str | None] = json.loads(partition.text)
         columns: list[pa.Array | pa.ChunkedArray] = []
         for column in self.columns:
@@ -271,15 +276,11 @@ class DeltaTableSpec(TableSpec):
     def _is_set(self, name: str) -> bool:
         return self.properties_by_name.get(name, "false").lower() == "true"
 
-    def _check_columns(self, small: SmallFile, found: pa.Schema, moved: "DeltaTableSpec") -> None:
-        """Check that the file has the table's columns, by their physical names. These never change.
-
-        :raises OtherColumnsError: it has others.
-        """
+    def _has_columns(self, found: pa.Schema, moved: "DeltaTableSpec") -> bool:
+        """Whether a file has the table's columns, by their physical names. These never change."""
         partitioning = {column.physical_name for column in self._partitioning}
         hidden = partitioning | {part.name for part in moved._lineage}
-        if set(found.names) - hidden != {column.physical_name for column in self.columns} - partitioning:
-            raise OtherColumnsError(f"{small.path} has other columns than the table")
+        return set(found.names) - hidden == {column.physical_name for column in self.columns} - partitioning
 
 
 def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
