@@ -8,7 +8,7 @@ micro-batch waits for it only while it commits (`Member.turn`), and a job that e
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ SECONDS = 5.0
 PAUSE = 60.0
 """Seconds until a table is looked at again in which nothing paid, unless its micro-batches have written much since."""
 _STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 _EXPIRE_EVERY = 3600.0
 
 
@@ -63,7 +64,9 @@ class Maintenance:
         self._config = config
         self._supervisor = supervisor
         self._ending = threading.Event()
-        self._looking = threading.Lock()
+        self._finishing = threading.Event()
+        self._finished = threading.Event()
+        self._failed_at: dict[str, float] = {}
         self._known: dict[str, _Table] = {}
         self._thread = threading.Thread(target=self._run, name="rowdelta-maintenance", daemon=True)
 
@@ -73,21 +76,30 @@ class Maintenance:
     def stop(self) -> None:
         """End it soon: the task in progress is cancelled, and what it wrote is deleted."""
         self._ending.set()
+        self._finishing.set()
         end = time.monotonic() + _STOP_SECONDS
         while self._thread.is_alive() and time.monotonic() < end:
             with suppress(Py4JError, OSError):  # the JVM may have gone
                 self._spark.sparkContext.cancelJobGroup(MAINTENANCE_POOL)
             self._thread.join(0.5)
 
-    def finish(self) -> None:
-        """Do once what is due, in this thread. A job calls this that ends when its source is exhausted."""
-        with self._in_pool():
-            self._look_around()
+    def finish(self, is_stopping: Callable[[], bool]) -> None:
+        """Wait until what is due is done once more, or somebody wants to stop. A job calls this that ends when its
+        source is exhausted.
+        """
+        self._finishing.set()
+        while not self._finished.wait(_POLL_SECONDS) and self._thread.is_alive() and not is_stopping():
+            pass
 
     def _run(self) -> None:
         with self._in_pool():
-            while not self._ending.wait(SECONDS):
-                self._look_around()
+            while not self._ending.is_set():
+                is_last = self._finishing.wait(SECONDS)
+                if not self._ending.is_set():
+                    self._look_around()
+                if is_last:
+                    self._finished.set()
+                    return
 
     @contextmanager
     def _in_pool(self) -> Iterator[None]:
@@ -104,23 +116,23 @@ class Maintenance:
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # which removes it
 
     def _look_around(self) -> None:
-        with self._looking:
-            self._look_at_all()
-
-    def _look_at_all(self) -> None:
         for member in self._supervisor.working():
             if self._ending.is_set():
                 return
+            if time.monotonic() - self._failed_at.get(member.target, float("-inf")) < PAUSE:
+                continue
             with logs.about(table=member.target):
                 try:
                     self._attend(member)
                 except CommitUnknownError as error:
+                    self._failed_at[member.target] = time.monotonic()
                     self._supervisor.set_aside(member, error)  # it is opened again, and its position decides
                 except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
+                    self._failed_at[member.target] = time.monotonic()
                     if not self._ending.is_set():
                         log.warning("%s: maintenance failed, tried again later: %s", member.target, summary(error))
                 except Exception:
-                    # a mistake here must not end the stream
+                    self._failed_at[member.target] = time.monotonic()  # a mistake here must not end the stream
                     log.exception("%s: maintenance failed; it is tried again later", member.target)
 
     def _attend(self, member: Member) -> None:

@@ -111,8 +111,7 @@ class Pipeline:
                 sampling.start()
             maintenance.start()
             self._wait()
-            if not self._stopping:
-                maintenance.finish()
+            maintenance.finish(lambda: self._stopping)
             broken = self._supervisor.broken()
             if broken:
                 raise self._failure(broken)

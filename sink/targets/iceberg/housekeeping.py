@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rowdelta")
 
+_GC = "gc.enabled"
+_MAX_AGE, _MIN_SNAPSHOTS = "history.expire.max-snapshot-age-ms", "history.expire.min-snapshots-to-keep"
+"""The table's own wishes. The larger of these and the configuration's count."""
+
 
 def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> int:
     """See `Target.expire`. Branches and tags keep what they need by rules of their own (`ExpireSnapshots`).
@@ -22,8 +27,12 @@ def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
     Spark's procedure compares the files of what stays with those of what goes. `Table.expireSnapshots` alone would
     delete a Puffin file as soon as one of its vectors goes, though others are live (v3).
     """
+    if _keeps_all(table):
+        return 0
     kept = table.snapshot(keep)
-    before = int((time.time() - older_than.total_seconds()) * 1000)
+    age = max(int(older_than.total_seconds() * 1000), int(table.property(_MAX_AGE) or 0))
+    retain_last = max(retain_last, int(table.property(_MIN_SNAPSHOTS) or 1))
+    before = int(time.time() * 1000) - age
     if keep is not None:
         if kept is None:
             return 0  # nothing tells what came after it
@@ -48,18 +57,39 @@ def _has_older(table: "IcebergTable", before: int, retain_last: int) -> bool:
 
 
 def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bool) -> list[str]:
-    """See `Target.remove_orphans`."""
+    """See `Target.remove_orphans`. Only in the folders in which Iceberg writes by default: another table may be inside
+    the table's folder, such as one of a namespace of its name.
+    """
+    if _keeps_all(table):
+        return []
     before = int((time.time() - older_than.total_seconds()) * 1000)
+    found = list[str]()
     try:
-        action = _actions(table).deleteOrphanFiles(table.java).olderThan(before)
-        if dry_run:
-            action = action.deleteWith(_nothing(table))
-        found = [str(path) for path in table.as_json(table.as_list(action.execute().orphanFileLocations()))]
+        for folder in _own_folders(table):
+            action = _actions(table).deleteOrphanFiles(table.java).location(folder).olderThan(before)
+            if dry_run:
+                action = action.deleteWith(_nothing(table))
+            found += map(str, table.as_json(table.as_list(action.execute().orphanFileLocations())))
     except JAVA_ERRORS as error:
         raise TemporaryError(f"{table.name}: orphan files not removed: {java_message(error)}") from None
     if found and not dry_run:
         log.info("%s: %d orphan files removed", table.name, len(found))
     return found
+
+
+def _keeps_all(table: "IcebergTable") -> bool:
+    """Whether nothing may be deleted, since the files may be another table's too."""
+    return (table.property(_GC) or "true").lower() == "false"
+
+
+def _own_folders(table: "IcebergTable") -> Iterator[str]:
+    """Those of the table's folders that exist, and aren't another table's folder."""
+    path = table.jvm.org.apache.hadoop.fs.Path
+    for name in ("data", "metadata"):
+        folder = f"{table.spec.location.rstrip('/')}/{name}"
+        files = path(folder).getFileSystem(table.spark._jsc.hadoopConfiguration())
+        if files.exists(path(folder)) and not files.exists(path(f"{folder}/metadata")):
+            yield folder
 
 
 def _actions(table: "IcebergTable") -> JavaObject:
