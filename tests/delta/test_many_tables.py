@@ -54,6 +54,7 @@ class Shop:
                     "format": "row-kind",
                     "options": {"kafka.bootstrap.servers": self.kafka.bootstrap_servers},
                 },
+                "maintenance": {"budget": 0, "expire": None, "orphans": None},
                 "catalogs": {"lake": {"type": "delta", "warehouse": str(self.folder / "warehouse")}},
                 "tables": [
                     {"source": rf"{self.name}\.(\w+)", "target": "lake.shop.$1", "group": "shop", **entry},

@@ -89,6 +89,7 @@ class KafkaJob:
                     "options": {"kafka.bootstrap.servers": self.servers, **self.options},
                     "format_options": dict(self.format_options),
                 },
+                "maintenance": {"budget": 0, "expire": None, "orphans": None},
                 "catalogs": {"lake": {"type": "hadoop", "warehouse": warehouse}},
                 "tables": tables,
             }
