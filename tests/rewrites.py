@@ -11,7 +11,7 @@ from sink.run.observer import RewriteDone
 from sink.run.rewrite_plan import RewriteOptions
 from sink.run.rewriting import Begun
 
-ALL_FILES = RewriteOptions(min_input_files=1, min_file_size=1.0, delete_ratio_threshold=0.0)
+ALL_FILES = RewriteOptions(min_input_files=1, min_file_size=1.0, delete_ratio_threshold=0.0, least_gain=1)
 """Takes every file there is."""
 
 Step = Literal["begin", "write", "adopt", "nothing"]

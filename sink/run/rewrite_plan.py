@@ -21,6 +21,7 @@ class RewriteOptions:
     :param delete_ratio_threshold: a file with this share of deleted rows is rewritten.
     :param delete_file_threshold: likewise, with so many delete files.
     :param max_file_group_size: bytes that are rewritten by one commit.
+    :param least_gain: that a commit must be worth to a scan, in bytes. Each takes time, and makes a snapshot.
     """
 
     min_input_files: int = 5
@@ -28,6 +29,7 @@ class RewriteOptions:
     delete_ratio_threshold: float = 0.1
     delete_file_threshold: int = 8
     max_file_group_size: int = 512 * 1024 * 1024
+    least_gain: int = 4 * OPEN_COST
 
 
 def chosen(
@@ -43,7 +45,7 @@ def chosen(
         partitions.setdefault((file.spec_id, file.partition), []).append(file)
     size = options.max_file_group_size if most_bytes is None else min(most_bytes, options.max_file_group_size)
     groups = [group for found in partitions.values() for group in _packed(found, options, target_file_size, size)]
-    groups = [group for group in groups if _gain(group, target_file_size) > 0]
+    groups = [group for group in groups if _gain(group, target_file_size) >= options.least_gain]
     groups.sort(key=lambda group: -_gain(group, target_file_size) / max(1, _cost(group)))
     for group in groups:
         if most_bytes is None or _cost(group) <= most_bytes:

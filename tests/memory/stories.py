@@ -358,7 +358,7 @@ class Rewritings:
             if self._begun is None:
                 size = self._random.choice((1, 1 << 30))
                 ratio = self._random.choice((0.0, 0.3))
-                options = RewriteOptions(self._random.choice((1, 2)), 1.0, ratio, 2, size)
+                options = RewriteOptions(self._random.choice((1, 2)), 1.0, ratio, 2, size, least_gain=1)
                 self._begun = self._sink.begin_rewrite(options)
                 if self._begun is None:
                     return
