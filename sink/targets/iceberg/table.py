@@ -51,6 +51,8 @@ from sink.targets.locations import in_one_form
 if TYPE_CHECKING:
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
 
+_DESCRIBED = 1000
+"""Files that are described in one call to the JVM."""
 _REMOVED = "rowdelta_removed"
 """A view with rows to remove."""
 _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
@@ -288,7 +290,13 @@ class IcebergTable(IcebergState, Target):
         text, function = (lang.Class.forName(f"java.{name}") for name in ("lang.String", "util.function.Function"))
         to_json = handles.publicLookup().findStatic(parser, "toJson", returning(text, task))
         described = lang.invoke.MethodHandleProxies.asInterfaceInstance(function, to_json)
-        return [json.loads(scan) for scan in self.as_json(scans.stream().map(described).toArray())]
+        found = list[dict[str, Any]]()
+        for start in range(0, int(scans.size()), _DESCRIBED):  # each text has the table's schema
+            part = scans.subList(start, min(start + _DESCRIBED, int(scans.size())))
+            for text in self.as_json(part.stream().map(described).toArray()):
+                scan: dict[str, Any] = json.loads(text)
+                found.append({name: scan[name] for name in ("data-file", "delete-files") if name in scan})
+        return found
 
     def scanned_sequence_numbers(self, scans: JavaObject) -> list[int]:
         """The sequence number of the data file of each `FileScanTask` in a Java list."""
