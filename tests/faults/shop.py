@@ -68,6 +68,8 @@ class Shop:
             },
             "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
             "index": {"location": "./index"},
+            # or rewrites beside the stream would take the files that a minor compaction is to merge
+            "maintenance": {"budget": 0, "expire": None, "orphans": None},
             "catalogs": {
                 "lake": {"type": "hadoop", "warehouse": "./warehouse"},
                 "delta": {"type": "delta", "warehouse": "./warehouse/delta"},
