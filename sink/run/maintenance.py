@@ -22,7 +22,7 @@ from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
-from sink.run.rewrite_plan import RewriteOptions
+from sink.run.rewrite_plan import OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
 from sink.spark.session import MAINTENANCE_POOL, activate
 from sink.targets.base import CommitUnknownError
@@ -33,6 +33,8 @@ SECONDS = 5.0
 """Between two looks at all tables."""
 PAUSE = 60.0
 """Seconds until a table is looked at again in which nothing paid, unless its micro-batches have written much since."""
+LEAST_GAIN = 32 * OPEN_COST
+"""About a second of a scan. For less a table isn't worth a commit, and a snapshot more."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _EXPIRE_EVERY = 3600.0
@@ -191,8 +193,10 @@ class Maintenance:
 
 
 def options_of(settings: MaintenanceSection) -> RewriteOptions:
+    """What the configuration says of a table's rewrites."""
     chosen = settings.rewrite
     return RewriteOptions(
+        least_gain=LEAST_GAIN,
         min_input_files=chosen.min_input_files,
         delete_ratio_threshold=chosen.delete_ratio_threshold,
         delete_file_threshold=chosen.delete_file_threshold,

@@ -29,7 +29,7 @@ class RewriteOptions:
     delete_ratio_threshold: float = 0.1
     delete_file_threshold: int = 8
     max_file_group_size: int = 512 * 1024 * 1024
-    least_gain: int = 4 * OPEN_COST
+    least_gain: int = 1
 
 
 def chosen(

@@ -25,6 +25,12 @@ from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
 from sink.targets.base import Rewritable
 from tests.sink.harness import Changes, Job
 
+
+@pytest.fixture(autouse=True)
+def _tiny_tables_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "LEAST_GAIN", 1)
+
+
 GREEDY = {"budget": 1000, "rewrite": {"min-input-files": 2}}
 MANY = 1 << 40
 

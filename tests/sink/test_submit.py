@@ -46,6 +46,7 @@ def write_config(folder: Path, trigger: str = "available-now", **sections: objec
             "format": "row-kind",
             "options": {"path_format": "json", "maxFilesPerTrigger": 1},
         },
+        "maintenance": {"budget": 0},  # its commits would be counted too
         "catalogs": {"lake": {"type": "hadoop", "warehouse": "./warehouse"}},
         "tables": [
             {
