@@ -333,7 +333,8 @@ class Job:
         for snapshot in self.snapshots():
             if "index" in json.loads(snapshot["summary"].get(f"rowdelta.{self.sink_id}.position", "{}")):
                 assert "added-equality-deletes" not in snapshot["summary"]
-                if snapshot["operation"] == "overwrite" and "deleted-data-files" in snapshot["summary"]:
+                is_copy = self.deletes == "copy-on-write" and snapshot["operation"] == "overwrite"
+                if is_copy and "deleted-data-files" in snapshot["summary"]:
                     assert "added-delete-files" not in snapshot["summary"]
         vectors = self.spark.sql(
             f"SELECT referenced_data_file FROM {self.target}.delete_files WHERE lower(file_format) = 'puffin'"
