@@ -93,15 +93,15 @@ class MaintenanceSection(_Section):
 
     :param budget: bytes that rewrites may write for each byte that micro-batches write; 0 switches rewrites off.
     :param window: a cron expression (UTC); rewrites begin only in its minutes.
-    :param expire: None switches it off.
+    :param expire: None switches it off: history that is gone doesn't come back, so nobody loses it unasked.
     :param orphans: None switches it off.
     """
 
     budget: Annotated[float, Field(ge=0)] = 0.5
     window: str = "* * * * *"
     rewrite: RewriteSection = RewriteSection()
-    expire: ExpireSection | None = ExpireSection()
-    orphans: OrphansSection | None = OrphansSection()
+    expire: ExpireSection | None = None
+    orphans: OrphansSection | None = None
 
     @field_validator("window")
     @classmethod

@@ -460,7 +460,8 @@ class KeyIndex:
         self._prepared_name, self._prepared_base = operation, self._base
         self._prepared = self._written(operation, prepared, new_paths)
         stored = {"version": operation, "base": self._base}
-        return IndexCommit(self._base, stored, written.files, written.removed, (), new_paths, written.bytes)
+        paths = [file.path for file in files]
+        return IndexCommit(self._base, stored, written.files, written.removed, paths, new_paths, written.bytes)
 
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
         """The list of dead data files. From time to time, files that no older run names are removed from it. Otherwise

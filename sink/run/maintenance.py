@@ -148,10 +148,6 @@ class Maintenance:
         if settings.budget and settings.is_open(datetime.now(UTC)):
             while not self._ending.is_set() and self._rewrite(member, known, settings):
                 pass
-            with self._turn(member, sink) as has_turn:
-                # without them this asks nobody
-                if has_turn and sink.has_key_index and sink.table.equality_deletes() is not None:
-                    sink.convert_equality_deletes()
         now = time.monotonic()
         if settings.expire is not None and now - known.expired_at >= _EXPIRE_EVERY:
             known.expired_at = now

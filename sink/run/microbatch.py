@@ -514,7 +514,8 @@ class TableSink:
             if not written or key_index is None or key_index is not self._key_index or stored is None:
                 self._rewriting.give_up(begun, key_index)
                 return None
-            key_index.synchronize(stored)
+            with before_commit(self.table.name):
+                key_index.synchronize(stored)
             done = self._rewriting.adopt(begun, key_index, stored.operation)
         except IndexLostError as error:
             self._rewriting.give_up(begun, key_index)
@@ -583,8 +584,12 @@ class TableSink:
         this between micro-batches. See `Target.expire`.
         """
         self._take_bearings()
-        base = self._base if self._key_index is None else self._key_index.base
-        deleted = self.table.expire(older_than, retain_last, base)
+        stored = self._stored
+        if stored is None:
+            return 0
+        # what the table's position and the stored version of the index belong to
+        keep = stored.snapshot_id if stored.index is None else stored.index["base"]
+        deleted = 0 if keep is None else self.table.expire(older_than, retain_last, keep)
         self.table.refresh()
         return deleted
 

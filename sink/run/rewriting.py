@@ -189,10 +189,11 @@ class Rewriting:
     def _commit(
         self, begun: Begun, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
     ) -> bool:
-        replaced = self._table.handles(paths)  # a file without a live row may have been removed by a micro-batch
         adopted = None
-        if replaced and self._table.layout == begun.written_for:
-            with before_commit(self._table.name):
+        with before_commit(self._table.name):
+            # a file without a live row may have been removed by a micro-batch
+            replaced = self._table.handles(paths)
+            if replaced and self._table.layout == begun.written_for:
                 adopted = key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, new_paths)
         if adopted is None:
             log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)

@@ -545,12 +545,11 @@ class DeltaTable(Target):
         return [*kept, *with_vectors], WrittenDeletes(vectors=written.vectors, bytes=written.bytes)
 
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
-        """By VACUUM, which keeps removed files for as long as the table's `delta.deletedFileRetentionDuration` says, or
-        a week.
+        """By VACUUM, which keeps what is younger than a week. It refuses if the table's own
+        `delta.deletedFileRetentionDuration` is longer than that and `older_than`.
         """
-        is_set = self.property("delta.deletedFileRetentionDuration") is not None
         hours = max(_RETENTION_HOURS, math.ceil(older_than.total_seconds() / 3600))
-        retain = "" if is_set else f" RETAIN {hours} HOURS"
+        retain = f" RETAIN {hours} HOURS"
         try:
             found = self.spark.sql(f"VACUUM delta.`{self.log.path}`{retain}{' DRY RUN' if dry_run else ''}").collect()
         except JAVA_ERRORS as error:

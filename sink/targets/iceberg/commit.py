@@ -311,8 +311,8 @@ class IcebergCommitter(Committer):
         # Iceberg (1.11) forgets to remove some vectors of removed data files
         removed = [*request.replaced, *map(table.content_file, request.index.removed)]
         added = [*map(table.content_file, request.files), *map(table.content_file, request.index.files)]
-        if request.index.files and all(_is_data(file) for file in removed):
-            change = self._moving(transaction, removed, added)
+        if not request.files or (request.index.files and all(_is_data(file) for file in removed)):
+            change = self._by_row_delta(transaction, removed, added, request.index.referenced)
         else:
             change = transaction.newRewrite()
             for file in removed:
@@ -330,17 +330,26 @@ class IcebergCommitter(Committer):
         transaction.updateProperties().set(name, text).commit()
         return _Staged(transaction, request.index.base, number, snapshot.sequence_number, name, text, before)
 
-    def _moving(
-        self, transaction: JavaObject, removed: Sequence[JavaObject], added: Sequence[JavaObject]
+    def _by_row_delta(
+        self,
+        transaction: JavaObject,
+        removed: Sequence[JavaObject],
+        added: Sequence[JavaObject],
+        referenced: Sequence[str],
     ) -> JavaObject:
-        """A row delta that moves rows and adds deletes, though no delete file is replaced. A `RewriteFiles` refuses
-        that (`BaseRewriteFiles.validateReplacedAndAddedFiles`). It happens in v2.
+        """A row delta that moves rows, or says deletes in another way. A `RewriteFiles` refuses to add deletes where it
+        replaces none (`BaseRewriteFiles.validateReplacedAndAddedFiles`), as in v2. Where it replaces no data file, it
+        doesn't look at what others did to the data files since the base: a compaction, or another vector.
+
+        :param referenced: data files that must still be there.
         """
         delta = transaction.newRowDelta()
         for file in removed:
-            delta = delta.removeRows(file)
+            delta = delta.removeRows(file) if _is_data(file) else delta.removeDeletes(file)
         for file in added:
             delta = delta.addRows(file) if _is_data(file) else delta.addDeletes(file)
+        if referenced:
+            delta = delta.validateDataFilesExist(self._table.java_list(referenced))
         delta = delta.conflictDetectionFilter(self._everything).validateDeletedFiles()
         return delta.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles()
 

@@ -33,10 +33,9 @@ def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
     age = max(int(older_than.total_seconds() * 1000), int(table.property(_MAX_AGE) or 0))
     retain_last = max(retain_last, int(table.property(_MIN_SNAPSHOTS) or 1))
     before = int(time.time() * 1000) - age
-    if keep is not None:
-        if kept is None:
-            return 0  # nothing tells what came after it
-        before = min(before, kept.timestamp_ms)
+    if kept is None:
+        return 0  # nothing tells what came after it
+    before = min(before, kept.timestamp_ms)
     try:
         if not _has_older(table, before, retain_last):
             return 0
