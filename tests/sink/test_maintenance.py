@@ -110,9 +110,9 @@ def test_a_table_has_values_of_its_own(tmp_path: Path) -> None:
 
 
 @contextmanager
-def looking_often() -> Iterator[None]:
+def looking_often(seconds: float = 0.05) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maintenance, "SECONDS", 0.05)
+        patch.setattr(maintenance, "SECONDS", seconds)
         patch.setattr(maintenance, "PAUSE", 0.2)
         yield
 
@@ -206,8 +206,7 @@ def test_a_job_that_is_stopped_does_not_wait_for_a_rewrite(
     seconds = 600 if trigger == "available-now" else 0.05  # there only the end is meant
     changes = Changes(job)
     changes.write(3)
-    with looking_often():
-        monkeypatch.setattr(maintenance, "SECONDS", seconds)
+    with looking_often(seconds):
         pipeline = job.pipeline()
         thread = threading.Thread(target=pipeline.run)
         thread.start()
