@@ -157,6 +157,10 @@ class Maintenance:
         orphans = settings.orphans
         if orphans is not None and now - known.cleaned_at >= age(orphans.every).total_seconds():
             known.cleaned_at = now
+            with self._turn(member, sink) as has_turn:
+                if not has_turn:
+                    return
+                sink.table.refresh()  # else files of others' newest commits would be taken for orphans
             sink.table.remove_orphans(age(orphans.older_than))
 
     @contextmanager
