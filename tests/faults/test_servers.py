@@ -471,7 +471,8 @@ def test_small_files_are_not_found(in_the_bucket: Chain, seen: Seen) -> None:
         chain.store_door.add(Fault("GET|HEAD", path, status=404, body=NO_SUCH_KEY))
     chain.provoke(rounds=40)
     for target in (ICEBERG, DELTA):
-        assert f"{target}: small files not merged, tried again later" in chain.news()
+        line = f"{target}: small files not merged, tried again later"
+        assert wait_until(lambda: line in chain.news()), chain.news()[-10_000:]  # noqa: B023
     for _ in range(40):
         chain.change()
         outcome = chain.settled()
