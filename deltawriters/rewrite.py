@@ -6,6 +6,7 @@ With `deletes: copy-on-write`, a task replaces the files from which a micro-batc
 positions of deleted rows tell it which rows are live.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +32,7 @@ from deltawriters.keyindex import (
 from deltawriters.old_rows import DeletedRows
 from deltawriters.partitioning import PartitionedWriter, storage
 from deltawriters.resolve import indexed, key_columns
-from deltawriters.table import TableSpec, TaskId
+from deltawriters.table import OtherColumnsError, TableSpec, TaskId
 from deltawriters.vectors import positions_of
 
 _FLUSH_BYTES = 128 * 1024 * 1024
@@ -69,6 +70,7 @@ class RewriteGroup:
     :param deletes: position delete files to merge.
     :param gone: paths of data files that this compaction merges too. Merged delete files need no positions in them.
     :param applying: all position delete files that may delete rows of `files`.
+    :param any_columns: files may have other columns than the table, as from before a change of its schema.
     """
 
     spec_id: int
@@ -77,6 +79,7 @@ class RewriteGroup:
     deletes: tuple[SmallFile, ...] = ()
     gone: frozenset[str] = frozenset()
     applying: tuple[SmallFile, ...] = ()
+    any_columns: bool = False
 
     @property
     def size_in_bytes(self) -> int:
@@ -270,7 +273,7 @@ class Rewriter:
         """
         waiting, size = list[Moved](), 0
         for small in group.files:
-            rows = self._table.moved_rows(small, _partition(group))
+            rows = self._rows_of(small, group)
             keys = rows.select(self._key)
             high = self._hash_keys(_as_spark_types(keys))
             low = low_hash(key_columns(self._table, keys), self._index.base)
@@ -287,6 +290,22 @@ class Rewriter:
                 waiting, size = [], 0
         if any(len(high) for _, high, _, _ in waiting):
             yield _joined(waiting)
+
+    def _rows_of(self, small: SmallFile, group: RewriteGroup) -> pa.Table:
+        """All rows of a file, in the columns of `of_moved_rows`.
+
+        :raises OtherColumnsError: it has other columns than the table, and must not, or its rows have ids.
+        """
+        try:
+            return self._table.moved_rows(small, _partition(group))
+        except OtherColumnsError:
+            schema = self._table.of_moved_rows.arrow_schema
+            if not group.any_columns or not schema.equals(self._table.of_copied_rows.arrow_schema):
+                raise
+        file = IndexedFile(small.path, group.spec_id, json.loads(group.partition))
+        touched = TouchedFile(file, small.size_in_bytes, small.first_row_id, small.sequence_number)
+        parts = [rows for _, rows in self._table.copied_rows(touched, np.empty(0, np.int64))]
+        return pa.concat_tables(parts) if parts else schema.empty_table()
 
     def _check_live(self, small: SmallFile, live: Ints, rows: int, deleted: Mapping[str, Ints]) -> None:
         """Check that the index knows the same live rows as the table. The rewrite would lose a row that the index

@@ -102,5 +102,9 @@ def _as_group(files: Sequence[Rewritable]) -> RewriteGroup:
     for file in files:
         applying |= {delete.path: delete for delete in file.applying}
     return RewriteGroup(
-        files[0].spec_id, files[0].partition, tuple(file.small for file in files), applying=tuple(applying.values())
+        files[0].spec_id,
+        files[0].partition,
+        tuple(file.small for file in files),
+        applying=tuple(applying.values()),
+        any_columns=True,
     )

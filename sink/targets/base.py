@@ -661,7 +661,7 @@ class Target(TableState):
 
     @abstractmethod
     def rewritables(self) -> Sequence[Rewritable]:
-        """The data files that `TableSpec.moved_rows` can read and whose live rows the key index knows.
+        """The data files whose live rows the key index knows, as far as the table's metadata tell.
 
         :raises TemporaryError: the table's metadata can't be read now.
         """

@@ -196,12 +196,7 @@ class DeltaTableSpec(TableSpec):
         with self.io.new_input(small.path).open() as stream:
             rows = pq.read_table(stream)
         moved = self.of_moved_rows
-        if not self._has_columns(rows.schema, moved):
-            if moved._lineage:
-                raise OtherColumnsError(f"{small.path} has other columns than the table, and rows with ids")
-            # as after a change of the schema; this takes longer
-            touched = TouchedFile(IndexedFile(small.path, 0, json.loads(partition.text)), small.size_in_bytes)
-            return pa.concat_tables(part for _, part in self.copied_rows(touched, np.empty(0, np.int64)))
+        self._check_columns(small, rows.schema, moved)
         values: Mapping[str, str | None] = json.loads(partition.text)
         columns: list[pa.Array | pa.ChunkedArray] = []
         for column in self.columns:
@@ -276,11 +271,15 @@ class DeltaTableSpec(TableSpec):
     def _is_set(self, name: str) -> bool:
         return self.properties_by_name.get(name, "false").lower() == "true"
 
-    def _has_columns(self, found: pa.Schema, moved: "DeltaTableSpec") -> bool:
-        """Whether a file has the table's columns, by their physical names. These never change."""
+    def _check_columns(self, small: SmallFile, found: pa.Schema, moved: "DeltaTableSpec") -> None:
+        """Check that the file has the table's columns, by their physical names. These never change.
+
+        :raises OtherColumnsError: it has others.
+        """
         partitioning = {column.physical_name for column in self._partitioning}
         hidden = partitioning | {part.name for part in moved._lineage}
-        return set(found.names) - hidden == {column.physical_name for column in self.columns} - partitioning
+        if set(found.names) - hidden != {column.physical_name for column in self.columns} - partitioning:
+            raise OtherColumnsError(f"{small.path} has other columns than the table")
 
 
 def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 
-import numpy as np
 import pyarrow as pa
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -32,7 +31,7 @@ from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
 from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.storage import file_io
-from deltawriters.table import Bucket, OtherColumnsError, TableSpec
+from deltawriters.table import Bucket, TableSpec
 from deltawriters.vectors import LostVectorError
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
@@ -194,12 +193,7 @@ class IcebergTableSpec(TableSpec):
         return deleted
 
     def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
-        try:
-            return read_rows(self.io, small, self.arrow_schema, self.of_moved_rows.arrow_schema)
-        except OtherColumnsError:  # as after a change of the schema; this takes longer
-            file = IndexedFile(small.path, partition.spec_id, json.loads(partition.text))
-            touched = TouchedFile(file, small.size_in_bytes, small.first_row_id, small.sequence_number)
-            return pa.concat_tables(rows for _, rows in self.copied_rows(touched, np.empty(0, np.int64)))
+        return read_rows(self.io, small, self.arrow_schema, self.of_moved_rows.arrow_schema)
 
     def present_rows(
         self, file: IndexedFile, positions: Ints, columns: Sequence[str]
