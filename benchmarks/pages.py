@@ -2,8 +2,9 @@
 only those who draw need it.
 """
 
+import argparse
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,18 @@ def folded(text: str, width: int = 120) -> str:
         return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
     return "\n".join(fold(line) for line in text.split("\n"))
+
+
+def report(name: str, description: str, write: Callable[[Path, Path], object], results: Path, page: Path) -> None:
+    """The command that makes a page of figures.
+
+    :param name: of the package that has them.
+    :param write: makes the second, the page, of the first, the results.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}.report", description=description.splitlines()[0]
+    )
+    parser.add_argument("--results", type=Path, default=results)
+    parser.add_argument("--page", type=Path, default=page)
+    options = parser.parse_args()
+    write(options.results, options.page)

@@ -298,14 +298,18 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
     )  # fmt: skip
 
 
-def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _of_tables(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    function: object,
+    help_text: str,
+    description: str,
+) -> argparse.ArgumentParser:
+    """A command that does something for all tables of a configuration, or for some."""
     command = commands.add_parser(
-        "maintain",
-        help="rewrite what is dear to read, and remove what nobody needs",
-        description=_MAINTAIN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        name, help=help_text, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command.set_defaults(command=_maintain)
+    command.set_defaults(command=function)
     command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
     command.add_argument(
         "--table",
@@ -314,26 +318,18 @@ def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         default=[],
         help="only this table, by its target, the end of it, or its source; may be given several times",
     )
+    return command
+
+
+def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    what = "rewrite what is dear to read, and remove what nobody needs"
+    command = _of_tables(commands, "maintain", _maintain, what, _MAINTAIN)
     command.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
     command.add_argument("--json", action="store_true", help="one JSON object a table, for machines")
 
 
 def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    command = commands.add_parser(
-        "verify",
-        help="compare tables with their sources",
-        description=_VERIFY,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(command=_verify)
-    command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
-    command.add_argument(
-        "--table",
-        metavar="TARGET",
-        action="append",
-        default=[],
-        help="only this table, by its target, the end of it, or its source; may be given several times",
-    )
+    command = _of_tables(commands, "verify", _verify, "compare tables with their sources", _VERIFY)
     command.add_argument("--limit", type=_count, default=20, help="show at most so many keys of a table (default: 20)")
     command.add_argument(
         "--timeout", type=_count, default=600, metavar="SECONDS",

@@ -10,6 +10,7 @@ from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.rewrite_plan import RewriteOptions
 from sink.run.rewriting import Begun
+from tests.sink.harness import Job
 
 ALL_FILES = RewriteOptions(min_input_files=1, min_file_size=1.0, delete_ratio_threshold=0.0, least_gain=1)
 """Takes every file there is."""
@@ -50,3 +51,10 @@ def rewriting(
         yield done
     for sink, left in begun.items():
         sink.end_rewrite(left, written=False)
+
+
+def only_sink(job: Job) -> TableSink:
+    """The sink of the job's table, as a process opens it."""
+    (member,) = job.pipeline()._supervisor.members.values()
+    assert member.sink is not None
+    return member.sink

@@ -6,14 +6,13 @@ The newest line of a case counts. So a part of the cases may be measured again, 
 makes a page too. The page says in which run each case was measured, and how busy the machine was.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import OTHERS, OURS, drawn, folded
+from benchmarks.pages import OTHERS, OURS, drawn, folded, report
 from benchmarks.peers.cases import CHANGELOGS, PEERS, SCALES, SHAPES, Changelog
 
 Figures = dict[str, Any]
@@ -286,13 +285,5 @@ def _last_of(found: Figures) -> float:
     return float(found["scan"]) if found.get("right") else float("nan")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.report", description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGE)
-    options = parser.parse_args()
-    write(options.results, options.page)
-
-
 if __name__ == "__main__":
-    main()
+    report("peers", __doc__, write, RESULTS, PAGE)

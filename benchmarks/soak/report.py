@@ -3,7 +3,6 @@
 python -m benchmarks.soak.report
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import drawn, folded
+from benchmarks.pages import drawn, folded, report
 
 _ROOT = Path(__file__).parents[2]
 RESULTS = _ROOT / "benchmarks" / "results" / "soak.jsonl"
@@ -171,13 +170,5 @@ def _plot(soaked: Soaked, figures: Mapping[str, str], name: str | None, path: Pa
             axis.set_ylim(bottom=0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak.report", description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGE)
-    options = parser.parse_args()
-    write(options.results, options.page)
-
-
 if __name__ == "__main__":
-    main()
+    report("soak", __doc__, write, RESULTS, PAGE)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from pyspark.sql import SparkSession
 
@@ -79,7 +79,7 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
 
 def _maintain(sink: TableSink, config: Config, result: Maintained) -> None:
     settings = config.maintenance_of(sink.plan.section)
-    options = replace(options_of(settings), least_gain=1)
+    options = options_of(settings, least_gain=1)
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
     elif not sink.has_key_index:

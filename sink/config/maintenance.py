@@ -5,16 +5,14 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from cronsim import CronSim, CronSimError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
+
+from sink.config.section import Section, Text
 
 _AGE = re.compile(r"(\d+) (minute|hour|day|week)s?")
 _UNITS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks"}
 _SHORTEST_ORPHANS = timedelta(days=1)
 """A file may be written for hours before its commit. Iceberg's own procedure refuses a shorter time too."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, hide_input_in_errors=True)
 
 
 def _hyphenated(name: str) -> str:
@@ -29,20 +27,13 @@ def age(text: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def _text(value: object) -> object:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Age = Annotated[str, BeforeValidator(_text)]
-
-
-class ExpireSection(_Section):
+class ExpireSection(Section):
     """`expire:` snapshots and versions that nobody needs any more.
 
     :param retain_last: the newest ones, which are kept whatever their age (Iceberg).
     """
 
-    older_than: Age = "5 days"
+    older_than: Text = "5 days"
     retain_last: Annotated[int, Field(ge=1)] = 20
 
     @field_validator("older_than")
@@ -52,14 +43,14 @@ class ExpireSection(_Section):
         return value
 
 
-class OrphansSection(_Section):
+class OrphansSection(Section):
     """`orphans:` files in the table's folder that no snapshot has.
 
     :param every: how often they are looked for, which lists the whole folder.
     """
 
-    every: Age = "7 days"
-    older_than: Age = "3 days"
+    every: Text = "7 days"
+    older_than: Text = "3 days"
 
     @field_validator("every")
     @classmethod
@@ -75,12 +66,10 @@ class OrphansSection(_Section):
         return value
 
 
-class RewriteSection(BaseModel):
+class RewriteSection(Section):
     """`rewrite:` which files are rewritten, by the names of Iceberg's `rewrite_data_files`."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, alias_generator=_hyphenated, populate_by_name=True
-    )
+    model_config = ConfigDict(alias_generator=_hyphenated, populate_by_name=True)
 
     min_input_files: Annotated[int, Field(ge=2)] = 5
     delete_ratio_threshold: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -88,7 +77,7 @@ class RewriteSection(BaseModel):
     max_file_group_size_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
 
 
-class MaintenanceSection(_Section):
+class MaintenanceSection(Section):
     """`maintenance:` of all tables, or of one. A table's own values replace the global ones.
 
     :param budget: bytes that rewrites may write for each byte that micro-batches write; 0 switches rewrites off.

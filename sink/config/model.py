@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from changelog import formats
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, RewriteSection
@@ -24,6 +24,7 @@ from sink.config.options import (
     is_delta,
 )
 from sink.config.references import REFERENCE, resolve
+from sink.config.section import Section, Text, as_text
 from sink.errors import ConfigError
 from sink.redaction import MASK, is_secret, masked, remember
 from sink.targets.capabilities import CAPABILITIES, Capabilities, Format
@@ -47,16 +48,6 @@ _TIME_TRANSFORMS = {
 }
 
 
-def _text(value: Any) -> Any:
-    """Turn numbers and booleans into text, so that people can write Spark options and properties without quotes."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float) else value
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-
-
 @contextmanager
 def _at(*path: str | int) -> Iterator[None]:
     """Put `path` before the path of a `MisplacedError` that is raised inside this context."""
@@ -66,11 +57,7 @@ def _at(*path: str | int) -> Iterator[None]:
         raise MisplacedError(str(error), *path, *error.path) from None
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, hide_input_in_errors=True)
-
-
-class PartitionField(_Section):
+class PartitionField(Section):
     """One parsed entry of `partition_by`: a transform, its parameter if it has one, and the source column."""
 
     transform: Literal["identity", "bucket", "truncate", "year", "month", "day", "hour"]
@@ -100,7 +87,7 @@ class PartitionField(_Section):
         )
 
 
-class OrderColumn(_Section):
+class OrderColumn(Section):
     """One parsed entry of `order_by`: a column (or a dotted path into the message) and its Spark SQL type, if given."""
 
     name: str
@@ -124,10 +111,10 @@ def _intervals(value: str) -> str:
 
 
 def _http(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"address": _text(value)}
+    return value if isinstance(value, dict) else {"address": as_text(value)}
 
 
-class HttpSection(_Section):
+class HttpSection(Section):
     """`sink.http:` only an address, or a mapping with more.
 
     :param address: `host:port`. The host must be written, so that nobody listens to the world unawares.
@@ -173,7 +160,7 @@ class HttpSection(_Section):
         return int(self._parts(self.address)[1])
 
 
-class SinkSection(_Section):
+class SinkSection(Section):
     """`sink:` the sink's name and how it runs."""
 
     id: str
@@ -211,7 +198,7 @@ class SinkSection(_Section):
         return max(_READY_SECONDS, 0.0 if self.trigger == "available-now" else 3 * _seconds(self.trigger))
 
 
-class SourceSection(_Section):
+class SourceSection(Section):
     """`source:` where changes come from, and their format."""
 
     type: Literal["kafka", "files"]
@@ -269,7 +256,7 @@ class SourceSection(_Section):
         return self.options.get("path_format", "parquet" if self.format == "row-kind" else "json")
 
 
-class ColumnSection(_Section):
+class ColumnSection(Section):
     """One entry of `columns:`: only a type, or a mapping with more.
 
     :param type: Spark SQL type.
@@ -300,7 +287,7 @@ Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_ti
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
-class VerifySection(_Section):
+class VerifySection(Section):
     """`verify:` the source with which `rowdelta verify` compares a table. A table's own values replace the global ones.
 
     :param url: JDBC URL of the database (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
@@ -351,7 +338,7 @@ class VerifySection(_Section):
         return _seconds(self.settle)
 
 
-class TableSection(_Section):
+class TableSection(Section):
     """One entry of `tables:`: a changelog and the table that mirrors it.
 
     :param key: key columns. Empty if the messages state the key; when the table is opened, it is filled in
@@ -552,7 +539,7 @@ class TableSection(_Section):
                 )
 
 
-class IndexSection(_Section):
+class IndexSection(Section):
     """`index:` where the tables' key indexes are stored.
 
     Tasks use `properties` (`s3.endpoint`, …) to reach this place, instead of the catalog's properties.
@@ -562,7 +549,7 @@ class IndexSection(_Section):
     properties: dict[str, Text] | None = None
 
 
-class Config(_Section):
+class Config(Section):
     """A whole configuration file. In the file, paths are relative to its folder; in this model, they are absolute."""
 
     sink: SinkSection

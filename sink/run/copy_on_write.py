@@ -9,16 +9,16 @@ A task takes whole files, small ones together, and a large one is shared out by 
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deltawriters import TaskId
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
 from deltawriters.rewrite import CopyGroup, TouchedFile
 from sink.run.engine import Engine
+from sink.run.moving import moved
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.targets.base import Copied, Target
@@ -64,30 +64,24 @@ def replacement(
     groups = list(_groups(touched.files, deleted, plan.table.target_file_size, engine.parallelism))
     total = sum(file.size_in_bytes for file in touched.files)
     try:
-        if total <= _ON_DRIVER:
-            results: Sequence[Mapping[str, Any]] = [
-                task.rewritten(plan, TaskId(0, 0, plan.operation), groups, created.extend)
-            ]
-        else:
-            results = engine.rewrite(plan, groups, created)
+        new = moved(engine, plan, groups, created, on_driver=total <= _ON_DRIVER)
     except Exception as error:
         failure = failure_of(error)
         if failure is not None and failure.kind == "corrupt index":
             raise IndexLostError(failure.message) from error
         raise
-    files = [json.dumps(file) for result in results for file in result["files"]]
     return Replacement(
-        files,
-        [RunInfo.from_json(run) for result in results for run in result["runs"]],
+        new.files,
+        new.runs,
         touched.handles,
         touched.deletes,
         Copied(
             total=touched.total,
             touched=len(touched.files),
-            written=len(files),
-            rows=sum(result["rows"] for result in results),
+            written=len(new.files),
+            rows=new.rows,
             bytes_read=total,
-            bytes_written=sum(result["bytes"] for result in results),
+            bytes_written=new.bytes,
             scan_seconds=scanned - started,
             rewrite_seconds=time.monotonic() - scanned,
         ),

@@ -305,9 +305,7 @@ class KeyIndex:
             vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )
-        self._prepared_name, self._prepared_base = operation, base
-        self._prepared = self._written(operation, prepared, new_paths)
-        stored = {"version": operation, "base": base}
+        stored = self._prepared_as(operation, prepared, new_paths)
         commit = IndexCommit(
             base, stored, written.files, written.removed, sorted(deleted.found), new_paths, written.bytes
         )
@@ -369,12 +367,9 @@ class KeyIndex:
             vectors=version.vectors.changed(dict.fromkeys(removed)),
             parquet_deletes={path: files for path, files in version.parquet_deletes.items() if path not in removed},
         )
-        self._prepared_name, self._prepared_base = operation, self._base
         paths = list(new_paths)
-        self._prepared = self._written(operation, prepared, paths)
-        stored = {"version": operation, "base": self._base}
-        vectors = [json.dumps(vector) for path in removed if (vector := version.vectors.get(path)) is not None]
-        return IndexCommit(self._base, stored, (), vectors, (), paths)
+        stored = self._prepared_as(operation, prepared, paths)
+        return IndexCommit(self._base, stored, (), _vectors_of(version, removed), (), paths)
 
     def pin(self) -> Pin:
         """Hold the current state, so that rows can be moved from it while micro-batches go on. There is one pin at a
@@ -428,11 +423,9 @@ class KeyIndex:
             vectors=version.vectors.changed({**dict.fromkeys(removed), **written.vectors}),
             parquet_deletes={path: found for path, found in version.parquet_deletes.items() if path not in removed},
         )
-        self._prepared_name, self._prepared_base = operation, self._base
-        self._prepared = self._written(operation, prepared, new_paths)
-        stored = {"version": operation, "base": self._base}
-        vectors = [json.dumps(vector) for path in removed if (vector := version.vectors.get(path)) is not None]
-        index = IndexCommit(self._base, stored, written.files, vectors, (), new_paths, written.bytes)
+        stored = self._prepared_as(operation, prepared, new_paths)
+        removed_vectors = _vectors_of(version, removed)
+        index = IndexCommit(self._base, stored, written.files, removed_vectors, (), new_paths, written.bytes)
         return Adopted(files, index, [path for path, vector in written.vectors.items() if vector is None])
 
     def converted(self, operation: str, files: Mapping[IndexedFile, int], new_paths: list[str]) -> IndexCommit:
@@ -457,9 +450,7 @@ class KeyIndex:
         )
         parquet_deletes = {path: old for path, old in version.parquet_deletes.items() if path not in written.vectors}
         prepared = replace(version, vectors=version.vectors.changed(written.vectors), parquet_deletes=parquet_deletes)
-        self._prepared_name, self._prepared_base = operation, self._base
-        self._prepared = self._written(operation, prepared, new_paths)
-        stored = {"version": operation, "base": self._base}
+        stored = self._prepared_as(operation, prepared, new_paths)
         paths = [file.path for file in files]
         return IndexCommit(self._base, stored, written.files, written.removed, paths, new_paths, written.bytes)
 
@@ -610,6 +601,12 @@ class KeyIndex:
         write(_manifest(name), stored.to_json())
         return stored
 
+    def _prepared_as(self, operation: str, version: IndexVersion, new_paths: list[str]) -> dict[str, Any]:
+        """Write the version that a commit will name (`_written`). Returns what the commit stores of it."""
+        self._prepared_name, self._prepared_base = operation, self._base
+        self._prepared = self._written(operation, version, new_paths)
+        return {"version": operation, "base": self._base}
+
     def _clean_up(self, version: IndexVersion) -> None:
         """Delete files that no version names. They come from failed attempts, or from a process that died."""
         kept = {run.name for run in version.runs}
@@ -622,6 +619,11 @@ class KeyIndex:
                 if name.removeprefix(".").removesuffix(".crc") not in keep
             ]
         )
+
+
+def _vectors_of(version: IndexVersion, paths: Iterable[str]) -> list[str]:
+    """The deletion vectors of data files, as in `IndexCommit.removed`."""
+    return [json.dumps(vector) for path in paths if (vector := version.vectors.get(path)) is not None]
 
 
 def _manifest(name: str) -> str:

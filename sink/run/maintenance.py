@@ -176,7 +176,7 @@ class Maintenance:
         if credit <= 0 or (now - known.looked_at < PAUSE and written < 2 * known.written_then):
             return False
         with self._turn(member, sink) as has_turn:
-            begun = sink.begin_rewrite(options_of(settings), credit) if has_turn else None
+            begun = sink.begin_rewrite(options_of(settings, LEAST_GAIN), credit) if has_turn else None
         if begun is None:
             known.looked_at, known.written_then = now, written
             return False
@@ -192,11 +192,14 @@ class Maintenance:
         return done is not None
 
 
-def options_of(settings: MaintenanceSection) -> RewriteOptions:
-    """What the configuration says of a table's rewrites."""
+def options_of(settings: MaintenanceSection, least_gain: int) -> RewriteOptions:
+    """What the configuration says of a table's rewrites.
+
+    :param least_gain: see `RewriteOptions`.
+    """
     chosen = settings.rewrite
     return RewriteOptions(
-        least_gain=LEAST_GAIN,
+        least_gain=least_gain,
         min_input_files=chosen.min_input_files,
         delete_ratio_threshold=chosen.delete_ratio_threshold,
         delete_file_threshold=chosen.delete_file_threshold,

@@ -475,9 +475,7 @@ class TableSink:
         except IndexLostError as error:
             self._forget_index(error)
             return
-        self.table.refresh()
-        self._adopt(self._stored.operation)
-        key_index.committed(self._stored)
+        self._see_rewritten(key_index, self._stored.operation)
 
     def begin_rewrite(self, options: RewriteOptions, most_bytes: int | None = None) -> RewriteBegun | None:
         """Choose files to rewrite beside the stream, and hold the state from which this is done (`Rewriting`). Call
@@ -527,9 +525,7 @@ class TableSink:
             self._rewriting.give_up(begun, key_index)
             raise
         if done is not None:
-            self.table.refresh()
-            self._adopt(stored.operation)
-            key_index.committed(self._stored)
+            self._see_rewritten(key_index, stored.operation)
         return done
 
     def convert_equality_deletes(self) -> int:
@@ -568,9 +564,7 @@ class TableSink:
         except RowdeltaError:
             files.delete()
             raise
-        self.table.refresh()
-        self._adopt(stored.operation)
-        key_index.committed(self._stored)
+        self._see_rewritten(key_index, stored.operation)
         log.info("%s: %d equality delete files are deletes by position now", self.table.name, len(found.handles))
         return len(found.handles)
 
@@ -592,6 +586,15 @@ class TableSink:
         deleted = 0 if keep is None else self.table.expire(older_than, retain_last, keep)
         self.table.refresh()
         return deleted
+
+    def _see_rewritten(self, key_index: KeyIndex, operation: str) -> None:
+        """Go on from a commit that changed no row.
+
+        :param operation: the commit that stored the sink's position.
+        """
+        self.table.refresh()
+        self._adopt(operation)
+        key_index.committed(self._stored)
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""

@@ -9,21 +9,19 @@ A minor compaction merges only files of this sink, and doesn't plan over the who
 snapshots since the last minor compaction. The search ends at another writer's commit that removed files.
 """
 
-import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 from uuid import uuid4
 
-from deltawriters import TableSpec, TaskId
-from deltawriters.keyindex import RunInfo
+from deltawriters import TableSpec
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.errors import TemporaryError
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex
+from sink.run.moving import moved
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.written import Uncommitted
 from sink.spark import task
@@ -175,8 +173,12 @@ class MinorCompaction:
         gone = [file.path for group in groups for file in group.files]
         scan_seconds = time.monotonic() - started
         try:
-            files, runs = self._rewrite(spec, key_index, name, groups, written.paths)
-            index = key_index.rewritten(name, gone, runs, written.paths)
+            plan = task.RewritePlan(
+                spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name
+            )
+            on_driver = sum(group.size_in_bytes for group in groups) <= _ON_DRIVER
+            new = moved(self._engine, plan, groups, written.paths, on_driver=on_driver)
+            index = key_index.rewritten(name, gone, new.runs, written.paths)
         except Exception as error:
             # any error is caught: nothing is lost if the small files stay
             written.delete()
@@ -188,7 +190,7 @@ class MinorCompaction:
         replaced = [file.handle for chosen in by_partition for file in chosen]
         summary = {MINOR: str(found.number), SINK_ID: self._prefix.removeprefix("rowdelta.")}
         try:
-            self._committer.rewrite(Rewrite(self._prefix, operation, files, replaced, index, summary, written_for))
+            self._committer.rewrite(Rewrite(self._prefix, operation, new.files, replaced, index, summary, written_for))
         except TableChangedError as error:
             written.discard(index.new_paths)
             self._give_up(error)
@@ -198,7 +200,7 @@ class MinorCompaction:
             self._table.name,
             len(gone),
             len(replaced) - len(gone),
-            len(files),
+            len(new.files),
             sum(group.size_in_bytes for group in groups) / 1e6,
             (time.monotonic() - started) * 1000,
         )
@@ -206,7 +208,7 @@ class MinorCompaction:
             self._table.name,
             "minor compaction",
             len(replaced),
-            len(files),
+            len(new.files),
             sum(group.size_in_bytes for group in groups),
             scan_seconds,
             time.monotonic() - started - scan_seconds,
@@ -218,24 +220,6 @@ class MinorCompaction:
         if file.rows is None:
             return file
         return replace(file, small=replace(file.small, live_rows=file.rows - key_index.deleted_rows(file.small.path)))
-
-    def _rewrite(
-        self, spec: TableSpec, key_index: KeyIndex, name: str, groups: Sequence[RewriteGroup], written: list[str]
-    ) -> tuple[list[str], list[RunInfo]]:
-        """Write the groups' rows into new files.
-
-        :param written: the paths of new files are added to it.
-        :return: the new files as `ContentFileParser` JSON, and their runs for the index.
-        """
-        plan = task.RewritePlan(
-            spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name
-        )
-        if sum(group.size_in_bytes for group in groups) <= _ON_DRIVER:
-            results: Sequence[Mapping[str, Any]] = [task.rewritten(plan, TaskId(0, 0, name), groups, written.extend)]
-        else:
-            results = self._engine.rewrite(plan, groups, written)
-        files = [json.dumps(file) for result in results for file in result["files"]]
-        return files, [RunInfo.from_json(run) for result in results for run in result["runs"]]
 
     def _give_up(self, error: Exception) -> None:
         log.warning(

@@ -13,12 +13,11 @@ the other, and a table in which every micro-batch deletes from every file is rew
 the files, or the index was built again, the rewrite gives way: its files are deleted, and it is tried again later.
 """
 
-import json
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from uuid import uuid4
 
 from deltawriters import TableSpec
@@ -27,6 +26,7 @@ from deltawriters.rewrite import RewriteGroup
 from sink.run.engine import Engine
 from sink.run.job_errors import JOB_ERRORS, before_commit, job_error
 from sink.run.keyindex import KeyIndex, Pin
+from sink.run.moving import moved
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.written import Uncommitted
@@ -125,15 +125,13 @@ class Rewriting:
         pin = begun.pin
         plan = task.RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name)
         try:
-            results: Sequence[Mapping[str, Any]] = self._engine.rewrite(plan, [begun.group], begun.uncommitted.paths)
+            new = moved(self._engine, plan, [begun.group], begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
             self._failed |= {small.path: started for small in begun.group.files}
             known = isinstance(error, JOB_ERRORS)
             self._log_failure(job_error(self._table.name, error) if known else error)
             return False
-        begun.files = [json.dumps(file) for result in results for file in result["files"]]
-        begun.written_bytes = sum(int(result["bytes"]) for result in results)
-        begun.runs = [RunInfo.from_json(run) for result in results for run in result["runs"]]
+        begun.files, begun.runs, begun.written_bytes = new.files, new.runs, new.bytes
         begun.rewrite_seconds = time.monotonic() - started
         return True
 

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.delta.harness import DeltaJob
-from tests.rewrites import ALL_FILES, rewriting
+from tests.rewrites import ALL_FILES, only_sink, rewriting
 from tests.sink.harness import Changes
 
 pytestmark = pytest.mark.spark
@@ -40,12 +40,11 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
     job.sql("ALTER TABLE {t} ADD COLUMN note string")
     changes.write(1)
     job.run()
-    (member,) = job.pipeline()._supervisor.members.values()
-    assert member.sink is not None
-    begun = member.sink.begin_rewrite(ALL_FILES)
+    sink = only_sink(job)
+    begun = sink.begin_rewrite(ALL_FILES)
     assert begun is not None
-    assert member.sink.write_rewrite(begun)
-    assert member.sink.end_rewrite(begun) is not None
+    assert sink.write_rewrite(begun)
+    assert sink.end_rewrite(begun) is not None
     job.check()
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
     assert found == [row | {"note": None} for row in changes.expected()]

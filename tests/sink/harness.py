@@ -36,6 +36,7 @@ import pytest
 from py4j.java_gateway import GatewayClient, JavaObject
 from py4j.protocol import Py4JJavaError
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import StaticTable
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -411,6 +412,14 @@ class Job:
 
     def _identifier(self) -> JavaObject:
         return _jvm(self.spark).org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.namespace}.orders")
+
+
+def by_pyiceberg(job: Job) -> list[dict[str, Any]]:
+    """The rows as PyIceberg reads them, which shares no code with the sink's commits."""
+    operations = job.java_table().operations()
+    table = StaticTable.from_metadata(str(operations.current().metadataFileLocation()))
+    rows: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
+    return sorted(rows, key=lambda row: [row[name] for name in job.key])
 
 
 class Changes:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from sink.errors import TableError, TemporaryError
 from sink.run import copy_on_write
-from tests.sink.harness import Changes, Job, before_commit, crashing, merging_soon
+from tests.sink.harness import Changes, Job, before_commit, by_pyiceberg, crashing, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -33,14 +32,6 @@ def in_tasks(*, part: int = 1 << 27) -> Iterator[None]:
         patch.setattr(copy_on_write, "_LEAST", 1)
         patch.setattr(copy_on_write, "_PART", part)
         yield
-
-
-def by_pyiceberg(job: Job) -> list[dict[str, Any]]:
-    """The rows as PyIceberg reads them, which shares no code with the sink's commits."""
-    operations = job.java_table().operations()
-    table = StaticTable.from_metadata(str(operations.current().metadataFileLocation()))
-    rows: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
-    return sorted(rows, key=lambda row: [row[name] for name in job.key])
 
 
 def deletes(job: Job) -> list[str]:

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from deltawriters.rewrite import SmallFile
@@ -23,7 +22,8 @@ from sink.config.maintenance import MaintenanceSection
 from sink.run import maintenance
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
 from sink.targets.base import Rewritable
-from tests.sink.harness import Changes, Job
+from tests.sink.harness import Changes, Job, by_pyiceberg
+from tests.stack.process import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -117,13 +117,6 @@ def looking_often(seconds: float = 0.05) -> Iterator[None]:
         yield
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it didn't happen"
-        time.sleep(0.05)
-
-
 def rewrites(caplog: pytest.LogCaptureFixture) -> int:
     return sum("rewrote" in record.getMessage() for record in caplog.records)
 
@@ -147,9 +140,9 @@ def test_a_running_job_rewrites_files(spark: SparkSession, tmp_path: Path, caplo
         thread.start()
         try:
             for number in range(1, 4):
-                wait_until(lambda number=number: rewrites(caplog) >= number)  # type: ignore[misc]
+                assert wait_until(lambda number=number: rewrites(caplog) >= number)  # type: ignore[misc]
                 changes.write(6)
-            wait_until(lambda: "batch 23:" in caplog.text)
+            assert wait_until(lambda: "batch 23:" in caplog.text)
         finally:
             pipeline.stop()
             thread.join(60)
@@ -210,10 +203,10 @@ def test_a_job_that_is_stopped_does_not_wait_for_a_rewrite(
         pipeline = job.pipeline()
         thread = threading.Thread(target=pipeline.run)
         thread.start()
-        wait_until(started.exists)
+        assert wait_until(started.exists)
         if trigger != "available-now":
             changes.write(1)
-            wait_until(lambda: job.rows() == changes.expected())  # micro-batches go on beside it
+            assert wait_until(lambda: job.rows() == changes.expected())  # micro-batches go on beside it
         pipeline.stop()
         thread.join(30)
     assert not thread.is_alive()
@@ -288,8 +281,7 @@ def test_equality_deletes_become_deletes_by_position(
     assert not [file for file in job.files() if file["content"] == 2]
     assert job.rows() == before == changes.expected()
     assert job.check_index() is not None
-    rows = to_arrow_by_pyiceberg(job)
-    assert sorted(rows, key=lambda row: int(row["id"])) == before
+    assert by_pyiceberg(job) == before
 
     changes.write(3)
     job.run()
@@ -297,9 +289,3 @@ def test_equality_deletes_become_deletes_by_position(
     assert job.check_index() is not None
     (again,) = maintain(spark, job.config(), [], dry_run=False)
     assert again.converted_equality_deletes == 0
-
-
-def to_arrow_by_pyiceberg(job: Job) -> list[dict[str, Any]]:
-    metadata = max((job.table_folder / "metadata").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-    rows: list[dict[str, Any]] = StaticTable.from_metadata(str(metadata)).scan().to_arrow().to_pylist()
-    return rows

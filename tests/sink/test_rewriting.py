@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.run.microbatch import TableSink
-from tests.rewrites import ALL_FILES, rewriting
+from tests.rewrites import ALL_FILES, only_sink, rewriting
 from tests.sink.harness import Changes, CrashError, Job, crashing
 
 pytestmark = pytest.mark.spark
@@ -152,10 +151,3 @@ def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: A
     assert job.rows() == changes.expected()
     job.check_deletes()
     assert job.check_index() is not None
-
-
-def only_sink(job: Job) -> TableSink:
-    """The sink of the job's table, as a process opens it."""
-    (member,) = job.pipeline()._supervisor.members.values()
-    assert member.sink is not None
-    return member.sink

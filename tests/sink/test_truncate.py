@@ -10,12 +10,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from sink.errors import RowdeltaError
 from sink.targets.iceberg.commit import IcebergCommitter
-from tests.sink.harness import Job, crashing, merging_soon, tiny_thresholds
+from tests.sink.harness import Job, by_pyiceberg, crashing, merging_soon, tiny_thresholds
 
 pytestmark = pytest.mark.spark
 
@@ -82,9 +81,7 @@ def job(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> 
 def seen(job: Job, source: Source) -> None:
     """Check what Spark and PyIceberg read, and the index."""
     assert job.rows() == source.expected()
-    metadata = str(job.java_table().operations().current().metadataFileLocation())
-    read = StaticTable.from_metadata(metadata).scan().to_arrow().to_pylist()
-    assert sorted(read, key=lambda found: found["id"]) == source.expected()
+    assert by_pyiceberg(job) == source.expected()
     job.check_deletes()
     if job.deletes == "position":
         assert job.check_index() is not None

@@ -58,6 +58,11 @@ def written_deletes(
     return WrittenDeletes(files, [json.dumps(remove_of(adds[file.path])) for file in changed], vectors, size)
 
 
+def live_add(location: str, live: Mapping[str, Add], path: str) -> Add | None:
+    """The `add` of a file, if it is live; see `live_adds`."""
+    return live.get(relative(location, path)) or live.get(path)  # the log may have a full path, too
+
+
 def live_adds(location: str, live: Mapping[str, Add], paths: Iterable[str]) -> dict[str, Add]:
     """The `add` of each of some files.
 
@@ -67,7 +72,7 @@ def live_adds(location: str, live: Mapping[str, Add], paths: Iterable[str]) -> d
     """
     adds = dict[str, Add]()
     for path in paths:
-        add = live.get(relative(location, path)) or live.get(path)  # the log may have a full path, too
+        add = live_add(location, live, path)
         if add is None:
             raise IndexLostError(f"the key index has rows in {path}, which is no file of the table")
         adds[path] = add

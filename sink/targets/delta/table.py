@@ -45,9 +45,9 @@ from sink.targets.base import (
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
-from sink.targets.delta.live_files import LiveFiles, file_actions, full, relative
+from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
-from sink.targets.delta.new_vectors import live_adds, remove_of, written_deletes
+from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize
 from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
 from sink.targets.delta.small_files import VECTOR, WRITER, candidates, rewritables
@@ -530,7 +530,7 @@ class DeltaTable(Target):
         return rewritables(self)
 
     def handles(self, paths: Collection[str]) -> Sequence[Mapping[str, Any]]:
-        adds = [self.live.get(relative(self.log.path, path)) or self.live.get(path) for path in paths]
+        adds = [live_add(self.spec.location, self.live, path) for path in paths]
         return [remove_of(add, data_change=False) for add in adds if add is not None]
 
     def delete_new_rows(
@@ -549,9 +549,9 @@ class DeltaTable(Target):
         `delta.deletedFileRetentionDuration` is longer than that and `older_than`.
         """
         hours = max(_RETENTION_HOURS, math.ceil(older_than.total_seconds() / 3600))
-        retain = f" RETAIN {hours} HOURS"
+        statement = f"VACUUM delta.`{self.log.path}` RETAIN {hours} HOURS{' DRY RUN' if dry_run else ''}"
         try:
-            found = self.spark.sql(f"VACUUM delta.`{self.log.path}`{retain}{' DRY RUN' if dry_run else ''}").collect()
+            found = self.spark.sql(statement).collect()
         except JAVA_ERRORS as error:
             raise TemporaryError(f"{self.name}: orphan files not removed: {java_message(error)}") from None
         return [str(row[0]) for row in found] if dry_run else []

@@ -98,16 +98,6 @@ def _actions(table: "IcebergTable") -> JavaObject:
 def _nothing(table: "IcebergTable") -> JavaObject:
     """A Java `Consumer` that does nothing: it adds to a list that nobody reads."""
     lang = table.jvm.java.lang
-    add = lang.Class.forName("java.util.ArrayList").getMethod("add", _classes(table, "java.lang.Object"))
-    lookup, proxies = lang.invoke.MethodHandles.publicLookup(), lang.invoke.MethodHandleProxies
-    bound = lookup.unreflect(add).bindTo(table.jvm.java.util.ArrayList())
-    return proxies.asInterfaceInstance(lang.Class.forName("java.util.function.Consumer"), bound)
-
-
-def _classes(table: "IcebergTable", name: str) -> JavaObject:
-    """An array of one Java class, as reflection takes it."""
-    gateway = table.spark.sparkContext._gateway
-    assert gateway is not None
-    classes = gateway.new_array(table.jvm.java.lang.Class, 1)
-    classes[0] = table.jvm.java.lang.Class.forName(name)
-    return classes
+    takes = lang.invoke.MethodType.methodType(lang.Boolean.TYPE, lang.Class.forName("java.lang.Object"))
+    add = lang.invoke.MethodHandles.publicLookup().bind(table.jvm.java.util.ArrayList(), "add", takes)
+    return table.as_interface("java.util.function.Consumer", add)

@@ -12,6 +12,7 @@ from deltawriters.rewrite import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets.base import EqualityDeleted, Rewritable
+from sink.targets.iceberg.changes import indexed
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -46,8 +47,7 @@ def _rewritable(
     if spec.format_version >= 3 and "first-row-id" not in data:
         return None  # it was written before the table became v3, so nothing here tells its rows' ids
     by_position = all(delete["content"].upper().startswith("POSITION") for delete in deletes)
-    fields = [str(field.field_id) for field in spec.current_spec.fields]
-    partition = json.dumps(dict(zip(fields, data.get("partition", [None] * len(fields)), strict=True)))
+    partition = json.dumps(indexed(table, data).partition)
     rows = int(data["record-count"])
     deleted = min(rows, sum(int(d["record-count"]) // applied.get(d["file-path"], 1) for d in deletes))
     is_counted = spec.format_version >= 3 and all(delete["file-format"].upper() == "PUFFIN" for delete in deletes)
@@ -95,19 +95,10 @@ def equality_deleted(table: "IcebergTable") -> EqualityDeleted | None:
             if not of_equality:
                 continue
             data = described["data-file"]
-            files[_indexed(table, data)] = int(data["record-count"])
+            files[indexed(table, data)] = int(data["record-count"])
             if not of_equality <= deletes.keys():
                 deletes |= {str(delete.location()): delete for delete in table.elements(scans.get(number).deletes())}
     except JAVA_ERRORS as error:
         raise TemporaryError(java_message(error)) from None
     found = [delete for delete in deletes.values() if str(delete.content()) == "EQUALITY_DELETES"]
     return EqualityDeleted(files, found) if found else None
-
-
-def _indexed(table: "IcebergTable", data: Mapping[str, Any]) -> IndexedFile:
-    fields = [str(field.field_id) for field in table.spec.specs_by_id[data["spec-id"]].fields]
-    return IndexedFile(
-        data["file-path"],
-        data["spec-id"],
-        dict(zip(fields, data.get("partition", [None] * len(fields)), strict=True)),
-    )

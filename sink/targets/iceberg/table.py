@@ -281,38 +281,26 @@ class IcebergTable(IcebergState, Target):
 
     def described_scans(self, scans: JavaObject) -> list[dict[str, Any]]:
         """The `ScanTaskParser` JSON of each `FileScanTask` in a Java list, without the table's schema."""
-        lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
-        handles, returning = lang.invoke.MethodHandles, lang.invoke.MethodType.methodType
-        parser, task = (
-            lang.Class.forName(f"org.apache.iceberg.{name}", True, loader)
-            for name in ("ScanTaskParser", "FileScanTask")
-        )
-        text, function = (lang.Class.forName(f"java.{name}") for name in ("lang.String", "util.function.Function"))
-        to_json = handles.publicLookup().findStatic(parser, "toJson", returning(text, task))
-        described = lang.invoke.MethodHandleProxies.asInterfaceInstance(function, to_json)
+        parser, task = self._iceberg_class("ScanTaskParser"), self._iceberg_class("FileScanTask")
+        text = self.jvm.java.lang.Class.forName("java.lang.String")
+        described = self._function(self._lookup.findStatic(parser, "toJson", self._method_type(text, task)))
         found = list[dict[str, Any]]()
         for start in range(0, int(scans.size()), _DESCRIBED):  # each text has the table's schema
             part = scans.subList(start, min(start + _DESCRIBED, int(scans.size())))
-            for text in self.as_json(part.stream().map(described).toArray()):
-                scan: dict[str, Any] = json.loads(text)
+            for described_scan in self.as_json(part.stream().map(described).toArray()):
+                scan: dict[str, Any] = json.loads(described_scan)
                 found.append({name: scan[name] for name in ("data-file", "delete-files") if name in scan})
         return found
 
     def scanned_sequence_numbers(self, scans: JavaObject) -> list[int]:
         """The sequence number of the data file of each `FileScanTask` in a Java list."""
-        numbers: list[int] = self.as_json(
-            scans.stream().map(self._scanned("dataSequenceNumber", "lang.Long")).toArray()
-        )
+        number_of = self._function(self._of_scanned(self._fact_of_file("dataSequenceNumber", "java.lang.Long")))
+        numbers: list[int] = self.as_json(scans.stream().map(number_of).toArray())
         return numbers
 
     def sequence_numbers(self, files: JavaObject) -> set[int]:
         """The sequence numbers of the data or delete files of a Java `Iterable`, which readers compare."""
-        lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
-        handles, returning = lang.invoke.MethodHandles, lang.invoke.MethodType.methodType
-        file = lang.Class.forName("org.apache.iceberg.ContentFile", True, loader)
-        number, function = (lang.Class.forName(f"java.{name}") for name in ("lang.Long", "util.function.Function"))
-        number_of = handles.publicLookup().findVirtual(file, "dataSequenceNumber", returning(number))
-        numbers = lang.invoke.MethodHandleProxies.asInterfaceInstance(function, number_of)
+        numbers = self._function(self._fact_of_file("dataSequenceNumber", "java.lang.Long"))
         return set(self.as_json(self.as_list(files).stream().map(numbers).distinct().toArray()))
 
     def remove_all(self, snapshot: JavaObject | None, delta: JavaObject) -> None:
@@ -327,37 +315,51 @@ class IcebergTable(IcebergState, Target):
             for manifest in self.elements(found):
                 self.as_list(read(manifest, io, specs)).forEach(remove)
 
-    def _consumer(self, delta: JavaObject, method: str, takes: str) -> JavaObject:
-        """A method of a `RowDelta` as a Java `Consumer`; see `_scanned_path`."""
-        lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
-        handles, returning = lang.invoke.MethodHandles, lang.invoke.MethodType.methodType
-        owner, file = (lang.Class.forName(f"org.apache.iceberg.{name}", True, loader) for name in ("RowDelta", takes))
-        function = lang.Class.forName("java.util.function.Consumer")
-        remove = handles.publicLookup().findVirtual(owner, method, returning(owner, file)).bindTo(delta)
-        return lang.invoke.MethodHandleProxies.asInterfaceInstance(function, remove)
-
     @cached_property
     def _scanned_path(self) -> JavaObject:
-        return self._scanned("location", "lang.String")
+        return self._function(self._of_scanned(self._fact_of_file("location", "java.lang.String")))
 
-    def _scanned(self, method: str, result: str) -> JavaObject:
-        """A Java `Function`: from a `FileScanTask` to a fact of its data file. Python can't write a function that the
-        JVM calls without coming back for each element, but it can put one together.
+    # Python can't write a function that the JVM calls without coming back for each element, but it can put one together
 
-        :param method: of `ContentFile`.
-        :param result: the class of what it returns, without `java.`.
+    def _iceberg_class(self, name: str) -> JavaObject:
+        loader = self.java.getClass().getClassLoader()
+        return self.jvm.java.lang.Class.forName(f"org.apache.iceberg.{name}", True, loader)
+
+    @property
+    def _lookup(self) -> JavaObject:
+        return self.jvm.java.lang.invoke.MethodHandles.publicLookup()
+
+    @property
+    def _method_type(self) -> Any:
+        return self.jvm.java.lang.invoke.MethodType.methodType
+
+    def _fact_of_file(self, method: str, result: str) -> JavaObject:
+        """A handle of a method of `ContentFile`.
+
+        :param result: the class of what it returns.
         """
-        lang, loader = self.jvm.java.lang, self.java.getClass().getClassLoader()
-        handles, returning = lang.invoke.MethodHandles, lang.invoke.MethodType.methodType
-        task = lang.Class.forName("org.apache.iceberg.FileScanTask", True, loader)
-        file = lang.Class.forName("org.apache.iceberg.ContentFile", True, loader)
-        returned, function = (lang.Class.forName(f"java.{name}") for name in (result, "util.function.Function"))
-        lookup = handles.publicLookup()
-        file_of = lookup.findVirtual(task, "file", returning(file))
-        fact_of = lookup.findVirtual(file, method, returning(returned))
-        return lang.invoke.MethodHandleProxies.asInterfaceInstance(
-            function, handles.filterReturnValue(file_of, fact_of)
-        )
+        returned = self.jvm.java.lang.Class.forName(result)
+        return self._lookup.findVirtual(self._iceberg_class("ContentFile"), method, self._method_type(returned))
+
+    def _of_scanned(self, fact: JavaObject) -> JavaObject:
+        """A handle that takes a `FileScanTask`, from one that takes a file: it is asked of the scanned data file."""
+        task, file = self._iceberg_class("FileScanTask"), self._iceberg_class("ContentFile")
+        file_of = self._lookup.findVirtual(task, "file", self._method_type(file))
+        return self.jvm.java.lang.invoke.MethodHandles.filterReturnValue(file_of, fact)
+
+    def _consumer(self, delta: JavaObject, method: str, takes: str) -> JavaObject:
+        """A method of a `RowDelta` as a Java `Consumer`."""
+        owner = self._iceberg_class("RowDelta")
+        handle = self._lookup.findVirtual(owner, method, self._method_type(owner, self._iceberg_class(takes)))
+        return self.as_interface("java.util.function.Consumer", handle.bindTo(delta))
+
+    def _function(self, handle: JavaObject) -> JavaObject:
+        return self.as_interface("java.util.function.Function", handle)
+
+    def as_interface(self, name: str, handle: JavaObject) -> JavaObject:
+        """A handle of a method as an object of a Java interface with one method."""
+        lang = self.jvm.java.lang
+        return lang.invoke.MethodHandleProxies.asInterfaceInstance(lang.Class.forName(name), handle)
 
     def summary(self, snapshot: JavaObject) -> dict[str, str]:
         """A snapshot's summary, which counts what it added and removed."""
