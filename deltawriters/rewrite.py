@@ -9,6 +9,7 @@ positions of deleted rows tell it which rows are live.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,9 @@ class RewriteGroup:
     :param gone: paths of data files that this compaction merges too. Merged delete files need no positions in them.
     :param applying: all position delete files that may delete rows of `files`.
     :param any_columns: files may have other columns than the table, as from before a change of its schema.
+    :param live: paths of the live data files in which `deletes` delete rows. Other positions are left out. None if
+        these aren't known.
+    :param apart: each data file gets a delete file of its own.
     """
 
     spec_id: int
@@ -80,6 +84,8 @@ class RewriteGroup:
     gone: frozenset[str] = frozenset()
     applying: tuple[SmallFile, ...] = ()
     any_columns: bool = False
+    live: frozenset[str] | None = None
+    apart: bool = False
 
     @property
     def size_in_bytes(self) -> int:
@@ -179,13 +185,17 @@ class Rewriter:
         :raises OtherColumnsError: a file has other columns than the table.
         """
         deletes = self._table.deletes(self._factory, self._files)
+        apart = list[ContentFile]()
 
         def moved() -> Iterator[Moved]:
             for group in groups:
                 yield from self._live_rows(group, self._deleted(group))
-                self._delete_again(group, deletes)
+                if group.apart:
+                    apart.extend(self._deletes_apart(group))
+                else:
+                    self._delete_again(group, deletes)
 
-        return self._written(self._table.of_moved_rows, moved(), deletes.close)
+        return self._written(self._table.of_moved_rows, moved(), lambda files: [*deletes.close(files), *apart])
 
     def copy(self, groups: Iterable[CopyGroup]) -> Rewritten:
         """Write the rows that stay of all groups, and their index runs. After any exception, all files written here are
@@ -339,15 +349,36 @@ class Rewriter:
         return {path: np.concatenate(parts) for path, parts in found.items() if parts}
 
     def _delete_again(self, group: RewriteGroup, deletes: Deletes) -> None:
-        """Add to `deletes` all positions of the group's delete files, except those in the data files `group.gone`."""
+        """Add to `deletes` all positions of the group's delete files in data files that stay."""
+        for file, pos in self._deleted_again(group):
+            deletes.delete(file, pos)
+
+    def _deletes_apart(self, group: RewriteGroup) -> Iterator[ContentFile]:
+        """Write the same positions, each data file's into one delete file."""
+        parts = list(self._deleted_again(group))
+        if not parts:
+            return
+        file, pos = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((pos, file))
+        file, pos = file[order], pos[order]
+        is_first = np.append(True, (file[1:] != file[:-1]) | (pos[1:] != pos[:-1]))
+        file, pos = file[is_first], pos[is_first]
+        for start, stop in pairwise([*np.unique(file, return_index=True)[1].tolist(), len(file)]):
+            deletes = self._table.deletes(self._factory, self._files, stop - start + 1)
+            deletes.delete(file[start:stop], pos[start:stop])
+            yield from deletes.close([])
+
+    def _deleted_again(self, group: RewriteGroup) -> Iterator[tuple[Ints, Ints]]:
+        """Numbers of data files that stay, and positions in them, delete file by delete file."""
         numbers: dict[str, int] = {}
         for small in group.deletes:
             names, codes, pos = self._table.deleted_rows(small)
             for data_file in names:
-                if data_file not in numbers and data_file not in group.gone:
+                stays = data_file not in group.gone and (group.live is None or data_file in group.live)
+                if stays and data_file not in numbers:
                     numbers[data_file] = self._files.add(data_file, _partition(group))
             file = np.array([numbers.get(data_file, -1) for data_file in names], np.int64)[codes]
-            deletes.delete(file[file >= 0], pos[file >= 0])
+            yield file[file >= 0], pos[file >= 0]
 
     def _write_run(self) -> None:
         if not self._entries:

@@ -117,6 +117,7 @@ Does once, without a budget, what a run does for its tables beside the stream (s
   rowdelta maintain sink.yaml --table orders
 
 what it does:
+  converts  equality deletes that others have left into deletes by position (deletes: position)
   rewrites  files that are small, have many deleted rows, or many delete files; each group of files is a commit
   expires   snapshots that are older than maintenance.expire says, except what the sink still needs
   orphans   files in the table's folder that no snapshot has, if they are older than maintenance.orphans says
@@ -325,6 +326,10 @@ def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     what = "rewrite what is dear to read, and remove what nobody needs"
     command = _of_tables(commands, "maintain", _maintain, what, _MAINTAIN)
     command.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
+    command.add_argument(
+        "--convert-equality-deletes", action="store_true",
+        help="do only this: say by position what others have deleted by value, so that more engines read the table",
+    )  # fmt: skip
     command.add_argument("--json", action="store_true", help="one JSON object a table, for machines")
 
 
@@ -559,7 +564,10 @@ def _maintain(args: argparse.Namespace) -> int:
     spark = session.start(config, short=True)
     codes = []
     with session.stopping(spark):
-        for result in maintain.maintain(spark, config, args.table, dry_run=args.dry_run):
+        results = maintain.maintain(
+            spark, config, args.table, dry_run=args.dry_run, only_convert=args.convert_equality_deletes
+        )
+        for result in results:
             codes.append(maintain.exit_code(result))
             for line in [maintain.as_json(result)] if args.json else maintain.lines(result):
                 print(printable(line), flush=True)

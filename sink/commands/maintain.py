@@ -29,6 +29,7 @@ class Maintained:
 
     :param failed_groups: groups of files that weren't rewritten, because others changed them meanwhile, or by an error
         that the log has.
+    :param merged_delete_files: position delete files that were merged into fewer (Iceberg v2).
     :param converted_equality_deletes: equality delete files whose deletes are by position now.
     :param expired_files: files that only old snapshots had.
     :param orphans: paths of files that no snapshot has.
@@ -41,6 +42,7 @@ class Maintained:
     added_data_files: int = 0
     rewritten_bytes: int = 0
     failed_groups: int = 0
+    merged_delete_files: int = 0
     converted_equality_deletes: int = 0
     expired_files: int = 0
     orphans: list[str] = field(default_factory=list)
@@ -48,18 +50,21 @@ class Maintained:
     error: RowdeltaError | None = None
 
 
-def maintain(spark: SparkSession, config: Config, names: Sequence[str], *, dry_run: bool) -> Iterator[Maintained]:
+def maintain(
+    spark: SparkSession, config: Config, names: Sequence[str], *, dry_run: bool, only_convert: bool = False
+) -> Iterator[Maintained]:
     """Look after tables, one after the other. One that fails doesn't stop the others: its result has the error.
 
     :param names: targets, or ends of their names. Without any it is all tables.
     :param dry_run: only find out what would be done.
+    :param only_convert: only say by position what equality deletes say.
     :raises ConfigError: there is no such table.
     """
     source = open_source(spark, config, {})
     for resolved in chosen_tables(find_tables(config, source), names):
         result = Maintained(resolved.section.target, dry_run)
         try:
-            _maintain(_opened(spark, config, resolved, source), config, result)
+            _maintain(_opened(spark, config, resolved, source), config, result, only_convert=only_convert)
         except RowdeltaError as error:
             result.error = error
         yield result
@@ -77,24 +82,32 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
     return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None))
 
 
-def _maintain(sink: TableSink, config: Config, result: Maintained) -> None:
+def _maintain(sink: TableSink, config: Config, result: Maintained, *, only_convert: bool) -> None:
     settings = config.maintenance_of(sink.plan.section)
     options = options_of(settings, least_gain=1)
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
     elif not sink.has_key_index:
         result.skipped = "only tables with a key index are rewritten (deletes: position)"
-    elif result.dry_run:
-        for group in chosen(sink.table.rewritables(), options, sink.table.spec.target_file_size):
-            result.rewritten_data_files += len(group.files)
-            result.rewritten_bytes += group.size_in_bytes
     else:
-        result.converted_equality_deletes = sink.convert_equality_deletes()
-        _rewrite(sink, result, options)
+        count = sink.convertible_equality_deletes if result.dry_run else sink.convert_equality_deletes
+        result.converted_equality_deletes = count()
+        if not only_convert:
+            (_find if result.dry_run else _rewrite)(sink, result, options)
+    if only_convert:
+        return
     if settings.expire is not None and not result.dry_run:
         result.expired_files = sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
     if settings.orphans is not None:
         result.orphans = list(sink.table.remove_orphans(age(settings.orphans.older_than), dry_run=result.dry_run))
+
+
+def _find(sink: TableSink, result: Maintained, options: RewriteOptions) -> None:
+    """What `_rewrite` would do."""
+    for group in chosen(sink.table.rewritables(), options, sink.table.spec.target_file_size):
+        result.rewritten_data_files += len(group.files)
+        result.merged_delete_files += len(group.deletes)
+        result.rewritten_bytes += group.size_in_bytes
 
 
 def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions) -> None:
@@ -104,8 +117,11 @@ def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions) -> No
         if done is None:
             result.failed_groups += 1
             return  # the same group would come again
-        result.rewritten_data_files += done.touched
-        result.added_data_files += done.written
+        if begun.group.files:
+            result.rewritten_data_files += done.touched
+            result.added_data_files += done.written
+        else:
+            result.merged_delete_files += done.touched
         result.rewritten_bytes += done.bytes
 
 
@@ -132,10 +148,13 @@ def _lines(result: Maintained) -> Iterator[str]:
         yield f"  rewrite      {result.rewritten_data_files:,} data files, {size}"
     else:
         yield f"  rewritten    {result.rewritten_data_files:,} data files into {result.added_data_files:,}, {size}"
+    if result.merged_delete_files:
+        yield f"  {'merge ' if result.dry_run else 'merged'}       {result.merged_delete_files:,} position delete files"
     if result.failed_groups:
         yield "  failed       1 group of files: run again; the log says why"
     if result.converted_equality_deletes:
-        yield f"  converted    {result.converted_equality_deletes:,} equality delete files into deletes by position"
+        converted = f"{'convert  ' if result.dry_run else 'converted'}    {result.converted_equality_deletes:,}"
+        yield f"  {converted} equality delete files into deletes by position"
     if result.expired_files:
         yield f"  expired      {result.expired_files:,} files of old snapshots deleted"
     if result.orphans:

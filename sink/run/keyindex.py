@@ -454,6 +454,16 @@ class KeyIndex:
         paths = [file.path for file in files]
         return IndexCommit(self._base, stored, written.files, written.removed, paths, new_paths, written.bytes)
 
+    def restated(self, operation: str, referenced: Sequence[str], new_paths: list[str]) -> IndexCommit:
+        """Like `prepare`, for a commit that says deletes in another way, and changes no vector.
+
+        :param operation: name of the commit.
+        :param referenced: see `IndexCommit`.
+        :param new_paths: the path of each written file is added to it.
+        """
+        stored = self._prepared_as(operation, self._synchronized(), new_paths)
+        return IndexCommit(self._base, stored, (), (), referenced, new_paths)
+
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
         """The list of dead data files. From time to time, files that no older run names are removed from it. Otherwise
         the list would grow with each commit.

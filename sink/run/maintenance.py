@@ -46,6 +46,7 @@ class _Table:
 
     :param spent: bytes that rewrites have written.
     :param looked_at: when nothing paid, and how much its micro-batches had written then.
+    :param converted_at: when equality deletes were looked for last.
     :param expired_at: when old snapshots were removed last.
     :param cleaned_at: likewise, orphans. The first time is one interval after the start.
     """
@@ -54,6 +55,7 @@ class _Table:
     spent: int = 0
     looked_at: float = float("-inf")
     written_then: int = 0
+    converted_at: float = float("-inf")
     expired_at: float = float("-inf")
     cleaned_at: float = 0.0
 
@@ -146,6 +148,7 @@ class Maintenance:
             known = self._known[member.target] = _Table(sink, cleaned_at=time.monotonic())
         settings = self._config.maintenance_of(sink.plan.section)
         if settings.budget and settings.is_open(datetime.now(UTC)):
+            self._convert(member, known)
             while not self._ending.is_set() and self._rewrite(member, known, settings):
                 pass
         now = time.monotonic()
@@ -168,6 +171,16 @@ class Maintenance:
         """Wait for the table's turn. Yields whether it is still the same sink's, and works."""
         with member.turn:
             yield member.sink is sink and member.works and not self._ending.is_set()
+
+    def _convert(self, member: Member, known: _Table) -> None:
+        """Say by position what others, such as Flink, delete by value. Files with such deletes can't be rewritten."""
+        now = time.monotonic()
+        if now - known.converted_at < PAUSE:
+            return  # to find out that it can't be done may take long
+        known.converted_at = now
+        with self._turn(member, known.sink) as has_turn:
+            if has_turn:
+                known.sink.convert_equality_deletes()
 
     def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> bool:
         """Rewrite the group of files that pays most, if the budget allows it. Returns whether it did."""

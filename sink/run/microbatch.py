@@ -72,6 +72,7 @@ from sink.targets.base import (
     CommitUnknownError,
     Compaction,
     Copied,
+    EqualityDeleted,
     Rewrite,
     StoredPosition,
     TableChangedError,
@@ -536,10 +537,8 @@ class TableSink:
         :raises RowdeltaError: see `Committer.rewrite`.
         """
         self._take_bearings()
-        key_index, stored = self._key_index, self._stored
-        found = self.table.equality_deletes()
-        by_position = self.plan.section.deletes == "position"  # else the table is to have no delete file at all
-        if found is None or key_index is None or stored is None or not by_position or not self._index_knows_all_rows():
+        key_index, stored, found = self._key_index, self._stored, self._convertible()
+        if found is None or key_index is None or stored is None:
             return 0
         operation = uuid4().hex[:16]
         files = Uncommitted(self.table.name, self._io_of)
@@ -567,6 +566,15 @@ class TableSink:
         self._see_rewritten(key_index, stored.operation)
         log.info("%s: %d equality delete files are deletes by position now", self.table.name, len(found.handles))
         return len(found.handles)
+
+    def convertible_equality_deletes(self) -> int:
+        """How many equality delete files `convert_equality_deletes` would find."""
+        found = self._convertible()
+        return 0 if found is None else len(found.handles)
+
+    def _convertible(self) -> EqualityDeleted | None:
+        by_position = self.plan.section.deletes == "position"  # else the table is to have no delete file at all
+        return self.table.equality_deletes() if by_position and self._index_knows_all_rows() else None
 
     def _index_knows_all_rows(self) -> bool:
         """Whether no row can have a NULL key. Such rows are others', and the index doesn't have them."""

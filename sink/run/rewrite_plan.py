@@ -1,22 +1,25 @@
 """Which data files a rewrite takes: those that cost a reader most for each byte that is written again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from deltawriters.rewrite import RewriteGroup, SmallFile
-from sink.targets.base import Rewritable
+from deltawriters.rewrite import RewriteGroup
+from sink.targets.base import AppliedDeletes, Rewritable
 
 OPEN_COST = 4 * 1024 * 1024
 """Bytes that a reader could scan in the time in which it opens a file. Spark plans with the same
 (`spark.sql.files.openCostInBytes`).
 """
+_MOST_POSITIONS = 8_000_000
+"""Positions that a task merges at once. It holds 16 bytes of each, and as much again to sort them."""
 
 
 @dataclass(frozen=True)
 class RewriteOptions:
     """Named as those of Iceberg's `rewrite_data_files` (`SizeBasedFileRewritePlanner`, `BinPackRewriteFilePlanner`).
 
-    :param min_input_files: a partition needs so many small files to have them merged.
+    :param min_input_files: a partition needs so many small files to have them merged, and a data file so many position
+        delete files (Iceberg v2) to have these merged.
     :param min_file_size: a file below this share of the target size is small.
     :param delete_ratio_threshold: a file with this share of deleted rows is rewritten.
     :param delete_file_threshold: likewise, with so many delete files.
@@ -32,6 +35,17 @@ class RewriteOptions:
     least_gain: int = 1
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """:param gain: bytes that each scan of the table reads less, with the time to open a file as bytes.
+    :param cost: bytes to write.
+    """
+
+    group: RewriteGroup
+    gain: int
+    cost: int
+
+
 def chosen(
     files: Sequence[Rewritable], options: RewriteOptions, target_file_size: int, most_bytes: int | None = None
 ) -> Iterator[RewriteGroup]:
@@ -44,12 +58,15 @@ def chosen(
     for file in files:
         partitions.setdefault((file.spec_id, file.partition), []).append(file)
     size = options.max_file_group_size if most_bytes is None else min(most_bytes, options.max_file_group_size)
-    groups = [group for found in partitions.values() for group in _packed(found, options, target_file_size, size)]
-    groups = [group for group in groups if _gain(group, target_file_size) >= options.least_gain]
-    groups.sort(key=lambda group: -_gain(group, target_file_size) / max(1, _cost(group)))
-    for group in groups:
-        if most_bytes is None or _cost(group) <= most_bytes:
-            yield _as_group(group)
+    candidates = list[_Candidate]()
+    for found in partitions.values():
+        candidates += [_moving(group, target_file_size) for group in _packed(found, options, target_file_size, size)]
+        candidates += _merging_deletes(found, options)
+    candidates = [candidate for candidate in candidates if candidate.gain >= options.least_gain]
+    candidates.sort(key=lambda candidate: -candidate.gain / max(1, candidate.cost))
+    for candidate in candidates:
+        if most_bytes is None or candidate.cost <= most_bytes:
+            yield candidate.group
 
 
 def _packed(
@@ -84,27 +101,59 @@ def _live_bytes(file: Rewritable) -> int:
     return file.small.size_in_bytes * (file.rows - file.deleted) // max(1, file.rows)
 
 
-def _cost(group: Sequence[Rewritable]) -> int:
-    """Bytes to write."""
-    return sum(map(_live_bytes, group))
-
-
-def _gain(group: Sequence[Rewritable], target_file_size: int) -> int:
-    """Bytes that each scan of the table reads less, with the time to open a file as bytes."""
-    live = _cost(group)
-    dead = sum(file.small.size_in_bytes for file in group) - live
-    opened = sum(1 + file.deletes for file in group) - (live // target_file_size + 1)
-    return dead + OPEN_COST * opened
-
-
-def _as_group(files: Sequence[Rewritable]) -> RewriteGroup:
-    applying = dict[str, SmallFile]()
-    for file in files:
-        applying |= {delete.path: delete for delete in file.applying}
-    return RewriteGroup(
+def _moving(files: Sequence[Rewritable], target_file_size: int) -> _Candidate:
+    """Moves the live rows of files of a partition."""
+    live = sum(map(_live_bytes, files))
+    dead = sum(file.small.size_in_bytes for file in files) - live
+    opened = sum(1 + file.deletes for file in files) - (live // target_file_size + 1)
+    applying = {deletes.small.path: deletes.small for file in files for deletes in file.applying}
+    group = RewriteGroup(
         files[0].spec_id,
         files[0].partition,
         tuple(file.small for file in files),
         applying=tuple(applying.values()),
         any_columns=True,
     )
+    return _Candidate(group, dead + OPEN_COST * opened, live)
+
+
+def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> Iterator[_Candidate]:
+    """Merges position delete files of a partition (Iceberg v2), and leaves the data files as they are.
+
+    A delete file may be about many data files. So each data file gets a delete file of its own only if there are not
+    more delete files than before. Else the partition gets one for all of its data files.
+    """
+    of_path = {deletes.small.path: deletes for file in files for deletes in file.applying}
+    applies_to: dict[str, list[str]] = {path: [] for path in of_path}
+    for file in files:
+        for deletes in file.applying:
+            applies_to[deletes.small.path].append(file.small.path)
+    # all data files with such deletes must be known, or deletes would be lost
+    known = {path for path, deletes in of_path.items() if deletes.data_files == len(applies_to[path])}
+    dear = [file for file in files if _count(file, known) >= options.min_input_files]
+    dear.sort(key=lambda file: (-_count(file, known), file.small.path))
+    merged, rows = dict[str, AppliedDeletes](), 0
+    for file in dear:
+        new = [deletes for deletes in file.applying if deletes.small.path in known - merged.keys()]
+        size = sum(deletes.rows for deletes in new)
+        if merged and rows + size > _MOST_POSITIONS:
+            break  # the next ones come when these are merged
+        merged |= {deletes.small.path: deletes for deletes in new}
+        rows += size
+    if not merged:
+        return
+    live = frozenset(path for deletes in merged for path in applies_to[deletes])
+    group = RewriteGroup(
+        dear[0].spec_id,
+        dear[0].partition,
+        (),
+        tuple(deletes.small for deletes in merged.values()),
+        live=live,
+        apart=len(live) <= len(merged),
+    )
+    opened = sum(len(applies_to[path]) for path in merged) - len(live)
+    yield _Candidate(group, OPEN_COST * opened, group.size_in_bytes)
+
+
+def _count(file: Rewritable, known: Collection[str]) -> int:
+    return sum(deletes.small.path in known for deletes in file.applying)

@@ -16,7 +16,7 @@ the files, or the index was built again, the rewrite gives way: its files are de
 import logging
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import uuid4
 
@@ -89,7 +89,7 @@ class Rewriting:
         self._engine = engine
         self._observer = observer
         self.moving: frozenset[str] = frozenset()
-        """Paths of the data files that are being rewritten."""
+        """Paths of the files that are being rewritten."""
         self._failed: dict[str, float] = {}
         """When files could not be rewritten, by path. Others come first then."""
 
@@ -106,14 +106,15 @@ class Rewriting:
         started = time.monotonic()
         self._failed = {path: at for path, at in self._failed.items() if started - at < _FAILED_SECONDS}
         files = [file for file in self._table.rewritables() if file.small.path not in self._failed]
-        group = next(iter(chosen(files, options, spec.target_file_size, most_bytes)), None)
+        groups = chosen(files, options, spec.target_file_size, most_bytes)
+        group = next((group for group in groups if not self._failed.keys() & _paths(group)), None)
         if group is None:
             return None
         self._observer(RewriteStarted(self._table.name, KIND))
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
         begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), group, uncommitted)
         begun.scan_seconds = time.monotonic() - started
-        self.moving = frozenset(small.path for small in group.files)
+        self.moving = _paths(group)
         return begun
 
     def write(self, begun: Begun) -> bool:
@@ -127,7 +128,7 @@ class Rewriting:
         try:
             new = moved(self._engine, plan, [begun.group], begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
-            self._failed |= {small.path: started for small in begun.group.files}
+            self._failed |= dict.fromkeys(_paths(begun.group), started)
             known = isinstance(error, JOB_ERRORS)
             self._log_failure(job_error(self._table.name, error) if known else error)
             return False
@@ -152,10 +153,12 @@ class Rewriting:
         :raises IndexLostError: see `KeyIndex.synchronize`.
         """
         started = time.monotonic()
-        paths = [small.path for small in begun.group.files]
+        paths = list(_paths(begun.group))
         new_paths = begun.uncommitted.paths
+        merges_deletes = not begun.group.files
+        commit = self._commit_deletes if merges_deletes else self._commit
         try:
-            done = self._commit(begun, key_index, operation, paths, new_paths)
+            done = commit(begun, key_index, operation, paths, new_paths)
         except TableChangedError as error:
             self._log_failure(error)
             done = False
@@ -168,8 +171,9 @@ class Rewriting:
         seconds = begun.rewrite_seconds + time.monotonic() - started
         size = begun.group.size_in_bytes
         log.info(
-            "%s: rewrote %d data files into %d | %.1f MB | %d ms",
-            self._table.name, len(paths), len(begun.files), size / 1e6, seconds * 1000,
+            "%s: %s %d %s files into %d | %.1f MB | %d ms",
+            self._table.name, "merged" if merges_deletes else "rewrote", len(paths),
+            "delete" if merges_deletes else "data", len(begun.files), size / 1e6, seconds * 1000,
         )  # fmt: skip
         told = RewriteDone(
             self._table.name,
@@ -202,7 +206,28 @@ class Rewriting:
         begun.uncommitted.discard(adopted.dropped)
         return True
 
+    def _commit_deletes(
+        self, begun: Begun, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
+    ) -> bool:
+        """What micro-batches have deleted meanwhile is in delete files of their own, which stay."""
+        with before_commit(self._table.name):
+            merged = self._table.merged_deletes(paths, begun.files)
+            if merged is None or self._table.layout != begun.written_for:
+                log.info("%s: its delete files were changed by others meanwhile; not merged", self._table.name)
+                return False
+            index = key_index.restated(begun.name, merged.referenced, new_paths)
+        summary = {REWRITE: str(len(paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
+        index = replace(index, files=merged.files, bytes=begun.written_bytes)
+        self._committer.rewrite(Rewrite(self._prefix, operation, (), merged.handles, index, summary, begun.written_for))
+        begun.uncommitted.discard(merged.dropped)
+        return True
+
     def _log_failure(self, error: Exception) -> None:
         reason = message_of(error).split("\n", 1)[0]
         level = logging.INFO if "cancelled" in reason else logging.WARNING  # as when the run ends
         log.log(level, "%s: files not rewritten, tried again later: %s", self._table.name, reason)
+
+
+def _paths(group: RewriteGroup) -> frozenset[str]:
+    """Of the files that a rewrite replaces."""
+    return frozenset(small.path for small in (*group.files, *group.deletes))

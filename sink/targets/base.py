@@ -428,6 +428,35 @@ class EqualityDeleted:
 
 
 @dataclass(frozen=True)
+class AppliedDeletes:
+    """A position delete file (Iceberg v2) that applies to live data files.
+
+    :param rows: number of its positions.
+    :param data_files: to how many data files it applies; 0 if that isn't known.
+    """
+
+    small: "SmallFile"
+    rows: int
+    data_files: int
+
+
+@dataclass(frozen=True)
+class MergedDeletes:
+    """What replaces position delete files that were merged, in the table's current state.
+
+    :param handles: what names the old delete files in a `Rewrite`.
+    :param files: the new delete files that still apply, as in `ChangeSet`.
+    :param referenced: the data files to which the old ones apply.
+    :param dropped: paths of new delete files that no longer apply to anything.
+    """
+
+    handles: Sequence[Any]
+    files: Sequence[str]
+    referenced: Sequence[str]
+    dropped: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Rewritable:
     """A live data file that a rewrite may take.
 
@@ -447,7 +476,7 @@ class Rewritable:
     deleted: int
     deletes: int
     small: "SmallFile"
-    applying: Sequence["SmallFile"] = ()
+    applying: Sequence[AppliedDeletes] = ()
 
 
 class Target(TableState):
@@ -681,6 +710,15 @@ class Target(TableState):
     @abstractmethod
     def handles(self, paths: Collection[str]) -> Sequence[Any]:
         """What names data files in a `Rewrite`, with the deletes that are only about them, of those that are live."""
+
+    def merged_deletes(self, paths: Collection[str], files: Sequence[str]) -> MergedDeletes | None:
+        """What a commit replaces that merges position delete files.
+
+        :param paths: of the old delete files.
+        :param files: the new delete files, as in `ChangeSet`.
+        :return: None if one of the old files isn't live any more, or the format has no such files.
+        """
+        return None
 
     @abstractmethod
     def compaction(self, every: int) -> "Compaction":

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.run import maintenance
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
-from sink.targets.base import Rewritable
+from sink.targets.base import AppliedDeletes, Rewritable
 from tests.sink.harness import Changes, Job, by_pyiceberg
 from tests.stack.process import wait_until
 
@@ -72,6 +73,37 @@ def test_the_budget_is_kept() -> None:
     assert groups(files, 100 * OPEN_COST) == [["3", "2"], ["1", "0"]]
     assert groups(files, 49 * OPEN_COST) == [["3"], ["2"], ["1"]]
     assert groups(files, 40 * OPEN_COST) == []
+
+
+def test_delete_files_are_merged_where_that_pays_more_than_to_rewrite() -> None:
+    def deletes(path: str, data_files: int, rows: int = 10) -> AppliedDeletes:
+        return AppliedDeletes(SmallFile(path, 1000, None, 0), rows, data_files)
+
+    def file(path: str, applying: list[AppliedDeletes], partition: str = "{}") -> Rewritable:
+        small = SmallFile(path, 100 * OPEN_COST, None, 0)
+        return Rewritable(0, partition, 100, 1, len(applying), small, applying)
+
+    shared, own = [deletes(f"s{n}", 3) for n in range(2)], [deletes(f"o{n}", 1) for n in range(5)]
+    many = [deletes(f"m{n}", 20) for n in range(6)]
+    files = [
+        *(file(f"few {n}", shared) for n in range(2)),
+        file("many", [*shared, *own]),
+        *(file(f"wide {n}", many, "b") for n in range(20)),
+        file("unknown", [deletes(f"u{n}", 2) for n in range(7)], "c"),  # the other data file can't be rewritten
+        file("vectors", [deletes(f"v{n}", 0) for n in range(7)], "d"),
+    ]
+    wide, narrow = chosen(files, RewriteOptions(), 100 * OPEN_COST)
+    assert {small.path for small in narrow.deletes} == {"s0", "s1", "o0", "o1", "o2", "o3", "o4"}
+    assert narrow.live == frozenset(["few 0", "few 1", "many"])
+    assert narrow.apart
+    assert (len(wide.deletes), len(wide.live or ()), wide.apart) == (6, 20, False)
+    (own_ones,) = chosen(files[1:3], RewriteOptions(), 100 * OPEN_COST)  # as if a data file with s0 had been left out
+    assert {small.path for small in own_ones.deletes} == {"o0", "o1", "o2", "o3", "o4"}
+
+    large = [file("large", [deletes(f"l{n}", 1, 2_000_000) for n in range(7)], "e")]
+    large += [file("larger", [deletes(f"x{n}", 1, 1_000_000) for n in range(7)], "e")]
+    (group,) = chosen(large, RewriteOptions(), 100 * OPEN_COST)
+    assert group.live == frozenset(["large"]), "what a task must hold is bounded"
 
 
 def test_a_window_opens_and_closes() -> None:
@@ -274,10 +306,11 @@ def test_equality_deletes_become_deletes_by_position(
     job.deletes = "position"
     job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
     before = job.rows()
-    (found,) = maintain(spark, job.config(), [], dry_run=False)
-    assert found.error is None
-    assert found.skipped == ""
-    assert found.converted_equality_deletes > 0
+    (would,) = maintain(spark, job.config(), [], dry_run=True, only_convert=True)
+    (found,) = maintain(spark, job.config(), [], dry_run=False, only_convert=True)
+    assert (would.error, found.error, found.skipped) == (None, None, "")
+    assert would.converted_equality_deletes == found.converted_equality_deletes > 0
+    assert found.rewritten_data_files == 0
     assert not [file for file in job.files() if file["content"] == 2]
     assert job.rows() == before == changes.expected()
     assert job.check_index() is not None
@@ -289,3 +322,44 @@ def test_equality_deletes_become_deletes_by_position(
     assert job.check_index() is not None
     (again,) = maintain(spark, job.config(), [], dry_run=False)
     assert again.converted_equality_deletes == 0
+
+
+@pytest.mark.spark
+def test_a_running_job_converts_equality_deletes(spark: SparkSession, tmp_path: Path) -> None:
+    """Those that it finds, and those that another writer leaves while it runs, as Flink would."""
+    job = running(Job(spark, tmp_path, tasks=1, properties={"format-version": "3"}))
+    rows = dict.fromkeys(range(20), "new")
+    job.write([("+I", {"id": key, "region": "new"}) for key in rows])
+    job.run()
+    flink = replace(job, deletes="equality", sink_id="flink", folder=tmp_path / "flink", checkpoint=Path())
+    flink.table = {"maintenance": {"budget": 0}}
+    flink.sections = {}
+
+    def changes(region: str, keys: range) -> None:
+        rows.update(dict.fromkeys(keys, region))
+        flink.write([("+U", {"id": key, "region": region}) for key in keys])
+        flink.run()
+        assert equality_deletes() or pipeline is not None
+
+    def equality_deletes() -> list[dict[str, Any]]:
+        return [file for file in job.files() if file["content"] == 2]
+
+    pipeline = None
+    changes("before", range(5))
+    with looking_often():
+        pipeline = job.pipeline()
+        thread = threading.Thread(target=pipeline.run)
+        thread.start()
+        try:
+            assert wait_until(lambda: not equality_deletes())
+            changes("meanwhile", range(3, 8))
+            assert wait_until(lambda: not equality_deletes())
+        finally:
+            pipeline.stop()
+            thread.join(60)
+    expected = [{"id": key, "region": region} for key, region in rows.items()]
+    assert job.rows() == by_pyiceberg(job) == expected
+    job.write([("-D", {"id": key, "region": None}) for key in range(10)])
+    job.run()
+    assert job.rows() == expected[10:]
+    assert job.check_index() is not None

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.run.rewrite_plan import RewriteOptions
+from sink.targets.iceberg.commit import IcebergCommitter
 from tests.rewrites import ALL_FILES, only_sink, rewriting
-from tests.sink.harness import Changes, CrashError, Job, crashing
+from tests.sink.harness import Changes, CrashError, Job, by_pyiceberg, crashing
 
 pytestmark = pytest.mark.spark
 
@@ -130,6 +132,101 @@ def test_others_change_the_table_meanwhile(
     job.run()
     rows[3] = "changed"
     assert job.rows() == [{"id": key, "region": region} for key, region in sorted(rows.items())]
+    assert job.check_index() is not None
+
+
+MERGING_DELETES = RewriteOptions(min_input_files=2, min_file_size=0.0)
+"""No data file is small, and they have so few deleted rows that only their delete files are merged."""
+
+
+def with_many_delete_files(spark: SparkSession, folder: Path, *, data_files: int, deletes: int) -> tuple[Job, set[int]]:
+    """A table of 100 rows a data file, and the keys that are left. Each delete file is about all data files."""
+    job = new_job(spark, folder, 2, tasks=1, table={"merge_small_files": False})
+    rows = data_files * 100
+    for start in range(0, rows, 100):
+        job.write([("+I", {"id": key, "region": "new"}) for key in range(start, start + 100)])
+    for number in range(deletes):
+        job.write([("-D", {"id": key, "region": "new"}) for key in range(number, rows, 100)])
+    return job, {key for key in range(rows) if key % 100 >= deletes}
+
+
+def keys(rows: list[dict[str, Any]]) -> set[int]:
+    assert len(rows) == len({row["id"] for row in rows})
+    return {row["id"] for row in rows}
+
+
+@pytest.mark.parametrize("data_files", [2, 5])
+def test_delete_files_are_merged_and_data_files_stay(spark: SparkSession, tmp_path: Path, data_files: int) -> None:
+    """While micro-batches delete more rows of the same data files. With fewer delete files than data files, those of a
+    partition become one.
+    """
+    job, left = with_many_delete_files(spark, tmp_path, data_files=data_files, deletes=3)
+    job.run()
+    data = {path for path, _ in job.planned_files()}
+    for key in (150, 151, 152):  # the first step is after the first of these
+        job.write([("-D", {"id": key, "region": "new"})])
+    with rewriting(("begin", "write", "adopt"), MERGING_DELETES) as done:
+        job.run()
+    (merged,) = done
+    assert merged is not None
+    assert (merged.touched, merged.written) == (4, 2 if data_files == 2 else 1)
+    left -= {150, 151, 152}
+    planned = job.planned_files()
+    assert {path for path, _ in planned} == data
+    assert max(len(deletes) for _, deletes in planned) == 3, "that of the rewrite, and two of later micro-batches"
+    assert keys(job.rows()) == keys(by_pyiceberg(job)) == left
+    assert job.check_index() is not None
+    job.write([("-D", {"id": 60, "region": "new"})])
+    job.run()
+    assert keys(job.rows()) == left - {60}
+    assert job.check_index() is not None
+
+
+def test_positions_in_data_files_that_are_gone_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    """Another writer has removed one of the data files of which a delete file has rows."""
+    job, left = with_many_delete_files(spark, tmp_path, data_files=3, deletes=3)
+    job.run()
+    spark.sql(f"DELETE FROM {job.target} WHERE id < 100")
+    sink = only_sink(job)
+    while (begun := sink.begin_rewrite(MERGING_DELETES)) is not None:
+        assert sink.write_rewrite(begun)
+        assert sink.end_rewrite(begun) is not None
+    positions = job.spark.sql(f"SELECT DISTINCT file_path FROM {job.target}.position_deletes").collect()
+    assert {row[0] for row in positions} == {path for path, _ in job.planned_files()}
+    assert keys(job.rows()) == keys(by_pyiceberg(job)) == {key for key in left if key >= 100}
+    assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("what", ["compaction", "rollback"])
+def test_a_merge_of_delete_files_gives_way(spark: SparkSession, tmp_path: Path, what: str) -> None:
+    job, left = with_many_delete_files(spark, tmp_path, data_files=2, deletes=4)
+    job.run()
+    sink = only_sink(job)
+    begun = sink.begin_rewrite(MERGING_DELETES)
+    assert begun is not None
+    assert sink.write_rewrite(begun)
+    if what == "compaction":
+        job.compact()
+    else:
+        # between the look at the table and the commit
+        last = job.snapshots()[-1]["snapshot_id"]
+        original = IcebergCommitter._send
+
+        def send(self: IcebergCommitter, staged: Any) -> None:
+            job.rollback(job.own_ancestors()[0])
+            original(self, staged)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(IcebergCommitter, "_send", send)
+            assert sink.end_rewrite(begun) is None
+        job.call("set_current_snapshot", f"snapshot_id => {last}")
+    if what == "compaction":
+        assert sink.end_rewrite(begun) is None
+    assert keys(job.rows()) == left
+    assert job.unreferenced_files() == []
+    job.write([("-D", {"id": 60, "region": "new"})])
+    job.run()
+    assert keys(job.rows()) == left - {60}
     assert job.check_index() is not None
 
 

@@ -27,6 +27,7 @@ from sink.targets.base import (
     EqualityDeleted,
     LiveFile,
     MergeCandidates,
+    MergedDeletes,
     Rewritable,
     TableChanges,
     Target,
@@ -40,7 +41,7 @@ from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
 from sink.targets.iceberg.housekeeping import expired, orphans_removed
-from sink.targets.iceberg.rewritables import equality_deleted, handles, rewritables
+from sink.targets.iceberg.rewritables import equality_deleted, handles, merged_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
 from sink.targets.iceberg.storage_access import StorageAccess
@@ -589,6 +590,9 @@ class IcebergTable(IcebergState, Target):
 
     def handles(self, paths: Collection[str]) -> Sequence[JavaObject]:
         return handles(self, paths)
+
+    def merged_deletes(self, paths: Collection[str], files: Sequence[str]) -> MergedDeletes | None:
+        return merged_deletes(self, paths, files)
 
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
