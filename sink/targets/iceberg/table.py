@@ -315,6 +315,18 @@ class IcebergTable(IcebergState, Target):
             for manifest in self.elements(found):
                 self.as_list(read(manifest, io, specs)).forEach(remove)
 
+    def delete_files(self) -> list[JavaObject]:
+        """All delete files of the current snapshot, with those that apply to no data file."""
+        snapshot = self.java.currentSnapshot()
+        if snapshot is None:
+            return []
+        io, read = self.java.io(), self.iceberg.ManifestFiles.readDeleteManifest
+        return [
+            file
+            for manifest in self.elements(snapshot.deleteManifests(io))
+            for file in self.elements(read(manifest, io, self.java_specs))
+        ]
+
     @cached_property
     def _scanned_path(self) -> JavaObject:
         return self._function(self._of_scanned(self._fact_of_file("location", "java.lang.String")))
