@@ -391,6 +391,9 @@ class IcebergTable(IcebergState, Target):
         found = None if snapshot_id is None else self.java.snapshot(snapshot_id)
         return None if found is None else self.snapshot_of(found)
 
+    def snapshots(self) -> list[Snapshot]:
+        return [self.snapshot_of(snapshot) for snapshot in self.elements(self.java.snapshots())]
+
     def snapshot_of(self, java: JavaObject) -> Snapshot:
         """Of Iceberg's object, in one call across the bridge."""
         return Snapshot.of_json(json.loads(self._calls.snapshot_to_json(java)))
