@@ -12,14 +12,15 @@ from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.printing import one_line
 from sink.run.inference import SparkSample
 from sink.run.keys import table_key, with_key
-from sink.run.maintenance import options_of
+from sink.run.maintenance import limits_of, options_of
 from sink.run.microbatch import TableSink
 from sink.run.patterns import ResolvedTable, chosen_tables, find_tables
 from sink.run.pipeline import open_source
-from sink.run.plan import plan_table
+from sink.run.plan import deletes_by_value, plan_table
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source
+from sink.targets.base import CompactionLimits
 from sink.targets.catalogs import Catalogs
 
 
@@ -87,8 +88,11 @@ def _maintain(sink: TableSink, config: Config, result: Maintained, *, only_conve
     options = options_of(settings, least_gain=1)
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
+    elif deletes_by_value(sink.plan.section):
+        if not only_convert:
+            _compact(sink, result, limits_of(settings, least_gain=1))
     elif not sink.has_key_index:
-        result.skipped = "only tables with a key index are rewritten (deletes: position)"
+        result.skipped = "tables that only grow are not rewritten (mode: append)"
     else:
         count = sink.convertible_equality_deletes if result.dry_run else sink.convert_equality_deletes
         result.converted_equality_deletes = count()
@@ -100,6 +104,14 @@ def _maintain(sink: TableSink, config: Config, result: Maintained, *, only_conve
         result.expired_files = sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
     if settings.orphans is not None:
         result.orphans = list(sink.table.remove_orphans(age(settings.orphans.older_than), dry_run=result.dry_run))
+
+
+def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> None:
+    done = sink.newest_table().compact(limits, dry_run=result.dry_run)
+    if done is not None:
+        compacted, result.failed_groups = done
+        result.rewritten_data_files, result.added_data_files = compacted.touched, compacted.written
+        result.rewritten_bytes = compacted.bytes
 
 
 def _find(sink: TableSink, result: Maintained, options: RewriteOptions) -> None:
@@ -151,7 +163,7 @@ def _lines(result: Maintained) -> Iterator[str]:
     if result.merged_delete_files:
         yield f"  {'merge ' if result.dry_run else 'merged'}       {result.merged_delete_files:,} position delete files"
     if result.failed_groups:
-        yield "  failed       1 group of files: run again; the log says why"
+        yield f"  failed       {result.failed_groups:,} groups of files: run again; the log says why"
     if result.converted_equality_deletes:
         converted = f"{'convert  ' if result.dry_run else 'converted'}    {result.converted_equality_deletes:,}"
         yield f"  {converted} equality delete files into deletes by position"

@@ -22,10 +22,11 @@ from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
+from sink.run.plan import deletes_by_value
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
 from sink.spark.session import MAINTENANCE_POOL, activate
-from sink.targets.base import CommitUnknownError
+from sink.targets.base import CommitUnknownError, CompactionLimits
 
 log = logging.getLogger("rowdelta")
 
@@ -149,6 +150,8 @@ class Maintenance:
         settings = self._config.maintenance_of(sink.plan.section)
         if settings.budget and settings.is_open(datetime.now(UTC)):
             self._convert(member, known)
+            if deletes_by_value(sink.plan.section) and sink.plan.section.compact_every is None:
+                self._compact(known, settings)
             while not self._ending.is_set() and self._rewrite(member, known, settings):
                 pass
         now = time.monotonic()
@@ -182,11 +185,39 @@ class Maintenance:
             if has_turn:
                 known.sink.convert_equality_deletes()
 
+    def _compact(self, known: _Table, settings: MaintenanceSection) -> None:
+        """Rewrite files of a table whose deletes are by value: the key index doesn't know its rows, so Iceberg's
+        procedure does it. Micro-batches and it don't exclude each other.
+        """
+        credit = self._credit(known, settings)
+        if not credit:
+            return
+        written = known.sink.written_bytes
+        known.looked_at, known.written_then = time.monotonic(), written
+        try:
+            done = known.sink.newest_table().compact(limits_of(settings, LEAST_GAIN, credit))
+        except RowdeltaError:
+            known.spent += credit  # what it has written isn't known
+            raise
+        if done is None:
+            return
+        compacted, failed = done
+        known.spent += compacted.bytes
+        if failed:
+            log.warning("%s: %d groups of files not rewritten, tried again later", known.sink.table.name, failed)
+
+    def _credit(self, known: _Table, settings: MaintenanceSection) -> int:
+        """Bytes that may be rewritten now. 0 if it isn't time to look."""
+        now, written = time.monotonic(), known.sink.written_bytes
+        if now - known.looked_at < PAUSE and written < 2 * known.written_then:
+            return 0
+        return max(0, int(settings.budget * written) - known.spent)
+
     def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> bool:
         """Rewrite the group of files that pays most, if the budget allows it. Returns whether it did."""
         sink, now, written = known.sink, time.monotonic(), known.sink.written_bytes
-        credit = int(settings.budget * written) - known.spent
-        if credit <= 0 or (now - known.looked_at < PAUSE and written < 2 * known.written_then):
+        credit = self._credit(known, settings)
+        if not credit or not sink.has_key_index:
             return False
         with self._turn(member, sink) as has_turn:
             begun = sink.begin_rewrite(options_of(settings, LEAST_GAIN), credit) if has_turn else None
@@ -217,4 +248,21 @@ def options_of(settings: MaintenanceSection, least_gain: int) -> RewriteOptions:
         delete_ratio_threshold=chosen.delete_ratio_threshold,
         delete_file_threshold=chosen.delete_file_threshold,
         max_file_group_size=chosen.max_file_group_size_bytes,
+    )
+
+
+def limits_of(settings: MaintenanceSection, least_gain: int, most_bytes: int | None = None) -> CompactionLimits:
+    """The same, for tables whose deletes are by value.
+
+    :param least_gain: see `RewriteOptions`. A scan gains at least the time to open files.
+    :param most_bytes: see `CompactionLimits`.
+    """
+    chosen = settings.rewrite
+    return CompactionLimits(
+        min_input_files=chosen.min_input_files,
+        delete_ratio_threshold=chosen.delete_ratio_threshold,
+        delete_file_threshold=chosen.delete_file_threshold,
+        max_file_group_size=chosen.max_file_group_size_bytes,
+        fewest_opened=max(1, least_gain // OPEN_COST),
+        most_bytes=most_bytes,
     )

@@ -595,6 +595,18 @@ class TableSink:
         self.table.refresh()
         return deleted
 
+    def newest_table(self) -> Target:
+        """The table as it is now, as an object of its own: micro-batches go on with theirs while something is done
+        with it that takes long.
+
+        :raises TableError: it is gone.
+        :raises TemporaryError: the catalog did not answer.
+        """
+        table = self._engine.catalogs.load(self.table.name)
+        if not isinstance(table, Target):
+            raise TableError(f"{self.table.name} is gone. Somebody dropped it while the sink ran.")
+        return table
+
     def _see_rewritten(self, key_index: KeyIndex, operation: str) -> None:
         """Go on from a commit that changed no row.
 

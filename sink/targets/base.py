@@ -749,6 +749,17 @@ class Target(TableState):
         """
         return None
 
+    def compact(self, limits: "CompactionLimits", *, dry_run: bool = False) -> "tuple[Compacted, int] | None":
+        """Rewrite files while others commit, with deletes by value applied. Use a table of its own for it, as `load`
+        returns it.
+
+        :param dry_run: only find out how much there is to do.
+        :return: what was done, and how many groups of files weren't rewritten because of others or an error. None if
+            there is nothing to do, as in formats without deletes by value.
+        :raises TemporaryError: nothing was done, or not all.
+        """
+        return None
+
     @abstractmethod
     def compaction(self, every: int) -> "Compaction":
         """The compactions of the whole table, after a number of commits."""
@@ -770,6 +781,26 @@ class Compacted:
     bytes: int
     scan_seconds: float
     rewrite_seconds: float
+
+
+@dataclass(frozen=True)
+class CompactionLimits:
+    """What a compaction beside the stream takes, and how much of it.
+
+    :param min_input_files: so many small files of a partition are merged.
+    :param delete_ratio_threshold: a file with this share of deleted rows is rewritten.
+    :param delete_file_threshold: likewise, with so many delete files.
+    :param max_file_group_size: bytes that are rewritten by one commit.
+    :param fewest_opened: so many files less must a scan open afterwards, or nothing is done.
+    :param most_bytes: of data files that may be rewritten. None if it doesn't matter.
+    """
+
+    min_input_files: int
+    delete_ratio_threshold: float
+    delete_file_threshold: int
+    max_file_group_size: int
+    fewest_opened: int = 1
+    most_bytes: int | None = None
 
 
 class Compaction(Protocol):

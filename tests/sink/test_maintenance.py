@@ -24,7 +24,8 @@ from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.run import maintenance
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
-from sink.targets.base import AppliedDeletes, Rewritable
+from sink.targets.base import AppliedDeletes, CompactionLimits, Rewritable
+from tests.rewrites import only_sink
 from tests.sink.harness import Changes, Job, by_pyiceberg, seen
 from tests.stack.process import wait_until
 
@@ -303,7 +304,7 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("partition_by", [(), ("bucket(2, id)",)])
+@pytest.mark.parametrize("partition_by", [(), ("bucket(2, id)",), ("region",)])
 def test_equality_deletes_become_deletes_by_position(
     spark: SparkSession, tmp_path: Path, version: int, partition_by: tuple[str, ...]
 ) -> None:
@@ -341,27 +342,24 @@ def test_equality_deletes_become_deletes_by_position(
 @pytest.mark.spark
 def test_a_running_job_converts_equality_deletes(spark: SparkSession, tmp_path: Path) -> None:
     """Those that it finds, and those that another writer leaves while it runs, as Flink would."""
-    job = running(Job(spark, tmp_path, tasks=1, properties={"format-version": "3"}))
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "3"})
     rows = dict.fromkeys(range(20), "new")
     job.write([("+I", {"id": key, "region": "new"}) for key in rows])
     job.run()
-    flink = replace(job, deletes="equality", sink_id="flink", folder=tmp_path / "flink", checkpoint=Path())
-    flink.table = {"maintenance": {"budget": 0}}
-    flink.sections = {}
+    flink = replace(job.second_driver(), deletes="equality", sink_id="flink", folder=tmp_path / "flink")
 
     def changes(region: str, keys: range) -> None:
         rows.update(dict.fromkeys(keys, region))
         flink.write([("+U", {"id": key, "region": region}) for key in keys])
         flink.run()
-        assert equality_deletes() or pipeline is not None
 
     def equality_deletes() -> list[dict[str, Any]]:
         return [file for file in job.files() if file["content"] == 2]
 
-    pipeline = None
     changes("before", range(5))
+    assert equality_deletes()
     with looking_often():
-        pipeline = job.pipeline()
+        pipeline = running(replace(job)).pipeline()
         thread = threading.Thread(target=pipeline.run)
         thread.start()
         try:
@@ -377,3 +375,70 @@ def test_a_running_job_converts_equality_deletes(spark: SparkSession, tmp_path: 
     job.run()
     assert job.rows() == expected[10:]
     assert job.check_index() is not None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("partition_by", [(), ("region",)])
+def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
+    spark: SparkSession, tmp_path: Path, version: int, partition_by: tuple[str, ...]
+) -> None:
+    """Micro-batches delete rows of its files after the compaction has planned, and before it commits."""
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": str(version)}, partition_by=partition_by)
+    job.deletes = "equality"
+    changes = Changes(job)
+    changes.write(6)
+    job.run()
+    table = only_sink(job).newest_table()
+    sizes = sorted(
+        int(row[0]) for row in spark.sql(f"SELECT file_size_in_bytes FROM {job.target}.data_files").collect()
+    )
+    limits = CompactionLimits(2, 0.1, 2, MANY)
+    would = table.compact(limits, dry_run=True)
+    assert would is not None
+    assert would[0].touched > 2
+    assert table.compact(replace(limits, most_bytes=sizes[0] - 1)) is None
+    assert table.compact(replace(limits, fewest_opened=1000)) is None
+
+    changes.write(2)
+    job.run()
+    done = table.compact(replace(limits, most_bytes=sizes[-1] + sizes[-2]))  # it knows nothing of the last two
+    assert done is not None
+    assert done[0].touched == 2, "the budget is kept, whichever files these are"
+    assert done[1] == 0
+    assert job.rows() == changes.expected()
+
+    changes.write(1)
+    job.run()
+    (found,) = maintain(spark, job.config(), [], dry_run=False)
+    assert (found.error, found.skipped, found.failed_groups) == (None, "", 0)
+    assert found.rewritten_data_files > found.added_data_files > 0
+    assert job.rows() == changes.expected()
+    changes.write(2)
+    job.run()
+    assert job.rows() == changes.expected()
+
+
+@pytest.mark.spark
+def test_a_running_job_compacts_a_table_with_equality_deletes(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = running(Job(spark, tmp_path, tasks=1, deletes="equality"))
+    changes = Changes(job)
+    changes.write(6)
+    with looking_often():
+        pipeline = job.pipeline()
+        thread = threading.Thread(target=pipeline.run)
+        thread.start()
+        try:
+            for number in range(1, 3):
+                assert wait_until(lambda number=number: caplog.text.count(": compacted ") >= number)  # type: ignore[misc]
+                changes.write(6)
+            assert wait_until(lambda: "batch 17:" in caplog.text)
+        finally:
+            pipeline.stop()
+            thread.join(60)
+    assert not thread.is_alive()
+    assert job.rows() == changes.expected()
+    assert job.unreferenced_files() == []

@@ -2,16 +2,23 @@
 
 Iceberg refuses a compaction if somebody has meanwhile deleted rows by position in the files that it rewrites. So a
 compaction beside a busy sink may never succeed. The sink runs its own compaction while it writes nothing to the table.
+
+With `deletes: equality` nobody deletes rows by position in files of earlier commits. So such a table can be compacted
+beside the stream too (`compacted`). A file that Iceberg rewrites keeps the sequence number of the snapshot that was
+read, so equality deletes that were committed meanwhile apply to it.
 """
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
+from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import MINOR, REWRITE, Compacted
+from sink.targets.base import MINOR, REWRITE, Compacted, CompactionLimits
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -20,6 +27,8 @@ log = logging.getLogger("rowdelta")
 
 OWN = "rowdelta.compaction"
 """Key in the summary of a snapshot that Iceberg made for a compaction of this module."""
+_SMALL = 0.75
+"""A file below this share of the target size is small (`SizeBasedFileRewritePlanner`)."""
 
 
 class RewriteDataFiles:
@@ -58,23 +67,8 @@ class RewriteDataFiles:
             )
             self._commits = 0
             return None
-        log.info(
-            "%s: compacted %d data files into %d and removed %d delete files | %.1f MB | %d ms",
-            self._table.name,
-            result.rewrittenDataFilesCount(),
-            result.addedDataFilesCount(),
-            result.removedDeleteFilesCount(),
-            result.rewrittenBytesCount() / 1e6,
-            (time.monotonic() - started) * 1000,
-        )
         self._commits = 0
-        return Compacted(
-            int(result.rewrittenDataFilesCount()) + int(result.removedDeleteFilesCount()),
-            int(result.addedDataFilesCount()),
-            int(result.rewrittenBytesCount()),
-            scan_seconds,
-            time.monotonic() - started - scan_seconds,
-        )
+        return _compacted(self._table, result, started, scan_seconds)
 
     def _since_last(self) -> int:
         """Number of commits since the newest compaction in the current snapshot's history. Counts up to `every`."""
@@ -91,12 +85,114 @@ class RewriteDataFiles:
         return count
 
     def _rewrite(self) -> JavaObject:
-        actions = self._table.iceberg.spark.actions.SparkActions.get(self._table.spark._jsparkSession)
-        rewrite = actions.rewriteDataFiles(self._table.java)
         # a large file with this many delete files is read as slowly as the same number of small files
-        rewrite = rewrite.option("delete-file-threshold", str(self._every)).snapshotProperty(OWN, "true")
+        rewrite = _procedure(self._table).option("delete-file-threshold", str(self._every))
         # Iceberg compares a delete only with data files of the same spec and partition. It would drop deletes that
         # apply to other files too, and so bring deleted rows back.
         if not self._table.has_global_deletes():
             rewrite = rewrite.option("remove-dangling-deletes", "true")
         return rewrite.execute()
+
+
+def _procedure(table: "IcebergTable") -> JavaObject:
+    actions = table.iceberg.spark.actions.SparkActions.get(table.spark._jsparkSession)
+    return actions.rewriteDataFiles(table.java).snapshotProperty(OWN, "true")
+
+
+def _compacted(table: "IcebergTable", result: JavaObject, started: float, scan_seconds: float) -> Compacted:
+    log.info(
+        "%s: compacted %d data files into %d and removed %d delete files | %.1f MB | %d ms",
+        table.name,
+        result.rewrittenDataFilesCount(),
+        result.addedDataFilesCount(),
+        result.removedDeleteFilesCount(),
+        result.rewrittenBytesCount() / 1e6,
+        (time.monotonic() - started) * 1000,
+    )
+    return Compacted(
+        int(result.rewrittenDataFilesCount()) + int(result.removedDeleteFilesCount()),
+        int(result.addedDataFilesCount()),
+        int(result.rewrittenBytesCount()),
+        scan_seconds,
+        time.monotonic() - started - scan_seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Due:
+    """What Iceberg's procedure would rewrite.
+
+    :param sizes: of the data files in bytes, the largest first.
+    :param opened: number of files that a scan opens for them.
+    """
+
+    sizes: Sequence[int]
+    opened: int
+
+
+def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
+    """See `Target.compact`. Delete files that no longer apply to anything aren't looked for: Iceberg's own procedure
+    for that would drop deletes that reach into all partitions, and the stream may write some meanwhile.
+    """
+    started = time.monotonic()
+    try:
+        target = table.spec.target_file_size
+        due = _due(table.described_scans(table.current_scans()), limits, target)
+        count = _most_files(due.sizes, limits.most_bytes)
+        if not count or due.opened - count < limits.fewest_opened:
+            return None
+        scan_seconds = time.monotonic() - started
+        if dry_run:
+            return Compacted(len(due.sizes), 0, sum(due.sizes), scan_seconds, 0.0), 0
+        options = {
+            "min-input-files": limits.min_input_files,
+            "delete-ratio-threshold": limits.delete_ratio_threshold,
+            "delete-file-threshold": limits.delete_file_threshold,
+            "max-file-group-size-bytes": min(
+                limits.max_file_group_size, limits.most_bytes or limits.max_file_group_size
+            ),
+            "max-file-size-bytes": 2**62,  # large files are cheap to read
+            "max-files-to-rewrite": count,
+            "max-concurrent-file-group-rewrites": 1,
+            "partial-progress.enabled": "true",
+            "partial-progress.max-commits": count,
+        }
+        rewrite = _procedure(table)
+        for name, value in options.items():
+            rewrite = rewrite.option(name, str(value))
+        result = rewrite.execute()
+    except JAVA_ERRORS as error:
+        raise TemporaryError(f"{table.name}: not compacted: {java_message(error)}") from None
+    return _compacted(table, result, started, scan_seconds), int(result.rewriteFailures().size())
+
+
+def _due(scans: Iterable[Mapping[str, Any]], limits: CompactionLimits, target_file_size: int) -> _Due:
+    """By the rules of Iceberg's `BinPackRewriteFilePlanner`."""
+    partitions: dict[str, list[tuple[int, int, bool]]] = {}
+    for scan in scans:
+        data, deletes = scan["data-file"], scan.get("delete-files", ())
+        deleted = sum(int(delete["record-count"]) for delete in deletes if "referenced-data-file" in delete)
+        is_dear = len(deletes) >= limits.delete_file_threshold or deleted >= limits.delete_ratio_threshold * max(
+            1, int(data["record-count"])
+        )
+        key = f"{data['spec-id']} {data.get('partition')}"
+        partitions.setdefault(key, []).append((int(data["file-size-in-bytes"]), len(deletes), is_dear))
+    sizes, opened = list[int](), 0
+    for files in partitions.values():
+        small = sum(size < _SMALL * target_file_size for size, _, _ in files)
+        for size, deletes, is_dear in files:
+            if is_dear or (small >= limits.min_input_files and size < _SMALL * target_file_size):
+                sizes.append(size)
+                opened += 1 + deletes
+    return _Due(sorted(sizes, reverse=True), opened)
+
+
+def _most_files(sizes: Sequence[int], most_bytes: int | None) -> int:
+    """How many of the files may be rewritten, whichever they are: the procedure takes a number, not bytes."""
+    count, total = 0, 0
+    for size in sizes:
+        total += size
+        if most_bytes is not None and total > most_bytes:
+            break
+        count += 1
+    return count

@@ -24,6 +24,8 @@ from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.targets.base import (
+    Compacted,
+    CompactionLimits,
     EqualityDeleted,
     LiveFile,
     MergeCandidates,
@@ -36,7 +38,7 @@ from sink.targets.base import (
 )
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.iceberg.compaction import RewriteDataFiles
+from sink.targets.iceberg.compaction import RewriteDataFiles, compacted
 from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
@@ -283,15 +285,34 @@ class IcebergTable(IcebergState, Target):
     def described_scans(self, scans: JavaObject) -> list[dict[str, Any]]:
         """The `ScanTaskParser` JSON of each `FileScanTask` in a Java list, without the table's schema."""
         parser, task = self._iceberg_class("ScanTaskParser"), self._iceberg_class("FileScanTask")
-        text = self.jvm.java.lang.Class.forName("java.lang.String")
-        described = self._function(self._lookup.findStatic(parser, "toJson", self._method_type(text, task)))
+        text_class = self.jvm.java.lang.Class.forName("java.lang.String")
+        described = self._function(self._lookup.findStatic(parser, "toJson", self._method_type(text_class, task)))
         found = list[dict[str, Any]]()
         for start in range(0, int(scans.size()), _DESCRIBED):  # each text has the table's schema
             part = scans.subList(start, min(start + _DESCRIBED, int(scans.size())))
-            for described_scan in self.as_json(part.stream().map(described).toArray()):
-                scan: dict[str, Any] = json.loads(described_scan)
+            try:
+                texts = self.as_json(part.stream().map(described).toArray())
+            except JAVA_ERRORS as error:
+                if "Invalid partition spec id" not in java_message(error):
+                    raise
+                # Iceberg (1.11) refuses it where deletes of another spec apply, such as those of all partitions
+                found += self._described_one_by_one(part)
+                continue
+            for text in texts:
+                scan: dict[str, Any] = json.loads(text)
                 found.append({name: scan[name] for name in ("data-file", "delete-files") if name in scan})
         return found
+
+    def _described_one_by_one(self, scans: JavaObject) -> Iterator[dict[str, Any]]:
+        known = dict[str, dict[str, Any]]()
+        for scan in self.elements(scans):
+            deletes = list[dict[str, Any]]()
+            for delete in self.elements(scan.deletes()):
+                key = str(delete.location())
+                if key not in known or key.endswith(".puffin"):  # which has several vectors
+                    known[key] = self.described(delete)
+                deletes.append(known[key])
+            yield {"data-file": self.described(scan.file()), "delete-files": deletes}
 
     def scanned_sequence_numbers(self, scans: JavaObject) -> list[int]:
         """The sequence number of the data file of each `FileScanTask` in a Java list."""
@@ -628,6 +649,9 @@ class IcebergTable(IcebergState, Target):
 
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
         return orphans_removed(self, older_than, dry_run=dry_run)
+
+    def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
+        return compacted(self, limits, dry_run=dry_run)
 
     def compaction(self, every: int) -> RewriteDataFiles:
         return RewriteDataFiles(self, every)
