@@ -327,6 +327,10 @@ def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command = _of_tables(commands, "maintain", _maintain, what, _MAINTAIN)
     command.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
     command.add_argument(
+        "--where", metavar="CONDITION",
+        help="rewrite only files that may have such rows, such as \"day >= '2026-01-01'\" (Spark SQL)",
+    )  # fmt: skip
+    command.add_argument(
         "--convert-equality-deletes", action="store_true",
         help="do only this: say by position what others have deleted by value, so that more engines read the table",
     )  # fmt: skip
@@ -565,7 +569,12 @@ def _maintain(args: argparse.Namespace) -> int:
     codes = []
     with session.stopping(spark):
         results = maintain.maintain(
-            spark, config, args.table, dry_run=args.dry_run, only_convert=args.convert_equality_deletes
+            spark,
+            config,
+            args.table,
+            dry_run=args.dry_run,
+            only_convert=args.convert_equality_deletes,
+            where=args.where,
         )
         for result in results:
             codes.append(maintain.exit_code(result))

@@ -1,8 +1,8 @@
 """`rowdelta maintain`: rewrites what is dear to read and removes what nobody needs, once and without a budget."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from pyspark.sql import SparkSession
 
@@ -52,20 +52,27 @@ class Maintained:
 
 
 def maintain(
-    spark: SparkSession, config: Config, names: Sequence[str], *, dry_run: bool, only_convert: bool = False
+    spark: SparkSession,
+    config: Config,
+    names: Sequence[str],
+    *,
+    dry_run: bool,
+    only_convert: bool = False,
+    where: str | None = None,
 ) -> Iterator[Maintained]:
     """Look after tables, one after the other. One that fails doesn't stop the others: its result has the error.
 
     :param names: targets, or ends of their names. Without any it is all tables.
     :param dry_run: only find out what would be done.
     :param only_convert: only say by position what equality deletes say.
+    :param where: a condition in Spark SQL. Only files that may have such rows are rewritten.
     :raises ConfigError: there is no such table.
     """
     source = open_source(spark, config, {})
     for resolved in chosen_tables(find_tables(config, source), names):
         result = Maintained(resolved.section.target, dry_run)
         try:
-            _maintain(_opened(spark, config, resolved, source), config, result, only_convert=only_convert)
+            _maintain(_opened(spark, config, resolved, source), config, result, where, only_convert=only_convert)
         except RowdeltaError as error:
             result.error = error
         yield result
@@ -83,21 +90,22 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
     return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None))
 
 
-def _maintain(sink: TableSink, config: Config, result: Maintained, *, only_convert: bool) -> None:
+def _maintain(sink: TableSink, config: Config, result: Maintained, where: str | None, *, only_convert: bool) -> None:
     settings = config.maintenance_of(sink.plan.section)
     options = options_of(settings, least_gain=1)
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
     elif deletes_by_value(sink.plan.section):
         if not only_convert:
-            _compact(sink, result, limits_of(settings, least_gain=1))
+            _compact(sink, result, replace(limits_of(settings, least_gain=1), where=where))
     elif not sink.has_key_index:
         result.skipped = "tables that only grow are not rewritten (mode: append)"
     else:
         count = sink.convertible_equality_deletes if result.dry_run else sink.convert_equality_deletes
         result.converted_equality_deletes = count()
         if not only_convert:
-            (_find if result.dry_run else _rewrite)(sink, result, options)
+            only = None if where is None else sink.table.files_where(where)
+            (_find if result.dry_run else _rewrite)(sink, result, options, only)
     if only_convert:
         return
     if settings.expire is not None and not result.dry_run:
@@ -114,17 +122,18 @@ def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> N
         result.rewritten_bytes = compacted.bytes
 
 
-def _find(sink: TableSink, result: Maintained, options: RewriteOptions) -> None:
+def _find(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
     """What `_rewrite` would do."""
-    for group in chosen(sink.table.rewritables(), options, sink.table.spec.target_file_size):
+    files = [file for file in sink.table.rewritables() if only is None or file.small.path in only]
+    for group in chosen(files, options, sink.table.spec.target_file_size):
         result.rewritten_data_files += len(group.files)
         result.merged_delete_files += len(group.deletes)
         result.rewritten_bytes += group.size_in_bytes
 
 
-def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions) -> None:
+def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
     """Group by group, each with its own commit: what is done stays done if a later one fails."""
-    while (begun := sink.begin_rewrite(options)) is not None:
+    while (begun := sink.begin_rewrite(options, only=only)) is not None:
         done = sink.end_rewrite(begun, written=sink.write_rewrite(begun))
         if done is None:
             result.failed_groups += 1

@@ -6,7 +6,7 @@ What runs in tasks is behind `sink.run.engine`.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -478,7 +478,9 @@ class TableSink:
             return
         self._see_rewritten(key_index, self._stored.operation)
 
-    def begin_rewrite(self, options: RewriteOptions, most_bytes: int | None = None) -> RewriteBegun | None:
+    def begin_rewrite(
+        self, options: RewriteOptions, most_bytes: int | None = None, only: Collection[str] | None = None
+    ) -> RewriteBegun | None:
         """Choose files to rewrite beside the stream, and hold the state from which this is done (`Rewriting`). Call
         this between micro-batches.
 
@@ -490,7 +492,7 @@ class TableSink:
             return None
         try:
             self._key_index.synchronize(self._stored)
-            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes)
+            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes, only)
         except IndexLostError as error:
             self._forget_index(error)
             return None

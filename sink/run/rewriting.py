@@ -15,7 +15,7 @@ the files, or the index was built again, the rewrite gives way: its files are de
 
 import logging
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import uuid4
@@ -94,18 +94,28 @@ class Rewriting:
         """When files could not be rewritten, by path. Others come first then."""
 
     def begin(
-        self, spec: TableSpec, key_index: KeyIndex, options: RewriteOptions, most_bytes: int | None = None
+        self,
+        spec: TableSpec,
+        key_index: KeyIndex,
+        options: RewriteOptions,
+        most_bytes: int | None = None,
+        only: Collection[str] | None = None,
     ) -> Begun | None:
         """Choose what pays most. Call this between micro-batches, with the index synchronized.
 
         :param spec: the table.
         :param most_bytes: don't rewrite more than this. None if it doesn't matter.
+        :param only: paths of the data files that may be rewritten. None for all.
         :return: None if nothing pays.
         :raises TemporaryError: see `Target.rewritables`.
         """
         started = time.monotonic()
         self._failed = {path: at for path, at in self._failed.items() if started - at < _FAILED_SECONDS}
-        files = [file for file in self._table.rewritables() if file.small.path not in self._failed]
+        files = [
+            file
+            for file in self._table.rewritables()
+            if file.small.path not in self._failed and (only is None or file.small.path in only)
+        ]
         groups = chosen(files, options, spec.target_file_size, most_bytes)
         group = next((group for group in groups if not self._failed.keys() & _paths(group)), None)
         if group is None:

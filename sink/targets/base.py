@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from sink.errors import FencedError, RolledBackError, TableError, TemporaryError
+from sink.errors import ConfigError, FencedError, RolledBackError, TableError, TemporaryError
 from sink.spark.java_errors import message_of
 
 if TYPE_CHECKING:
@@ -508,6 +508,14 @@ class Rewritable:
     applying: Sequence[AppliedDeletes] = ()
 
 
+def no_condition(table: str, text: str, reason: str) -> ConfigError:
+    """:param reason: what Spark or the format says."""
+    return ConfigError(
+        f"{table}: {text!r} is not a condition by which its files can be told apart: {reason.strip().splitlines()[0]} Compare "
+        "columns with values, such as \"day >= '2026-01-01' AND region IN ('eu', 'us')\"."
+    )
+
+
 class Target(TableState):
     """A table that the sink writes, in a Spark session. What it knows is as of the last `refresh` or commit."""
 
@@ -725,6 +733,14 @@ class Target(TableState):
         """
 
     @abstractmethod
+    def files_where(self, condition: str) -> "frozenset[str]":
+        """Paths of the data files that may have rows for which a condition is true, as partitions and statistics tell.
+
+        :param condition: in Spark SQL.
+        :raises ConfigError: it isn't a condition on the table's columns, or the format can't compare files with it.
+        """
+
+    @abstractmethod
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: "DeletedRows", created: list[str]
     ) -> tuple[Sequence[str], WrittenDeletes]:
@@ -793,6 +809,7 @@ class CompactionLimits:
     :param max_file_group_size: bytes that are rewritten by one commit.
     :param fewest_opened: so many files less must a scan open afterwards, or nothing is done.
     :param most_bytes: of data files that may be rewritten. None if it doesn't matter.
+    :param where: only files that may have such rows (`Target.files_where`). None for all files.
     """
 
     min_input_files: int
@@ -801,6 +818,7 @@ class CompactionLimits:
     max_file_group_size: int
     fewest_opened: int = 1
     most_bytes: int | None = None
+    where: str | None = None
 
 
 class Compaction(Protocol):

@@ -374,6 +374,9 @@ class MemoryTable(Target):
                 found.append(Rewritable(0, file.partition, file.rows, deleted, int(deleted > 0), small))
         return found
 
+    def files_where(self, condition: str) -> frozenset[str]:
+        raise NotImplementedError
+
     def handles(self, paths: Collection[str]) -> list[str]:
         live = [path for path in paths if path in self.files]
         return [json.dumps({"path": path, "vector": self.files[path].vector}) for path in live]

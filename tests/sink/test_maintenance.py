@@ -22,9 +22,11 @@ from sink.commands import inspection
 from sink.commands.maintain import as_json, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
+from sink.errors import ConfigError
 from sink.run import maintenance
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
 from sink.targets.base import AppliedDeletes, CompactionLimits, Rewritable
+from tests.delta.harness import DeltaJob
 from tests.rewrites import only_sink
 from tests.sink.harness import Changes, Job, by_pyiceberg, seen
 from tests.stack.process import wait_until
@@ -399,6 +401,7 @@ def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
     assert would[0].touched > 2
     assert table.compact(replace(limits, most_bytes=sizes[0] - 1)) is None
     assert table.compact(replace(limits, fewest_opened=1000)) is None
+    assert table.compact(replace(limits, where="id < 0")) is None
 
     changes.write(2)
     job.run()
@@ -442,3 +445,33 @@ def test_a_running_job_compacts_a_table_with_equality_deletes(
     assert not thread.is_alive()
     assert job.rows() == changes.expected()
     assert job.unreferenced_files() == []
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("new_job", [Job, DeltaJob])
+def test_only_files_that_may_have_some_rows_are_rewritten(
+    spark: SparkSession, tmp_path: Path, new_job: type[Job]
+) -> None:
+    """By the partition, and by the statistics of a column."""
+    job = new_job(spark, tmp_path, tasks=1, partition_by=["region"])
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0, "rewrite": {"min-input-files": 2}}}
+    for start in range(0, 60, 10):
+        region = "a region" if start < 30 else "us"
+        job.write([("+I", {"id": key, "region": region}) for key in range(start, start + 10)])
+    job.run()
+    before = job.rows()
+    condition = "region = 'a region' AND id < 15"
+    for dry_run in (True, False):
+        (found,) = maintain(spark, job.config(), [], dry_run=dry_run, where=condition)
+        assert (found.error, found.rewritten_data_files, found.added_data_files) == (None, 2, 0 if dry_run else 1)
+    assert job.rows() == before
+    (rest,) = maintain(spark, job.config(), [], dry_run=True)
+    assert rest.rewritten_data_files == 2 + 3
+
+    mistakes = {"region >": "Syntax error", "day = 1": "day", "id + 1": "BOOLEAN"}
+    mistakes |= {"upper(region) = 'US'": "Cannot convert"} if new_job is Job else {}
+    for text, reason in mistakes.items():
+        (found,) = maintain(spark, job.config(), [], dry_run=False, where=text)
+        assert isinstance(found.error, ConfigError)
+        assert f"{text!r} is not a condition by which its files can be told apart" in str(found.error)
+        assert reason in str(found.error)

@@ -44,6 +44,7 @@ from sink.targets.base import (
     TouchedFiles,
     Upkeep,
     WrittenDeletes,
+    no_condition,
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
@@ -545,6 +546,15 @@ class DeltaTable(Target):
 
     def rewritables(self) -> list[Rewritable]:
         return rewritables(self)
+
+    def files_where(self, condition: str) -> frozenset[str]:
+        try:
+            read = self.frame(self.spark).where(condition).inputFiles()
+        except JAVA_ERRORS as error:
+            raise no_condition(self.name, condition, java_message(error)) from None
+        found = {in_one_form(unquote(path)) for path in read}
+        paths = (full(self.spec.location, path) for path in self.live)
+        return frozenset(path for path in paths if in_one_form(path) in found)
 
     def handles(self, paths: Collection[str]) -> Sequence[Mapping[str, Any]]:
         adds = [live_add(self.spec.location, self.live, path) for path in paths]

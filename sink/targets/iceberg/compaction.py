@@ -137,7 +137,8 @@ def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool)
     started = time.monotonic()
     try:
         target = table.spec.target_file_size
-        due = _due(table.described_scans(table.current_scans()), limits, target)
+        condition = None if limits.where is None else table.condition(limits.where)
+        due = _due(table.described_scans(table.current_scans(condition)), limits, target)
         count = _most_files(due.sizes, limits.most_bytes)
         if not count or due.opened - count < limits.fewest_opened:
             return None
@@ -158,6 +159,8 @@ def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool)
             "partial-progress.max-commits": count,
         }
         rewrite = _procedure(table)
+        if condition is not None:
+            rewrite = rewrite.filter(condition)
         for name, value in options.items():
             rewrite = rewrite.option(name, str(value))
         result = rewrite.execute()

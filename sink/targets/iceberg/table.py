@@ -35,6 +35,7 @@ from sink.targets.base import (
     Target,
     TouchedFiles,
     WrittenDeletes,
+    no_condition,
 )
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
@@ -278,9 +279,31 @@ class IcebergTable(IcebergState, Target):
         paths: list[str] = self.as_json(scans.stream().map(self._scanned_path).toArray())
         return paths
 
-    def current_scans(self) -> JavaObject:
-        """A Java list with a `FileScanTask` for each data file of the current snapshot."""
-        return self.as_list(self.java.newScan().planFiles()) if self.snapshot_id() is not None else self.java_list([])
+    def current_scans(self, condition: JavaObject | None = None) -> JavaObject:
+        """A Java list with a `FileScanTask` for each data file of the current snapshot.
+
+        :param condition: only for files that may have such rows.
+        """
+        if self.snapshot_id() is None:
+            return self.java_list([])
+        scan = self.java.newScan()
+        return self.as_list((scan if condition is None else scan.filter(condition)).planFiles())
+
+    def condition(self, text: str) -> JavaObject:
+        """A condition in Spark SQL as Iceberg's expression, which the procedures' `where` becomes in the same way.
+
+        :raises ConfigError: see `Target.files_where`.
+        """
+        try:
+            self.frame(self.spark).where(text)  # which says best what is wrong
+            converter = self.jvm.org.apache.spark.sql.execution.datasources.SparkExpressionConverter
+            found = converter.collectResolvedSparkExpression(self.spark._jsparkSession, quoted_name(self.name), text)
+            return converter.convertToIcebergExpression(found)
+        except JAVA_ERRORS as error:
+            raise no_condition(self.name, text, java_message(error)) from None
+
+    def files_where(self, condition: str) -> frozenset[str]:
+        return frozenset(self.scanned_paths(self.current_scans(self.condition(condition))))
 
     def described_scans(self, scans: JavaObject) -> list[dict[str, Any]]:
         """The `ScanTaskParser` JSON of each `FileScanTask` in a Java list, without the table's schema."""
