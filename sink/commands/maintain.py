@@ -74,7 +74,7 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
         raise TableError(f"{resolved.section.target} does not exist yet. rowdelta run creates it.")
     key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
     plan = plan_table(catalogs, config, with_key(resolved, key), table)
-    return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None))
+    return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)
 
 
 def _maintain(sink: TableSink, config: Config, result: Maintained) -> None:
@@ -91,10 +91,12 @@ def _maintain(sink: TableSink, config: Config, result: Maintained) -> None:
     else:
         result.converted_equality_deletes = sink.convert_equality_deletes()
         _rewrite(sink, result, options)
-    if settings.expire is not None and not result.dry_run:
-        result.expired_files = sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
-    if settings.orphans is not None:
-        result.orphans = list(sink.table.remove_orphans(age(settings.orphans.older_than), dry_run=result.dry_run))
+    expire, orphans = settings.expire, settings.orphans
+    if expire is not None and not result.dry_run and (keep := sink.oldest_needed()) is not None:
+        result.expired_files = sink.newest_table().expire(age(expire.older_than), expire.retain_last, keep)
+    if orphans is not None:
+        found = sink.newest_table().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
+        result.orphans = list(found)
 
 
 def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions) -> None:

@@ -83,9 +83,12 @@ class Adopted:
 class KeyIndex:
     """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
     results, and after the commit `committed`.
+
+    :param is_guest: see `TableSink`. What it doesn't delete, the sink's next process does.
     """
 
-    def __init__(self, table: Target, plan: TablePlan, engine: Engine) -> None:
+    def __init__(self, table: Target, plan: TablePlan, engine: Engine, *, is_guest: bool = False) -> None:
+        self._is_guest = is_guest
         self._table = table
         self._plan = plan
         self._engine = engine
@@ -382,6 +385,10 @@ class KeyIndex:
         self._pin = Pin(held, sequence, self.key_hash(self._table.spec), self._base)
         return self._pin
 
+    def holds(self, pin: Pin) -> bool:
+        """Whether the pin's state is still there: the index wasn't built again since."""
+        return self._pin is pin
+
     def release(self, pin: Pin) -> None:
         """The state needn't stay any longer."""
         if self._pin is pin:
@@ -480,7 +487,8 @@ class KeyIndex:
             self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
             return
         assert self._version is not None
-        self._folder.delete([*self._obsolete, *self._spent])
+        if not self._is_guest:
+            self._folder.delete([*self._obsolete, *self._spent])
         kept = {run.name for run in self._prepared.runs}
         self._obsolete = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
         gone = set(self._version.vectors.files) - set(self._prepared.vectors.files)
@@ -609,6 +617,8 @@ class KeyIndex:
 
     def _clean_up(self, version: IndexVersion) -> None:
         """Delete files that no version names. They come from failed attempts, or from a process that died."""
+        if self._is_guest:
+            return  # they may be those of the next version of a process that is at work
         kept = {run.name for run in version.runs}
         folders = {"runs": kept, "versions": {f"{self._current_name}.json"}, "vectors": set(version.vectors.files)}
         self._folder.delete(

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from sink import logs
 from sink.config import Config
-from sink.config.maintenance import MaintenanceSection, age
+from sink.config.maintenance import ExpireSection, MaintenanceSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions
@@ -82,7 +82,7 @@ class Maintenance:
         end = time.monotonic() + _STOP_SECONDS
         while self._thread.is_alive() and time.monotonic() < end:
             with suppress(Py4JError, OSError):  # the JVM may have gone
-                self._spark.sparkContext.cancelJobGroup(MAINTENANCE_POOL)
+                self._spark.sparkContext.cancelJobsWithTag(MAINTENANCE_POOL)
             self._thread.join(0.5)
 
     def finish(self, is_stopping: Callable[[], bool]) -> None:
@@ -105,17 +105,21 @@ class Maintenance:
 
     @contextmanager
     def _in_pool(self) -> Iterator[None]:
-        """Let this thread's jobs run in the pool of maintenance, in a group that `stop` cancels."""
+        """Let this thread's jobs run in the pool of maintenance, with a tag by which `stop` cancels them. A group isn't
+        enough: Iceberg's procedures give their jobs groups of their own (`JobGroupUtils`).
+        """
         context = self._spark.sparkContext
         activate(self._spark)
         context.setLocalProperty("spark.scheduler.pool", MAINTENANCE_POOL)
         context.setJobGroup(MAINTENANCE_POOL, "maintenance", interruptOnCancel=True)
+        context.addJobTag(MAINTENANCE_POOL)
         try:
             yield
         finally:
             with suppress(Py4JError, OSError):
                 for name in ("spark.scheduler.pool", "spark.jobGroup.id"):
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # which removes it
+                context.removeJobTag(MAINTENANCE_POOL)
 
     def _look_around(self) -> None:
         for member in self._supervisor.working():
@@ -128,7 +132,8 @@ class Maintenance:
                     self._attend(member)
                 except CommitUnknownError as error:
                     self._failed_at[member.target] = time.monotonic()
-                    self._supervisor.set_aside(member, error)  # it is opened again, and its position decides
+                    error.is_harmless = True  # whatever came of it, the table has the same rows
+                    self._supervisor.set_aside(member, error)
                 except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
                     self._failed_at[member.target] = time.monotonic()
                     if not self._ending.is_set():
@@ -151,17 +156,19 @@ class Maintenance:
         now = time.monotonic()
         if settings.expire is not None and now - known.expired_at >= _EXPIRE_EVERY:
             known.expired_at = now
-            with self._turn(member, sink) as has_turn:
-                if has_turn:
-                    sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
+            self._expire(member, sink, settings.expire)
         orphans = settings.orphans
         if orphans is not None and now - known.cleaned_at >= age(orphans.every).total_seconds():
             known.cleaned_at = now
-            with self._turn(member, sink) as has_turn:
-                if not has_turn:
-                    return
-                sink.table.refresh()  # else files of others' newest commits would be taken for orphans
-            sink.table.remove_orphans(age(orphans.older_than))
+            if not self._ending.is_set():
+                sink.newest_table().remove_orphans(age(orphans.older_than))
+
+    def _expire(self, member: Member, sink: TableSink, settings: ExpireSection) -> None:
+        """Only what must stay is found out in the table's turn: the procedure may take minutes."""
+        with self._turn(member, sink) as has_turn:
+            keep = sink.oldest_needed() if has_turn else None
+        if keep is not None:
+            sink.newest_table().expire(age(settings.older_than), settings.retain_last, keep)
 
     @contextmanager
     def _turn(self, member: Member, sink: TableSink) -> Iterator[bool]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -106,7 +105,11 @@ class SchemaEvolvedError(Exception):
 
 
 class TableSink:
-    """Applies micro-batches to one table. Knows the table's position and the snapshot that it belongs to."""
+    """Applies micro-batches to one table. Knows the table's position and the snapshot that it belongs to.
+
+    :param is_guest: only looks after the table, while another process of the sink may apply micro-batches to it. So it
+        deletes nothing of the key index that it doesn't know.
+    """
 
     def __init__(
         self,
@@ -119,6 +122,8 @@ class TableSink:
         dead_letters: DeadLetters | None,
         engine: Engine,
         observer: Observer = nobody,
+        *,
+        is_guest: bool = False,
     ) -> None:
         self.plan = plan
         self.table = table
@@ -138,6 +143,7 @@ class TableSink:
         self.written_bytes = 0
         """By its micro-batches, since it was opened."""
         self._global_deletes = False
+        self._is_guest = is_guest
         self._key_index = self._open_key_index()
         self._task_plans = TaskPlans(config, plan, dead_letters)
         self._uncommitted = Uncommitted(table.name, self._io_of)
@@ -175,7 +181,7 @@ class TableSink:
     def _open_key_index(self) -> KeyIndex | None:
         if not self.plan.section.has_index:
             return None
-        return KeyIndex(self.table, self.plan, self._engine)
+        return KeyIndex(self.table, self.plan, self._engine, is_guest=self._is_guest)
 
     def _io_of(self, path: str) -> FileIO:
         """What reaches a file that was written for the table."""
@@ -510,6 +516,8 @@ class TableSink:
             if written:
                 self._take_bearings()
             if not written or key_index is None or key_index is not self._key_index or stored is None:
+                if begun.index_lost is not None and key_index is not None and key_index.holds(begun.pin):
+                    raise IndexLostError(begun.index_lost)
                 self._rewriting.give_up(begun, key_index)
                 return None
             with before_commit(self.table.name):
@@ -519,10 +527,10 @@ class TableSink:
             self._rewriting.give_up(begun, key_index)
             self._forget_index(error)
             return None
-        except CommitUnknownError:
-            raise  # the files may belong to the table now
-        except RowdeltaError:
-            self._rewriting.give_up(begun, key_index)
+        except Exception as error:
+            is_known = isinstance(error, RowdeltaError) and not isinstance(error, CommitUnknownError)
+            end = self._rewriting.give_up if is_known or not begun.is_sent else self._rewriting.leave
+            end(begun, key_index)
             raise
         if done is not None:
             self._see_rewritten(key_index, stored.operation)
@@ -573,19 +581,31 @@ class TableSink:
         required = {column.name for column in self.table.columns() if column.required}
         return required.issuperset(self.plan.section.key)
 
-    def expire(self, older_than: timedelta, retain_last: int) -> int:
-        """Remove old states of the table, but none that the sink may still need to find out what others changed. Call
-        this between micro-batches. See `Target.expire`.
+    def oldest_needed(self) -> int | None:
+        """The oldest state of the table that the sink may still need to find out what others changed: `keep` of
+        `Target.expire`. Later micro-batches need none that is older. Call this between micro-batches.
+
+        :return: None if nothing tells.
         """
         self._take_bearings()
         stored = self._stored
         if stored is None:
-            return 0
+            return None
         # what the table's position and the stored version of the index belong to
-        keep = stored.snapshot_id if stored.index is None else stored.index["base"]
-        deleted = 0 if keep is None else self.table.expire(older_than, retain_last, keep)
-        self.table.refresh()
-        return deleted
+        needed: int | None = stored.snapshot_id if stored.index is None else stored.index["base"]
+        return needed
+
+    def newest_table(self) -> Target:
+        """The table as it is now, as an object of its own: micro-batches go on with theirs while something is done
+        with it that takes long.
+
+        :raises TableError: it is gone.
+        :raises TemporaryError: the catalog did not answer.
+        """
+        table = self._engine.catalogs.load(self.table.name)
+        if not isinstance(table, Target):
+            raise TableError(f"{self.table.name} is gone. Somebody dropped it while the sink ran.")
+        return table
 
     def _see_rewritten(self, key_index: KeyIndex, operation: str) -> None:
         """Go on from a commit that changed no row.

@@ -31,6 +31,7 @@ from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files,
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.written import Uncommitted
 from sink.spark import task
+from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets.base import REWRITE, SINK_ID, Committer, Rewrite, TableChangedError, Target
 
@@ -51,6 +52,8 @@ class Begun:
     :param files: the new files, as in `ChangeSet`.
     :param runs: entries of the moved rows.
     :param written_bytes: of `files`.
+    :param index_lost: what is wrong with the key index, if that was found out while its rows were moved.
+    :param is_sent: whether its commit was sent. After an error that says nothing of the commit, its files must stay.
     """
 
     name: str
@@ -64,6 +67,8 @@ class Begun:
     written_bytes: int = 0
     scan_seconds: float = 0.0
     rewrite_seconds: float = 0.0
+    index_lost: str | None = None
+    is_sent: bool = False
 
 
 class Rewriting:
@@ -127,6 +132,10 @@ class Rewriting:
         try:
             new = moved(self._engine, plan, [begun.group], begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
+            failure = failure_of(error)
+            if failure is not None and failure.kind == "corrupt index":
+                begun.index_lost = failure.message  # the files aren't to blame
+                return False
             self._failed |= {small.path: started for small in begun.group.files}
             known = isinstance(error, JOB_ERRORS)
             self._log_failure(job_error(self._table.name, error) if known else error)
@@ -137,11 +146,19 @@ class Rewriting:
 
     def give_up(self, begun: Begun, key_index: KeyIndex | None) -> None:
         """Delete what was written, and hold the index's state no longer."""
+        self._release(begun, key_index)
+        begun.uncommitted.delete()
+        self._observer(RewriteDone(self._table.name, KIND))
+
+    def leave(self, begun: Begun, key_index: KeyIndex | None) -> None:
+        """Hold the index's state no longer. The files stay: they may belong to the table now."""
+        self._release(begun, key_index)
+        self._observer(RewriteDone(self._table.name, KIND))
+
+    def _release(self, begun: Begun, key_index: KeyIndex | None) -> None:
         self.moving = frozenset()
         if key_index is not None:
             key_index.release(begun.pin)
-        begun.uncommitted.delete()
-        self._observer(RewriteDone(self._table.name, KIND))
 
     def adopt(self, begun: Begun, key_index: KeyIndex, operation: str) -> RewriteDone | None:
         """Commit the new files. Call this between micro-batches, with the index synchronized.
@@ -198,6 +215,7 @@ class Rewriting:
             return False
         summary = {REWRITE: str(len(paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
         request = Rewrite(self._prefix, operation, adopted.files, replaced, adopted.index, summary, begun.written_for)
+        begun.is_sent = True
         self._committer.rewrite(request)
         begun.uncommitted.discard(adopted.dropped)
         return True

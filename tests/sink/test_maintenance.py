@@ -5,8 +5,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,12 @@ from sink.commands.maintain import as_json, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.run import maintenance
+from sink.run.maintenance import Maintenance
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
-from sink.targets.base import Rewritable
+from sink.targets.base import CommitUnknownError, Rewritable, Rewrite
+from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.iceberg.table import IcebergTable
+from tests.rewrites import ALL_FILES, only_sink
 from tests.sink.harness import Changes, Job, by_pyiceberg
 from tests.stack.process import wait_until
 
@@ -32,7 +36,8 @@ def _tiny_tables_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 GREEDY = {"budget": 1000, "rewrite": {"min-input-files": 2}}
-MANY = 1 << 40
+AT_THE_END = 600.0
+"""Seconds until the first look at tables: never before a job ends that reads what there is."""
 
 
 def rewritable(path: str, size: int, *, deleted: int = 0, deletes: int = 0, partition: str = "{}") -> Rewritable:
@@ -163,9 +168,35 @@ def test_a_job_that_ends_does_what_is_due(
     job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": GREEDY})
     changes = Changes(job)
     changes.write(3)
-    job.run()
+    with looking_often(AT_THE_END):
+        job.run()
     assert rewrites(caplog) == 1
     assert job.rows() == changes.expected()
+
+
+@pytest.mark.spark
+def test_a_rewrite_of_unknown_outcome_fails_no_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has the same rows either way, and all changes are applied."""
+    commit = IcebergCommitter.rewrite
+
+    def lose_answer(self: IcebergCommitter, request: Rewrite) -> None:
+        commit(self, request)
+        raise CommitUnknownError("no answer")
+
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": GREEDY})
+    changes = Changes(job)
+    changes.write(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergCommitter, "rewrite", lose_answer)
+        with looking_often(AT_THE_END):
+            job.run()
+    assert len([file for file in job.files() if file["content"] == 0]) == 1
+    changes.write(2)
+    job.run()
+    assert job.rows() == changes.expected()
+    assert job.unreferenced_files() == []
 
 
 @pytest.mark.spark
@@ -196,7 +227,7 @@ def test_a_job_that_is_stopped_does_not_wait_for_a_rewrite(
     monkeypatch.setattr("sink.spark.task.rewrite", slow)
     job = running(Job(spark, tmp_path, tasks=1))
     job.sections = {"sink": {"trigger": trigger}}
-    seconds = 600 if trigger == "available-now" else 0.05  # there only the end is meant
+    seconds = AT_THE_END if trigger == "available-now" else 0.05
     changes = Changes(job)
     changes.write(3)
     with looking_often(seconds):
@@ -212,6 +243,98 @@ def test_a_job_that_is_stopped_does_not_wait_for_a_rewrite(
     assert not thread.is_alive()
     assert job.rows() == changes.expected()
     assert job.unreferenced_files() == []
+
+
+@contextmanager
+def all_cores_busy(spark: SparkSession, folder: Path) -> Iterator[None]:
+    """No task of another job can begin."""
+    started, tasks = folder / "busy", spark.sparkContext.defaultParallelism
+    started.mkdir()
+
+    def be_busy(numbers: Iterable[int]) -> Iterable[int]:
+        for number in numbers:
+            (started / str(number)).touch()
+            time.sleep(600)
+        return ()
+
+    def run() -> None:
+        spark.sparkContext.setJobGroup("busy", "busy", interruptOnCancel=True)
+        with suppress(Exception):  # it is cancelled
+            spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(be_busy).collect()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert wait_until(lambda: len(list(started.iterdir())) == tasks)
+        yield
+    finally:
+        spark.sparkContext.cancelJobGroup("busy")
+        thread.join(60)
+
+
+def is_looking_after_tables() -> bool:
+    return any(thread.name == "rowdelta-maintenance" for thread in threading.enumerate())
+
+
+@pytest.mark.spark
+def test_nothing_waits_until_old_snapshots_are_removed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Micro-batches go on beside it. When the job ends, the procedure's jobs are cancelled, though they are in a group
+    of their own.
+    """
+    begun, may_go_on, expire = threading.Event(), threading.Event(), IcebergTable.expire
+
+    def waiting(*arguments: Any) -> int:
+        begun.set()
+        assert may_go_on.wait(300)
+        return expire(*arguments)
+
+    monkeypatch.setattr(IcebergTable, "expire", waiting)
+    monkeypatch.setattr(maintenance, "_EXPIRE_EVERY", 0.0)
+    job = running(Job(spark, tmp_path, tasks=1), budget=0, expire={"older_than": "0 minutes", "retain_last": 1})
+    changes = Changes(job)
+    changes.write(3)
+    tracker = spark.sparkContext._jsc.sc().statusTracker()
+    with looking_often():
+        pipeline = job.pipeline()
+        thread = threading.Thread(target=pipeline.run)
+        thread.start()
+        try:
+            assert wait_until(begun.is_set)
+            changes.write(1)
+            assert wait_until(lambda: job.rows() == changes.expected())
+            with all_cores_busy(spark, tmp_path):
+                may_go_on.set()
+                assert wait_until(lambda: len(tracker.getActiveJobIds()) > 1)
+                pipeline.stop()
+                assert wait_until(lambda: not thread.is_alive())
+                assert not is_looking_after_tables()
+        finally:
+            may_go_on.set()
+            pipeline.stop()
+            thread.join(60)
+    assert len(job.snapshots()) == 2, "what the last micro-batch continues, and its own"
+    assert job.rows() == changes.expected()
+
+
+@pytest.mark.spark
+def test_files_of_others_newest_commits_are_no_orphans(spark: SparkSession, tmp_path: Path) -> None:
+    """Such as files that somebody wrote long ago, and has added to the table since the sink has looked at it."""
+    job = Job(spark, tmp_path, tasks=1, table={"maintenance": {"budget": 0, "orphans": {"every": "0 minutes"}}})
+    job.write([("+I", {"id": 1, "region": "ours"})])
+    job.run()
+    pipeline = job.pipeline()
+    (member,) = pipeline._supervisor.members.values()
+    job.append([{"id": 2, "region": "theirs"}])
+    orphan = job.table_folder / "data" / "orphan.parquet"
+    orphan.write_bytes(b"x")
+    week = time.time() - 7 * 86400
+    for path in (job.table_folder / "data").iterdir():
+        os.utime(path, (week, week))
+    Maintenance(spark, job.config(), pipeline._supervisor)._attend(member)
+    assert not orphan.exists()
+    assert job.rows() == [{"id": 1, "region": "ours"}, {"id": 2, "region": "theirs"}]
 
 
 @pytest.mark.spark
@@ -255,6 +378,40 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     for _ in range(2):
         (again,) = maintain(spark, job.config(), [], dry_run=False)
     assert again.rewritten_data_files == 0
+
+
+@pytest.mark.spark
+def test_files_outside_of_the_table_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Such as those that `add_files` has added: they may be another table's too."""
+    job = Job(spark, tmp_path, tasks=1)
+    job.table = {
+        "merge_small_files": False,
+        "maintenance": {"budget": 0, "expire": {"older_than": "0 minutes", "retain_last": 1}},
+    }
+    changes = Changes(job)
+    changes.write(2)
+    job.run()
+    elsewhere = tmp_path / "elsewhere"
+    theirs = [{"id": number, "region": "theirs"} for number in (1000, 1001)]
+    spark.createDataFrame(theirs, "id bigint, region string").coalesce(1).write.parquet(str(elsewhere))
+    job.call("add_files", f"source_table => '`parquet`.`{elsewhere}`'")
+    (imported,) = elsewhere.glob("*.parquet")
+    changes.write(2)
+    job.run()
+    begun = only_sink(job).begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert len(begun.group.files) == 4
+    assert not any(file.path.endswith(imported.name) for file in begun.group.files)
+
+    job.compact()  # now only old snapshots have the file
+    changes.write(1)
+    job.run()
+    (done,) = maintain(spark, job.config(), [], dry_run=False)
+    assert done.error is None
+    assert done.expired_files > 0
+    assert imported.exists()
+    assert job.unreferenced_files() == []
+    assert job.rows() == [*changes.expected(), *theirs]
 
 
 @pytest.mark.spark
