@@ -1,5 +1,8 @@
 """Files of a Delta table are rewritten beside the stream."""
 
+import os
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,25 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
     job.check()
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
     assert found == [row | {"note": None} for row in changes.expected()]
+
+
+def test_orphans_stay_as_long_as_the_table_wants(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta's VACUUM refuses to delete earlier, and other tables' readers rely on it. A week is the least."""
+    job = DeltaJob(spark, tmp_path, tasks=1, properties={"delta.deletedFileRetentionDuration": "interval 30 days"})
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    ages = (2, 5, 8, 20, 40)
+
+    def path(age: int) -> Path:
+        return job.table_folder / f"{age}.parquet"
+
+    for age in ages:
+        path(age).write_bytes(b"x")
+        then = time.time() - age * 86400
+        os.utime(path(age), (then, then))
+    only_sink(job).table.remove_orphans(timedelta(days=3))
+    assert [age for age in ages if path(age).exists()] == [2, 5, 8, 20]
+    job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 1 day')")
+    only_sink(job).table.remove_orphans(timedelta(days=3))
+    assert [age for age in ages if path(age).exists()] == [2, 5]
+    assert job.rows() == [{"id": 1, "region": "eu"}]
