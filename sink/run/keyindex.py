@@ -435,14 +435,18 @@ class KeyIndex:
         index = IndexCommit(self._base, stored, written.files, removed_vectors, (), new_paths, written.bytes)
         return Adopted(files, index, [path for path, vector in written.vectors.items() if vector is None])
 
-    def converted(self, operation: str, files: Mapping[IndexedFile, int], new_paths: list[str]) -> IndexCommit:
+    def converted(
+        self, operation: str, files: Mapping[IndexedFile, int], live: Mapping[str, int], new_paths: list[str]
+    ) -> IndexCommit:
         """Like `prepare`, for a commit that says by position what equality deletes say by value: which rows of data
         files aren't live.
 
         :param operation: name of the commit.
         :param files: the data files to which equality deletes apply, and the number of their rows, live or not.
+        :param live: how many rows of each are live, as the format's own reader sees it.
         :param new_paths: the path of each written file is added to it.
         :raises CorruptIndexError: a run is damaged or missing.
+        :raises IndexLostError: the index has more or fewer live rows of a file. It would delete wrong ones.
         """
         version = self._synchronized()
         dead = {file.path: np.ones(count, np.bool_) for file, count in files.items()}
@@ -450,6 +454,10 @@ class KeyIndex:
             for number in np.unique(numbers).tolist():
                 if found[number].path in dead:
                     dead[found[number].path][positions[numbers == number]] = False
+        for path, rows_dead in dead.items():
+            known = int(np.count_nonzero(~rows_dead))
+            if known != live.get(path, 0):
+                raise IndexLostError(f"it has {known:,} rows of {path}, and the table {live.get(path, 0):,}")
         rows = [OldRows(file, np.flatnonzero(dead[file.path])) for file in files if dead[file.path].any()]
         deleted = DeletedRows({}, self._folder.io_properties).with_rows(rows)
         written = self._table.delete_rows(

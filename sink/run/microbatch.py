@@ -6,7 +6,7 @@ What runs in tasks is behind `sink.run.engine`.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -554,7 +554,8 @@ class TableSink:
         try:
             with before_commit(self.table.name):
                 key_index.synchronize(stored)
-                index = key_index.converted(operation, found.files, files.paths)
+                live = self._live_rows({file.path for file in found.files})
+                index = key_index.converted(operation, found.files, live, files.paths)
             summary = {REWRITE: str(len(found.handles)), SINK_ID: self._config.sink.id}
             self._committer.rewrite(
                 Rewrite(self._prefix, stored.operation, (), found.handles, index, summary, self.table.layout)
@@ -612,6 +613,13 @@ class TableSink:
 
         :param operation: the commit that stored the sink's position.
         """
+    def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
+        """How many rows of data files are live, by path, as the format's own reader sees them."""
+        files = [file for file in self.table.live_files() if file.path in paths]
+        with self.table.rows_of(files, self.plan.section.key) as (frame, path, _, names):
+            counted: dict[str, int] = dict(frame.groupBy(path).count().collect())
+        return {file.path: counted.get(name, 0) for file, name in zip(files, names, strict=True)}
+
         self.table.refresh()
         self._adopt(operation)
         key_index.committed(self._stored)
