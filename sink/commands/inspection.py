@@ -13,7 +13,7 @@ from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.redaction import redacted
 from sink.run.patterns import ResolvedTable, find_tables
 from sink.sources.source import Position
-from sink.targets.base import Tables, TableState, property_prefix
+from sink.targets.base import CREATED_BY, Tables, TableState, property_prefix
 
 if TYPE_CHECKING:
     # `check` imports these when it needs them: `status` never does, and they take a second
@@ -73,7 +73,7 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
 
     planned = _in_parallel(access, plan_of, list(zip(tables, loaded, found, strict=True)))
     errors = [*_check_dead_letters(access, config), *source.check_patterns()]
-    for table, made, reached in zip(tables, planned, found, strict=True):
+    for table, state, made, reached in zip(tables, loaded, planned, found, strict=True):
         section = table.section
         if isinstance(made, NoMessagesError):
             yield f"{section.source} -> {made}"
@@ -100,6 +100,9 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         group = f", group {section.group}" if section.group is not None else ""
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}{group}"
+        is_own = state is None or (isinstance(state, tuple) and state[0].property(CREATED_BY) == config.sink.id)
+        care = config.maintenance_of(section)
+        yield f"  maintenance: {(care.of_own_table() if is_own else care).shown(has_index=section.has_index)}"
         for warning in plan.warnings:
             yield f"  WARNING: {warning}"
     for entry in config.tables:

@@ -59,7 +59,7 @@ def maintain(spark: SparkSession, config: Config, names: Sequence[str], *, dry_r
     for resolved in chosen_tables(find_tables(config, source), names):
         result = Maintained(resolved.section.target, dry_run)
         try:
-            _maintain(_opened(spark, config, resolved, source), config, result)
+            _maintain(_opened(spark, config, resolved, source), result)
         except RowdeltaError as error:
             result.error = error
         yield result
@@ -77,8 +77,8 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
     return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)
 
 
-def _maintain(sink: TableSink, config: Config, result: Maintained) -> None:
-    settings = config.maintenance_of(sink.plan.section)
+def _maintain(sink: TableSink, result: Maintained) -> None:
+    settings = sink.maintenance
     options = options_of(settings, least_gain=1)
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
@@ -92,11 +92,16 @@ def _maintain(sink: TableSink, config: Config, result: Maintained) -> None:
         result.converted_equality_deletes = sink.convert_equality_deletes()
         _rewrite(sink, result, options)
     expire, orphans = settings.expire, settings.orphans
-    if expire is not None and not result.dry_run and (keep := sink.oldest_needed()) is not None:
-        result.expired_files = sink.newest_table().expire(age(expire.older_than), expire.retain_last, keep)
+    if expire is not None and not result.dry_run:
+        older_than = age(expire.older_than)
+        keep = sink.oldest_needed(older_than, expire.retain_last)
+        if keep is not None:
+            result.expired_files = sink.newest_table().expire(older_than, expire.retain_last, keep)
     if orphans is not None:
         found = sink.newest_table().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
         result.orphans = list(found)
+        if not result.dry_run:
+            sink.note_cleaning()
 
 
 def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions) -> None:

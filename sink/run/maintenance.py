@@ -18,8 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sink import logs
-from sink.config import Config
-from sink.config.maintenance import ExpireSection, MaintenanceSection, age
+from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions
@@ -37,33 +36,33 @@ LEAST_GAIN = 32 * OPEN_COST
 """About a second of a scan. For less a table isn't worth a commit, and a snapshot more."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-_EXPIRE_EVERY = 3600.0
+_LOOK_EVERY = 3600.0
+"""Seconds between two looks for old snapshots, and for orphans that are due."""
 
 
 @dataclass
 class _Table:
     """What is known of a table since its sink was opened.
 
-    :param spent: bytes that rewrites have written.
+    :param wasted: bytes that rewrites have written which were given up.
     :param looked_at: when nothing paid, and how much its micro-batches had written then.
-    :param expired_at: when old snapshots were removed last.
-    :param cleaned_at: likewise, orphans. The first time is one interval after the start.
+    :param expired_at: when it was last looked whether old snapshots can be removed.
+    :param cleaned_at: likewise, orphans. When these were removed, the table itself knows.
     """
 
     sink: TableSink
-    spent: int = 0
+    wasted: int = 0
     looked_at: float = float("-inf")
     written_then: int = 0
     expired_at: float = float("-inf")
-    cleaned_at: float = 0.0
+    cleaned_at: float = float("-inf")
 
 
 class Maintenance:
     """The thread that looks after a job's tables."""
 
-    def __init__(self, spark: SparkSession, config: Config, supervisor: Supervisor) -> None:
+    def __init__(self, spark: SparkSession, supervisor: Supervisor) -> None:
         self._spark = spark
-        self._config = config
         self._supervisor = supervisor
         self._ending = threading.Event()
         self._finishing = threading.Event()
@@ -148,27 +147,33 @@ class Maintenance:
             return
         known = self._known.get(member.target)
         if known is None or known.sink is not sink:
-            known = self._known[member.target] = _Table(sink, cleaned_at=time.monotonic())
-        settings = self._config.maintenance_of(sink.plan.section)
+            known = self._known[member.target] = _Table(sink)
+        settings = sink.maintenance
         if settings.budget and settings.is_open(datetime.now(UTC)):
             while not self._ending.is_set() and self._rewrite(member, known, settings):
                 pass
         now = time.monotonic()
-        if settings.expire is not None and now - known.expired_at >= _EXPIRE_EVERY:
+        if settings.expire is not None and now - known.expired_at >= _LOOK_EVERY:
             known.expired_at = now
             self._expire(member, sink, settings.expire)
         orphans = settings.orphans
-        if orphans is not None and now - known.cleaned_at >= age(orphans.every).total_seconds():
+        if orphans is not None and now - known.cleaned_at >= _LOOK_EVERY and sink.is_cleaning_due(age(orphans.every)):
             known.cleaned_at = now
-            if not self._ending.is_set():
-                sink.newest_table().remove_orphans(age(orphans.older_than))
+            self._clean(member, sink, orphans)
 
     def _expire(self, member: Member, sink: TableSink, settings: ExpireSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""
         with self._turn(member, sink) as has_turn:
-            keep = sink.oldest_needed() if has_turn else None
+            keep = sink.oldest_needed(age(settings.older_than), settings.retain_last) if has_turn else None
         if keep is not None:
             sink.newest_table().expire(age(settings.older_than), settings.retain_last, keep)
+
+    def _clean(self, member: Member, sink: TableSink, settings: OrphansSection) -> None:
+        if not self._ending.is_set():
+            sink.newest_table().remove_orphans(age(settings.older_than))
+        with self._turn(member, sink) as has_turn:
+            if has_turn:
+                sink.note_cleaning()
 
     @contextmanager
     def _turn(self, member: Member, sink: TableSink) -> Iterator[bool]:
@@ -179,7 +184,7 @@ class Maintenance:
     def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> bool:
         """Rewrite the group of files that pays most, if the budget allows it. Returns whether it did."""
         sink, now, written = known.sink, time.monotonic(), known.sink.written_bytes
-        credit = int(settings.budget * written) - known.spent
+        credit = sink.credit(settings.budget) - known.wasted
         if credit <= 0 or (now - known.looked_at < PAUSE and written < 2 * known.written_then):
             return False
         with self._turn(member, sink) as has_turn:
@@ -193,8 +198,8 @@ class Maintenance:
         finally:
             with self._turn(member, sink) as has_turn:
                 done = sink.end_rewrite(begun, written=is_written and has_turn)
-        known.spent += begun.written_bytes
         if done is None:
+            known.wasted += begun.written_bytes
             known.looked_at, known.written_then = now, written
         return done is not None
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from deltawriters import FileContent
 from deltawriters.keyindex.versions import IndexLostError
 from sink import logs
 from sink.config import Config
+from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
@@ -64,6 +66,7 @@ from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
 from sink.targets.base import (
+    CREATED_BY,
     REWRITE,
     ROWS,
     SINK_ID,
@@ -76,6 +79,7 @@ from sink.targets.base import (
     TableChangedError,
     TableNoLongerEmptyError,
     Target,
+    cleaned_property,
     property_prefix,
 )
 from sink.targets.retries import Retries
@@ -94,6 +98,9 @@ _MOST_UNDECODED = 10
 """If a format fails on up to this many records, in succession or as a large part of a micro-batch, these are bad
 records. If it fails on more, the format is broken: it would turn a whole topic into dead letters.
 """
+
+_COUNTED = ("written", "rewritten")
+"""Parts of the sink's state: bytes that micro-batches and rewrites have written."""
 
 SMALL_MERGE = 1_000_000
 """A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
@@ -167,6 +174,35 @@ class TableSink:
     def position(self) -> Position | None:
         """The position of the table's last commit, or the position where reading began if there is no commit."""
         return self._stored.position if self._stored else self.table.start_position(self._prefix)
+
+    @property
+    def maintenance(self) -> MaintenanceSection:
+        """What is done for the table beside its micro-batches. A table that the sink has created looks after itself;
+        others' snapshots and files stay unless the configuration says otherwise.
+        """
+        section = self._config.maintenance_of(self.plan.section)
+        return section.of_own_table() if self.table.property(CREATED_BY) == self._config.sink.id else section
+
+    def credit(self, budget: float) -> int:
+        """How many bytes rewrites may write now. The table knows what micro-batches and rewrites have written, so jobs
+        that end soon save up too.
+
+        :param budget: bytes for each byte that micro-batches write.
+        """
+        written, rewritten = (int(self.table.property(f"{self._prefix}.{name}") or 0) for name in _COUNTED)
+        return int(budget * written) - rewritten
+
+    def is_cleaning_due(self, every: timedelta) -> bool:
+        """Whether orphans were removed so long ago, if ever."""
+        return (
+            time.time() - int(self.table.property(cleaned_property(self._config)) or 0) / 1000 >= every.total_seconds()
+        )
+
+    def note_cleaning(self) -> None:
+        """Store that orphans were removed now. Call this between micro-batches."""
+        self.table.refresh()
+        self.table.set_property(cleaned_property(self._config), str(int(time.time() * 1000)))
+        self.table.refresh()
 
     @property
     def has_key_index(self) -> bool:
@@ -577,16 +613,24 @@ class TableSink:
         log.info("%s: %d equality delete files are deletes by position now", self.table.name, len(found.handles))
         return len(found.handles)
 
+    def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
+        """How many rows of data files are live, by path, as the format's own reader sees them."""
+        files = [file for file in self.table.live_files() if file.path in paths]
+        with self.table.rows_of(files, self.plan.section.key) as (frame, path, _, names):
+            counted: dict[str, int] = dict(frame.groupBy(path).count().collect())
+        return {file.path: counted.get(name, 0) for file, name in zip(files, names, strict=True)}
+
     def _index_knows_all_rows(self) -> bool:
         """Whether no row can have a NULL key. Such rows are others', and the index doesn't have them."""
         required = {column.name for column in self.table.columns() if column.required}
         return required.issuperset(self.plan.section.key)
 
-    def oldest_needed(self) -> int | None:
+    def oldest_needed(self, older_than: timedelta, retain_last: int) -> int | None:
         """The oldest state of the table that the sink may still need to find out what others changed: `keep` of
         `Target.expire`. Later micro-batches need none that is older. Call this between micro-batches.
 
-        :return: None if nothing tells.
+        :param older_than: see `Target.expire`, and for `retain_last`.
+        :return: None if nothing tells, or there is nothing to do.
         """
         self._take_bearings()
         stored = self._stored
@@ -594,7 +638,7 @@ class TableSink:
             return None
         # what the table's position and the stored version of the index belong to
         needed: int | None = stored.snapshot_id if stored.index is None else stored.index["base"]
-        return needed
+        return needed if self.table.has_old_states(older_than, retain_last, needed) else None
 
     def newest_table(self) -> Target:
         """The table as it is now, as an object of its own: micro-batches go on with theirs while something is done
@@ -613,13 +657,6 @@ class TableSink:
 
         :param operation: the commit that stored the sink's position.
         """
-    def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
-        """How many rows of data files are live, by path, as the format's own reader sees them."""
-        files = [file for file in self.table.live_files() if file.path in paths]
-        with self.table.rows_of(files, self.plan.section.key) as (frame, path, _, names):
-            counted: dict[str, int] = dict(frame.groupBy(path).count().collect())
-        return {file.path: counted.get(name, 0) for file, name in zip(files, names, strict=True)}
-
         self.table.refresh()
         self._adopt(operation)
         key_index.committed(self._stored)
@@ -869,6 +906,9 @@ class TableSink:
         undecoded = written.undecoded_since(before)
         if undecoded != before:
             properties[f"{self._prefix}.undecoded"] = str(undecoded)
+        if self._key_index is not None and self.maintenance.budget:
+            name = f"{self._prefix}.{_COUNTED[0]}"
+            properties[name] = str(int(self.table.property(name) or 0) + written.bytes)
         name, remembered = property_name(self._config), self._key.to_json()
         if self._key.messages and self.table.property(name) != remembered:
             properties[name] = remembered

@@ -95,7 +95,7 @@ class Pipeline:
         :raises RowdeltaError: its message says what happened and what to do. Every table is as its last commit left it.
         """
         sampling = Sampling(self._spark, self._supervisor, self._observer) if self._observer is not nobody else None
-        maintenance = Maintenance(self._spark, self._config, self._supervisor)
+        maintenance = Maintenance(self._spark, self._supervisor)
         try:
             self._raise_if_over()
             working = self._supervisor.working()

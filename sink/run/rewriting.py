@@ -52,6 +52,7 @@ class Begun:
     :param files: the new files, as in `ChangeSet`.
     :param runs: entries of the moved rows.
     :param written_bytes: of `files`.
+    :param is_counted: whether it is part of the budget.
     :param index_lost: what is wrong with the key index, if that was found out while its rows were moved.
     :param is_sent: whether its commit was sent. After an error that says nothing of the commit, its files must stay.
     """
@@ -62,6 +63,7 @@ class Begun:
     pin: Pin
     group: RewriteGroup
     uncommitted: Uncommitted
+    is_counted: bool = False
     files: list[str] = field(default_factory=list)
     runs: list[RunInfo] = field(default_factory=list)
     written_bytes: int = 0
@@ -117,6 +119,7 @@ class Rewriting:
         self._observer(RewriteStarted(self._table.name, KIND))
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
         begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), group, uncommitted)
+        begun.is_counted = most_bytes is not None
         begun.scan_seconds = time.monotonic() - started
         self.moving = frozenset(small.path for small in group.files)
         return begun
@@ -214,7 +217,12 @@ class Rewriting:
             log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
             return False
         summary = {REWRITE: str(len(paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
-        request = Rewrite(self._prefix, operation, adopted.files, replaced, adopted.index, summary, begun.written_for)
+        name = f"{self._prefix}.rewritten"
+        spent = int(self._table.property(name) or 0) + begun.written_bytes
+        properties = {name: str(spent)} if begun.is_counted else {}
+        request = Rewrite(
+            self._prefix, operation, adopted.files, replaced, adopted.index, summary, begun.written_for, properties
+        )
         begun.is_sent = True
         self._committer.rewrite(request)
         begun.uncommitted.discard(adopted.dropped)

@@ -39,6 +39,11 @@ def property_prefix(config: "Config") -> str:
     return f"rowdelta.{config.sink.id}"
 
 
+def cleaned_property(config: "Config") -> str:
+    """Property with the time at which orphans were removed last, or the table was created (milliseconds since 1970)."""
+    return f"{property_prefix(config)}.cleaned"
+
+
 NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
 
 SINK_ID = "rowdelta.sink-id"
@@ -52,6 +57,10 @@ MINOR = "rowdelta.minor-compaction"
 
 REWRITE = "rowdelta.rewrite"
 """Likewise, of a rewrite of whole files beside the stream (`sink.run.rewriting`)."""
+
+
+CREATED_BY = "rowdelta.created-by"
+"""Property of a table: the sink that created it. Then everything in its folder is the table's own."""
 
 
 class TableNoLongerEmptyError(Exception):
@@ -368,6 +377,7 @@ class Rewrite:
     :param index: the key index's part. The rows of `files` come from the snapshot `index.base`.
     :param summary: what the table's history says of the commit.
     :param written_for: the `Target.layout` of `files`.
+    :param properties: further properties of the sink's state, set in the same commit.
     """
 
     prefix: str
@@ -377,6 +387,7 @@ class Rewrite:
     index: IndexCommit
     summary: Mapping[str, str]
     written_for: Hashable
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -625,6 +636,10 @@ class Target(TableState):
         :raises TemporaryError: the table's metadata can't be read now.
         """
         return None
+
+    def has_old_states(self, older_than: timedelta, retain_last: int, keep: int | None) -> bool:
+        """Whether `expire` may find something to do. This is cheap."""
+        return False
 
     def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
         """Remove states of the table that nobody needs any more, with the files that only they have.

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.errors import TableError
+from sink.targets.base import CREATED_BY
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewriting
 from tests.sink.harness import Changes
@@ -73,3 +75,39 @@ def test_orphans_stay_as_long_as_the_table_wants(spark: SparkSession, tmp_path: 
     only_sink(job).table.remove_orphans(timedelta(days=3))
     assert [age for age in ages if path(age).exists()] == [2, 5]
     assert job.rows() == [{"id": 1, "region": "eu"}]
+
+
+def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path) -> None:
+    """It is the sink's own, and new. Rewrites are counted."""
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": {"budget": 1}})
+    changes = Changes(job)
+    changes.write(3)
+    job.run()
+    sink = only_sink(job)
+    assert sink.table.property(CREATED_BY) == job.sink_id
+    assert job.version() == 3, "which took no commit of its own"
+    assert not sink.is_cleaning_due(timedelta(days=7))
+    before = sink.credit(1)
+    assert before > 0
+    begun = sink.begin_rewrite(ALL_FILES, 1 << 40)
+    assert begun is not None
+    assert sink.write_rewrite(begun)
+    assert sink.end_rewrite(begun) is not None
+    assert sink.credit(1) == before - begun.written_bytes
+    sink.note_cleaning()
+    changes.write(1)
+    job.run()
+    job.check()
+    assert not only_sink(job).is_cleaning_due(timedelta(hours=1))
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
+def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, tasks=1)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    inside = job.table_folder / "items {1}"
+    spark.range(3).write.format("delta").save(str(inside))
+    with pytest.raises(TableError, match=r"another table at .*/items \{1\}, whose files VACUUM would delete"):
+        only_sink(job).table.remove_orphans(timedelta(days=3))

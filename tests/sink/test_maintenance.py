@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,21 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
+from deltawriters.keyindex import IndexSlice
 from deltawriters.rewrite import SmallFile
+from sink.commands.inspection import check
 from sink.commands.maintain import as_json, lines, maintain
 from sink.config import Config
-from sink.config.maintenance import MaintenanceSection
+from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
 from sink.run import maintenance
 from sink.run.maintenance import Maintenance
+from sink.run.pipeline import Pipeline
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
 from sink.targets.base import CommitUnknownError, Rewritable, Rewrite
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from tests.rewrites import ALL_FILES, only_sink
-from tests.sink.harness import Changes, Job, by_pyiceberg
+from tests.sink.harness import Changes, Job, before_rewrite, by_pyiceberg
 from tests.stack.process import wait_until
 
 
@@ -112,6 +115,18 @@ def test_a_table_has_values_of_its_own(tmp_path: Path) -> None:
     )
     found = config.maintenance_of(config.tables[0])
     assert (found.budget, found.window, found.expire) == (2, "* 1 * * *", None)
+
+
+def test_a_table_that_the_sink_created_looks_after_itself() -> None:
+    """Unless the configuration says otherwise, also by `null`."""
+    assert (MaintenanceSection().expire, MaintenanceSection().orphans) == (None, None)
+    own = MaintenanceSection().of_own_table()
+    assert (own.expire, own.orphans) == (ExpireSection(), OrphansSection())
+    explicit = MaintenanceSection.model_validate({"expire": None, "orphans": {"every": "1 day"}}).of_own_table()
+    assert (explicit.expire, explicit.orphans) == (None, OrphansSection(every="1 day"))
+    assert own.shown(has_index=False) == (
+        "no rewrites, snapshots go after 5 days (not the last 20), orphans go after 3 days"
+    )
 
 
 @contextmanager
@@ -291,7 +306,7 @@ def test_nothing_waits_until_old_snapshots_are_removed(
         return expire(*arguments)
 
     monkeypatch.setattr(IcebergTable, "expire", waiting)
-    monkeypatch.setattr(maintenance, "_EXPIRE_EVERY", 0.0)
+    monkeypatch.setattr(maintenance, "_LOOK_EVERY", 0.0)
     job = running(Job(spark, tmp_path, tasks=1), budget=0, expire={"older_than": "0 minutes", "retain_last": 1})
     changes = Changes(job)
     changes.write(3)
@@ -332,7 +347,7 @@ def test_files_of_others_newest_commits_are_no_orphans(spark: SparkSession, tmp_
     week = time.time() - 7 * 86400
     for path in (job.table_folder / "data").iterdir():
         os.utime(path, (week, week))
-    Maintenance(spark, job.config(), pipeline._supervisor)._attend(member)
+    Maintenance(spark, pipeline._supervisor)._attend(member)
     assert not orphan.exists()
     assert job.rows() == [{"id": 1, "region": "ours"}, {"id": 2, "region": "theirs"}]
 
@@ -414,6 +429,57 @@ def test_files_outside_of_the_table_are_left_alone(spark: SparkSession, tmp_path
     assert job.rows() == [*changes.expected(), *theirs]
 
 
+def by_default(job: Job, **of_sink: Any) -> Config:
+    """The job's configuration without anything about maintenance."""
+    values = job.config_values()
+    del values["maintenance"]
+    values["tables"][0].pop("maintenance", None)
+    values["sink"] |= of_sink
+    return Config.model_validate(values)
+
+
+@pytest.mark.spark
+def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path) -> None:
+    """So jobs that end soon save up for a rewrite too, and look for orphans in time. A sink that only found the table
+    deletes nothing unasked.
+    """
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": {"window": "0 0 29 2 *"}})
+    job.sections = {"maintenance": {"budget": 1000}}
+    changes, credits = Changes(job), [0]
+    for _ in range(2):
+        changes.write(2)
+        job.run()
+        credits.append(only_sink(job).credit(1))
+    assert 0 < credits[1] < credits[2]
+    assert only_sink(job).credit(2) == 2 * credits[2]
+    job.table = {"merge_small_files": False, "maintenance": GREEDY}
+    with looking_often(AT_THE_END):
+        job.run()
+    sink = only_sink(job)
+    assert 0 <= sink.credit(1) < credits[2]
+    assert len([file for file in job.files() if file["content"] == 0]) == 1
+
+    assert not sink.is_cleaning_due(timedelta(days=7)), "the table is new"
+    assert f"maintenance: {MaintenanceSection().of_own_table().shown(has_index=True)}" in checked(by_default(job))
+    assert "snapshots stay, orphans stay" in checked(by_default(job, id="another"))
+    orphan = job.table_folder / "data" / "orphan.parquet"
+    orphan.write_bytes(b"x")
+    week = time.time() - 7 * 86400
+    os.utime(orphan, (week, week))
+    job.run()
+    assert orphan.exists()
+    sink.table.set_property("rowdelta.shop.cleaned", str(int(week * 1000)))
+    Pipeline(spark, by_default(job)).run()
+    assert not orphan.exists()
+    assert not only_sink(job).is_cleaning_due(timedelta(days=7))
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
+def checked(config: Config) -> str:
+    return "\n".join(check(None, config))
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("partition_by", [(), ("bucket(2, id)",)])
@@ -446,3 +512,45 @@ def test_equality_deletes_become_deletes_by_position(
     assert job.check_index() is not None
     (again,) = maintain(spark, job.config(), [], dry_run=False)
     assert again.converted_equality_deletes == 0
+
+
+@pytest.mark.spark
+def test_equality_deletes_stay_if_anything_is_in_doubt(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key index has other rows than the table, or others change the files meanwhile."""
+    properties = {"format-version": "3", "write.delete.mode": "merge-on-read"}
+    job = Job(spark, tmp_path, tasks=1, properties=properties, deletes="equality")
+    changes = Changes(job)
+    changes.write(4)
+    job.run()
+    job.deletes, job.table = "position", {"merge_small_files": False, "maintenance": {"budget": 0}}
+    rows = {row["id"]: row for row in changes.expected()}
+
+    def converted() -> int:
+        (member,) = job.pipeline()._supervisor.members.values()
+        assert member.sink is not None
+        number = member.sink.convert_equality_deletes()
+        assert job.rows() == list(rows.values())
+        assert job.unreferenced_files() == []
+        return number
+
+    live_rows = IndexSlice.live_rows
+
+    def a_few(self: IndexSlice) -> Iterator[Any]:
+        return ((numbers[:2], positions[:2], files) for numbers, positions, files in live_rows(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IndexSlice, "live_rows", a_few)
+        assert converted() == 0
+    assert "building the key index again" in caplog.text
+    with before_rewrite(lambda: spark.sql(f"DELETE FROM {job.target} WHERE id = 3")):
+        del rows[3]
+        assert converted() == 0
+    with before_rewrite(job.compact):
+        assert converted() == 0
+    assert caplog.text.count("equality deletes not converted") == 2
+    changes.write(2)
+    job.run()
+    assert [row for row in job.rows() if row["id"] != 3] == [row for row in changes.expected() if row["id"] != 3]
+    assert job.check_index() is not None

@@ -14,6 +14,7 @@ do two kinds of a change of protocol: a feature that is only listed, and the row
 """
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -652,6 +653,14 @@ class DeltaLog:
             table = self._jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
             metrics = DataFrame(table.optimize().executeCompaction(), self._spark).collect()[0]["metrics"]
         return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
+
+    def table_inside(self) -> str | None:
+        """A folder in the table's folder that seems to be another table's, if there is one."""
+        with self.translated():
+            folder = re.sub(r"([\\\[\]{}*?])", r"\\\1", self.path.rstrip("/"))
+            pattern = self._path(f"{folder}/*/{{_delta_log,metadata}}")
+            found = pattern.getFileSystem(self._hadoop).globStatus(pattern)
+            return str(found[0].getPath().getParent().toString()) if found else None
 
     def kept_after_deletion(self) -> timedelta:
         """How long VACUUM has to keep files that the newest version known doesn't have

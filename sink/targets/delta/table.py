@@ -548,6 +548,12 @@ class DeltaTable(Target):
         """By VACUUM, which also keeps what is younger than a week or the table's `delta.deletedFileRetentionDuration`:
         older versions of the table and streams that read it need these files.
         """
+        inside = self.log.table_inside()
+        if inside is not None:
+            raise TableError(
+                f"{self.name}: orphan files not removed: there seems to be another table at {inside}, whose files "
+                "VACUUM would delete. Move it, or set maintenance.orphans of this table to null."
+            )
         wanted = max(older_than, self.log.kept_after_deletion(), _SHORTEST_RETENTION)
         hours = math.ceil(wanted / timedelta(hours=1))
         self.spark.conf.set(_IGNORES_RETENTION, "false")

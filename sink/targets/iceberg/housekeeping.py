@@ -31,18 +31,10 @@ def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
     delete a Puffin file as soon as one of its vectors goes, though others are live (v3). The procedure tells the files,
     and they are deleted here: those outside of the table's own folders, such as those of `add_files`, are others'.
     """
-    if _keeps_all(table):
-        return 0
-    kept = table.snapshot(keep)
-    age = max(int(older_than.total_seconds() * 1000), int(table.property(_MAX_AGE) or 0))
-    retain_last = max(retain_last, int(table.property(_MIN_SNAPSHOTS) or 1))
-    before = int(time.time() * 1000) - age
-    if kept is None:
-        return 0  # nothing tells what came after it
-    before = min(before, kept.timestamp_ms)
     try:
-        if not _has_older(table, before, retain_last):
+        if not has_expired(table, older_than, retain_last, keep):
             return 0
+        before, retain_last = _limits(table, older_than, retain_last, keep)
         action = _actions(table).expireSnapshots(table.java).expireOlderThan(before).retainLast(retain_last)
         files = DataFrame(action.expireFiles().toDF(), table.spark).select("path").toLocalIterator()
         deleted, others = _deleted(table, (path for (path,) in files))
@@ -67,10 +59,30 @@ def _deleted(table: "IcebergTable", paths: Iterator[str]) -> tuple[int, int]:
     return deleted, kept
 
 
-def _has_older(table: "IcebergTable", before: int, retain_last: int) -> bool:
-    """Whether any snapshot may go. Spark's procedure takes seconds to find out."""
-    snapshots = table.elements(table.java.snapshots())
-    return len(snapshots) > retain_last and any(int(snapshot.timestampMillis()) < before for snapshot in snapshots)
+def has_expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> bool:
+    """See `Target.has_old_states`. Spark's procedure takes seconds to find out."""
+    before, retain_last = _limits(table, older_than, retain_last, keep)
+    snapshots = table.as_list(table.java.snapshots())  # the oldest first
+    if before < 0 or int(snapshots.size()) <= retain_last:
+        return False
+    named = {int(reference.snapshotId()) for reference in table.elements(table.java.refs().values())}
+    for number in range(int(snapshots.size())):
+        snapshot = snapshots.get(number)
+        if int(snapshot.timestampMillis()) >= before:
+            return False
+        if int(snapshot.snapshotId()) not in named:
+            return True
+    return False
+
+
+def _limits(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> tuple[int, int]:
+    """Snapshots before a time (-1 if none may go) are removed, except so many of the newest."""
+    age = max(int(older_than.total_seconds() * 1000), int(table.property(_MAX_AGE) or 0))
+    retain_last = max(retain_last, int(table.property(_MIN_SNAPSHOTS) or 1))
+    kept = table.snapshot(keep)
+    if _keeps_all(table) or kept is None:  # nothing tells what came after it
+        return -1, retain_last
+    return min(int(time.time() * 1000) - age, kept.timestamp_ms), retain_last
 
 
 def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bool) -> list[str]:
