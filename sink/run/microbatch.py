@@ -66,7 +66,6 @@ from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
 from sink.targets.base import (
-    CREATED_BY,
     REWRITE,
     ROWS,
     SINK_ID,
@@ -80,6 +79,7 @@ from sink.targets.base import (
     TableNoLongerEmptyError,
     Target,
     cleaned_property,
+    maintenance_of,
     property_prefix,
 )
 from sink.targets.retries import Retries
@@ -177,11 +177,8 @@ class TableSink:
 
     @property
     def maintenance(self) -> MaintenanceSection:
-        """What is done for the table beside its micro-batches. A table that the sink has created looks after itself;
-        others' snapshots and files stay unless the configuration says otherwise.
-        """
-        section = self._config.maintenance_of(self.plan.section)
-        return section.of_own_table() if self.table.property(CREATED_BY) == self._config.sink.id else section
+        """What is done for the table beside its micro-batches."""
+        return maintenance_of(self._config, self.plan.section, self.table)
 
     def credit(self, budget: float) -> int:
         """How many bytes rewrites may write now. The table knows what micro-batches and rewrites have written, so jobs

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from deltawriters.old_rows import DeletedRows
     from deltawriters.rewrite import SmallFile, TouchedFile
     from sink.config import Config, TableSection
+    from sink.config.maintenance import MaintenanceSection
     from sink.sources.source import Position
     from sink.targets.history import History
     from sink.targets.retries import Retries
@@ -106,6 +107,31 @@ class FileCounts:
 
 
 @dataclass(frozen=True)
+class Upkeep:
+    """What a table's metadata tell of its maintenance.
+
+    :param data_files: live data files.
+    :param size_in_bytes: of them together.
+    :param rows: in them, live or not.
+    :param deleted_rows: how many of these are deleted by position.
+    :param equality_deletes: keys that are deleted by value.
+    :param snapshots: when each snapshot was made that is still there, in milliseconds since 1970, the oldest first.
+        Empty if the format looks after them by itself.
+    :param rewritten_at: when a rewrite beside the stream was committed last; None if no known commit is one.
+    :param rewritten_files: how many data files that commit replaced.
+    """
+
+    data_files: int
+    size_in_bytes: int
+    rows: int
+    deleted_rows: int
+    equality_deletes: int = 0
+    snapshots: Sequence[int] = ()
+    rewritten_at: int | None = None
+    rewritten_files: int = 0
+
+
+@dataclass(frozen=True)
 class LastCommit:
     """The newest commit of a table, by whomever.
 
@@ -118,6 +144,17 @@ class LastCommit:
     timestamp_ms: int
     counts: str
     live: FileCounts | None = None
+
+
+def maintenance_of(config: "Config", section: "TableSection", table: "TableState | None") -> "MaintenanceSection":
+    """What is done for a table beside its micro-batches. A table that the sink has created looks after itself; others'
+    snapshots and files stay unless the configuration says otherwise.
+
+    :param table: None if the sink is to create it.
+    """
+    settings = config.maintenance_of(section)
+    is_own = table is None or table.property(CREATED_BY) == config.sink.id
+    return settings.of_own_table() if is_own else settings
 
 
 class TableState(ABC):
@@ -143,6 +180,10 @@ class TableState(ABC):
     @abstractmethod
     def last_commit(self) -> LastCommit | None:
         """None if the table has no snapshot."""
+
+    @abstractmethod
+    def upkeep(self) -> Upkeep | None:
+        """None if the table has no snapshot, or doesn't tell."""
 
     @abstractmethod
     def columns(self) -> tuple["ColumnSpec", ...]:

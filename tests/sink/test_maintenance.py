@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from deltawriters.keyindex import IndexSlice
 from deltawriters.rewrite import SmallFile
-from sink.commands.inspection import check
+from sink.commands import inspection
 from sink.commands.maintain import as_json, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
@@ -29,7 +30,7 @@ from sink.targets.base import CommitUnknownError, Rewritable, Rewrite
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from tests.rewrites import ALL_FILES, only_sink
-from tests.sink.harness import Changes, Job, before_rewrite, by_pyiceberg
+from tests.sink.harness import Changes, Job, before_rewrite, by_pyiceberg, seen
 from tests.stack.process import wait_until
 
 
@@ -369,6 +370,13 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     week = time.time() - 7 * 86400
     os.utime(orphan, (week, week))
 
+    status = "\n".join(seen(inspection.status, spark, job.config()))
+    assert re.search(
+        r"\n  files: 0\.0 MB on average, [1-9]\d\.\d% of their rows are deleted\n  [2-6] snapshots since", status
+    )
+    assert re.search(r" UTC; due to expire: [1-5]$", status)
+    assert "rewritten last" not in status
+
     (found,) = maintain(spark, job.config(), ["orders"], dry_run=True)
     assert found.error is None
     assert [Path(path).name for path in found.orphans] == ["orphan.parquet"]
@@ -380,6 +388,9 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     assert (done.rewritten_data_files, done.added_data_files, done.failed_groups) == (6, 1, 0)
     assert done.expired_files > 0
     assert json.loads(as_json(done))["orphans"] == done.orphans
+    status = "\n".join(seen(inspection.status, spark, job.config()))
+    assert re.search(r"\n  files: .+, 0\.0% of their rows are deleted\n  rewritten last: 6 files at ", status)
+    assert status.endswith(" UTC; due to expire: 1")  # it stays, since it stored the position
     assert not orphan.exists()
     assert young.exists()
     young.unlink()
@@ -477,7 +488,7 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
 
 
 def checked(config: Config) -> str:
-    return "\n".join(check(None, config))
+    return "\n".join(inspection.check(None, config))
 
 
 @pytest.mark.spark
@@ -492,7 +503,9 @@ def test_equality_deletes_become_deletes_by_position(
     changes = Changes(job)
     changes.write(5)
     job.run()
-    assert [file for file in job.files() if file["content"] == 2]
+    assert re.search(r"\n  due: [1-9]\d* equality deletes; ", "\n".join(seen(inspection.status, spark, job.config())))
+    equality_deletes = len([file for file in job.files() if file["content"] == 2])
+    assert equality_deletes > 0
 
     job.deletes = "position"
     job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
@@ -500,7 +513,7 @@ def test_equality_deletes_become_deletes_by_position(
     (found,) = maintain(spark, job.config(), [], dry_run=False)
     assert found.error is None
     assert found.skipped == ""
-    assert found.converted_equality_deletes > 0
+    assert found.converted_equality_deletes == equality_deletes
     assert not [file for file in job.files() if file["content"] == 2]
     assert job.rows() == before == changes.expected()
     assert job.check_index() is not None
