@@ -14,7 +14,7 @@ from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.redaction import redacted
 from sink.run.patterns import ResolvedTable, find_tables
 from sink.sources.source import Position
-from sink.targets.base import Tables, TableState, Upkeep, property_prefix
+from sink.targets.base import Tables, TableState, Upkeep, maintenance_of, property_prefix
 from sink.targets.history import shown_time
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
 
     planned = _in_parallel(access, plan_of, list(zip(tables, loaded, found, strict=True)))
     errors = [*_check_dead_letters(access, config), *source.check_patterns()]
-    for table, made, reached in zip(tables, planned, found, strict=True):
+    for table, state, made, reached in zip(tables, loaded, planned, found, strict=True):
         section = table.section
         if isinstance(made, NoMessagesError):
             yield f"{section.source} -> {made}"
@@ -102,6 +102,8 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         group = f", group {section.group}" if section.group is not None else ""
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}{group}"
+        maintenance = maintenance_of(config, section, state[0] if isinstance(state, tuple) else None)
+        yield f"  maintenance: {maintenance.shown(can_rewrite=section.mode != "append")}"
         for warning in plan.warnings:
             yield f"  WARNING: {warning}"
     for entry in config.tables:
@@ -154,7 +156,7 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
-        yield from _upkeep(table.upkeep(), config.maintenance_of(section), datetime.now(UTC))
+        yield from _upkeep(table.upkeep(), maintenance_of(config, section, table), datetime.now(UTC))
 
 
 def _upkeep(found: Upkeep | None, settings: MaintenanceSection, now: datetime) -> Iterator[str]:

@@ -72,7 +72,7 @@ def maintain(
     for resolved in chosen_tables(find_tables(config, source), names):
         result = Maintained(resolved.section.target, dry_run)
         try:
-            _maintain(_opened(spark, config, resolved, source), config, result, where, only_convert=only_convert)
+            _maintain(_opened(spark, config, resolved, source), result, where, only_convert=only_convert)
         except RowdeltaError as error:
             result.error = error
         yield result
@@ -87,11 +87,11 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
         raise TableError(f"{resolved.section.target} does not exist yet. rowdelta run creates it.")
     key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
     plan = plan_table(catalogs, config, with_key(resolved, key), table)
-    return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None))
+    return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)
 
 
-def _maintain(sink: TableSink, config: Config, result: Maintained, where: str | None, *, only_convert: bool) -> None:
-    settings = config.maintenance_of(sink.plan.section)
+def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_convert: bool) -> None:
+    settings = sink.maintenance
     options = options_of(settings, least_gain=1)
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
@@ -108,10 +108,17 @@ def _maintain(sink: TableSink, config: Config, result: Maintained, where: str | 
             (_find if result.dry_run else _rewrite)(sink, result, options, only)
     if only_convert:
         return
-    if settings.expire is not None and not result.dry_run:
-        result.expired_files = sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
-    if settings.orphans is not None:
-        result.orphans = list(sink.table.remove_orphans(age(settings.orphans.older_than), dry_run=result.dry_run))
+    expire, orphans = settings.expire, settings.orphans
+    if expire is not None and not result.dry_run:
+        older_than = age(expire.older_than)
+        keep = sink.oldest_needed(older_than, expire.retain_last)
+        if keep is not None:
+            result.expired_files = sink.newest_table().expire(older_than, expire.retain_last, keep)
+    if orphans is not None:
+        found = sink.newest_table().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
+        result.orphans = list(found)
+        if not result.dry_run:
+            sink.note_cleaning()
 
 
 def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> None:

@@ -82,8 +82,9 @@ class MaintenanceSection(Section):
 
     :param budget: bytes that rewrites may write for each byte that micro-batches write; 0 switches rewrites off.
     :param window: a cron expression (UTC); rewrites begin only in its minutes.
-    :param expire: None switches it off: history that is gone doesn't come back, so nobody loses it unasked.
-    :param orphans: None switches it off.
+    :param expire: None switches it off. So does leaving it out, except for a table that the sink has created: history
+        that is gone doesn't come back, so nobody else loses it unasked.
+    :param orphans: likewise.
     """
 
     budget: Annotated[float, Field(ge=0)] = 0.5
@@ -103,6 +104,29 @@ class MaintenanceSection(Section):
                 "1:00 to 5:59"
             ) from None
         return value
+
+    def of_own_table(self) -> "MaintenanceSection":
+        """With what is done, unless the configuration says otherwise, for a table that the sink has created."""
+        defaults: dict[str, Section] = {"expire": ExpireSection(), "orphans": OrphansSection()}
+        left_out = {name: value for name, value in defaults.items() if name not in self.model_fields_set}
+        return self.model_copy(update=left_out)
+
+    def shown(self, *, can_rewrite: bool) -> str:
+        """Text for people.
+
+        :param can_rewrite: whether its files are rewritten at all: not if it only grows.
+        """
+        rewrites = f"rewrites within {self.budget:g} of what is written"
+        if not self.budget or not can_rewrite:
+            rewrites = "no rewrites"
+        expire, orphans = self.expire, self.orphans
+        old = (
+            "snapshots stay"
+            if expire is None
+            else f"snapshots go after {expire.older_than} (not the last {expire.retain_last})"
+        )
+        left = "orphans stay" if orphans is None else f"orphans go after {orphans.older_than}"
+        return f"{rewrites}, {old}, {left}"
 
     def is_open(self, now: datetime) -> bool:
         """Whether a rewrite may begin now."""

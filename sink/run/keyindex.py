@@ -83,9 +83,12 @@ class Adopted:
 class KeyIndex:
     """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
     results, and after the commit `committed`.
+
+    :param is_guest: see `TableSink`. What it doesn't delete, the sink's next process does.
     """
 
-    def __init__(self, table: Target, plan: TablePlan, engine: Engine) -> None:
+    def __init__(self, table: Target, plan: TablePlan, engine: Engine, *, is_guest: bool = False) -> None:
+        self._is_guest = is_guest
         self._table = table
         self._plan = plan
         self._engine = engine
@@ -382,6 +385,10 @@ class KeyIndex:
         self._pin = Pin(held, sequence, self.key_hash(self._table.spec), self._base)
         return self._pin
 
+    def holds(self, pin: Pin) -> bool:
+        """Whether the pin's state is still there: the index wasn't built again since."""
+        return self._pin is pin
+
     def release(self, pin: Pin) -> None:
         """The state needn't stay any longer."""
         if self._pin is pin:
@@ -428,14 +435,18 @@ class KeyIndex:
         index = IndexCommit(self._base, stored, written.files, removed_vectors, (), new_paths, written.bytes)
         return Adopted(files, index, [path for path, vector in written.vectors.items() if vector is None])
 
-    def converted(self, operation: str, files: Mapping[IndexedFile, int], new_paths: list[str]) -> IndexCommit:
+    def converted(
+        self, operation: str, files: Mapping[IndexedFile, int], live: Mapping[str, int], new_paths: list[str]
+    ) -> IndexCommit:
         """Like `prepare`, for a commit that says by position what equality deletes say by value: which rows of data
         files aren't live.
 
         :param operation: name of the commit.
         :param files: the data files to which equality deletes apply, and the number of their rows, live or not.
+        :param live: how many rows of each are live, as the format's own reader sees it.
         :param new_paths: the path of each written file is added to it.
         :raises CorruptIndexError: a run is damaged or missing.
+        :raises IndexLostError: the index has more or fewer live rows of a file. It would delete wrong ones.
         """
         version = self._synchronized()
         dead = {file.path: np.ones(count, np.bool_) for file, count in files.items()}
@@ -443,6 +454,10 @@ class KeyIndex:
             for number in np.unique(numbers).tolist():
                 if found[number].path in dead:
                     dead[found[number].path][positions[numbers == number]] = False
+        for path, rows_dead in dead.items():
+            known = int(np.count_nonzero(~rows_dead))
+            if known != live.get(path, 0):
+                raise IndexLostError(f"it has {known:,} rows of {path}, and the table {live.get(path, 0):,}")
         rows = [OldRows(file, np.flatnonzero(dead[file.path])) for file in files if dead[file.path].any()]
         deleted = DeletedRows({}, self._folder.io_properties).with_rows(rows)
         written = self._table.delete_rows(
@@ -490,7 +505,8 @@ class KeyIndex:
             self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
             return
         assert self._version is not None
-        self._folder.delete([*self._obsolete, *self._spent])
+        if not self._is_guest:
+            self._folder.delete([*self._obsolete, *self._spent])
         kept = {run.name for run in self._prepared.runs}
         self._obsolete = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
         gone = set(self._version.vectors.files) - set(self._prepared.vectors.files)
@@ -619,6 +635,8 @@ class KeyIndex:
 
     def _clean_up(self, version: IndexVersion) -> None:
         """Delete files that no version names. They come from failed attempts, or from a process that died."""
+        if self._is_guest:
+            return  # they may be those of the next version of a process that is at work
         kept = {run.name for run in version.runs}
         folders = {"runs": kept, "versions": {f"{self._current_name}.json"}, "vectors": set(version.vectors.files)}
         self._folder.delete(

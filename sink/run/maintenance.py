@@ -18,8 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sink import logs
-from sink.config import Config
-from sink.config.maintenance import MaintenanceSection, age
+from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
 from sink.run.plan import deletes_by_value
@@ -38,35 +37,35 @@ LEAST_GAIN = 32 * OPEN_COST
 """About a second of a scan. For less a table isn't worth a commit, and a snapshot more."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-_EXPIRE_EVERY = 3600.0
+_LOOK_EVERY = 3600.0
+"""Seconds between two looks for old snapshots, and for orphans that are due."""
 
 
 @dataclass
 class _Table:
     """What is known of a table since its sink was opened.
 
-    :param spent: bytes that rewrites have written.
+    :param wasted: bytes that rewrites have written which were given up.
     :param looked_at: when nothing paid, and how much its micro-batches had written then.
     :param converted_at: when equality deletes were looked for last.
-    :param expired_at: when old snapshots were removed last.
-    :param cleaned_at: likewise, orphans. The first time is one interval after the start.
+    :param expired_at: when it was last looked whether old snapshots can be removed.
+    :param cleaned_at: likewise, orphans. When these were removed, the table itself knows.
     """
 
     sink: TableSink
-    spent: int = 0
+    wasted: int = 0
     looked_at: float = float("-inf")
     written_then: int = 0
     converted_at: float = float("-inf")
     expired_at: float = float("-inf")
-    cleaned_at: float = 0.0
+    cleaned_at: float = float("-inf")
 
 
 class Maintenance:
     """The thread that looks after a job's tables."""
 
-    def __init__(self, spark: SparkSession, config: Config, supervisor: Supervisor) -> None:
+    def __init__(self, spark: SparkSession, supervisor: Supervisor) -> None:
         self._spark = spark
-        self._config = config
         self._supervisor = supervisor
         self._ending = threading.Event()
         self._finishing = threading.Event()
@@ -85,7 +84,7 @@ class Maintenance:
         end = time.monotonic() + _STOP_SECONDS
         while self._thread.is_alive() and time.monotonic() < end:
             with suppress(Py4JError, OSError):  # the JVM may have gone
-                self._spark.sparkContext.cancelJobGroup(MAINTENANCE_POOL)
+                self._spark.sparkContext.cancelJobsWithTag(MAINTENANCE_POOL)
             self._thread.join(0.5)
 
     def finish(self, is_stopping: Callable[[], bool]) -> None:
@@ -108,17 +107,21 @@ class Maintenance:
 
     @contextmanager
     def _in_pool(self) -> Iterator[None]:
-        """Let this thread's jobs run in the pool of maintenance, in a group that `stop` cancels."""
+        """Let this thread's jobs run in the pool of maintenance, with a tag by which `stop` cancels them. A group isn't
+        enough: Iceberg's procedures give their jobs groups of their own (`JobGroupUtils`).
+        """
         context = self._spark.sparkContext
         activate(self._spark)
         context.setLocalProperty("spark.scheduler.pool", MAINTENANCE_POOL)
         context.setJobGroup(MAINTENANCE_POOL, "maintenance", interruptOnCancel=True)
+        context.addJobTag(MAINTENANCE_POOL)
         try:
             yield
         finally:
             with suppress(Py4JError, OSError):
                 for name in ("spark.scheduler.pool", "spark.jobGroup.id"):
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # which removes it
+                context.removeJobTag(MAINTENANCE_POOL)
 
     def _look_around(self) -> None:
         for member in self._supervisor.working():
@@ -131,7 +134,8 @@ class Maintenance:
                     self._attend(member)
                 except CommitUnknownError as error:
                     self._failed_at[member.target] = time.monotonic()
-                    self._supervisor.set_aside(member, error)  # it is opened again, and its position decides
+                    error.is_harmless = True  # whatever came of it, the table has the same rows
+                    self._supervisor.set_aside(member, error)
                 except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
                     self._failed_at[member.target] = time.monotonic()
                     if not self._ending.is_set():
@@ -146,28 +150,36 @@ class Maintenance:
             return
         known = self._known.get(member.target)
         if known is None or known.sink is not sink:
-            known = self._known[member.target] = _Table(sink, cleaned_at=time.monotonic())
-        settings = self._config.maintenance_of(sink.plan.section)
+            known = self._known[member.target] = _Table(sink)
+        settings = sink.maintenance
         if settings.budget and settings.is_open(datetime.now(UTC)):
             self._convert(member, known)
             if deletes_by_value(sink.plan.section) and sink.plan.section.compact_every is None:
-                self._compact(known, settings)
+                self._compact(member, known, settings)
             while not self._ending.is_set() and self._rewrite(member, known, settings):
                 pass
         now = time.monotonic()
-        if settings.expire is not None and now - known.expired_at >= _EXPIRE_EVERY:
+        if settings.expire is not None and now - known.expired_at >= _LOOK_EVERY:
             known.expired_at = now
-            with self._turn(member, sink) as has_turn:
-                if has_turn:
-                    sink.expire(age(settings.expire.older_than), settings.expire.retain_last)
+            self._expire(member, sink, settings.expire)
         orphans = settings.orphans
-        if orphans is not None and now - known.cleaned_at >= age(orphans.every).total_seconds():
+        if orphans is not None and now - known.cleaned_at >= _LOOK_EVERY and sink.is_cleaning_due(age(orphans.every)):
             known.cleaned_at = now
-            with self._turn(member, sink) as has_turn:
-                if not has_turn:
-                    return
-                sink.table.refresh()  # else files of others' newest commits would be taken for orphans
-            sink.table.remove_orphans(age(orphans.older_than))
+            self._clean(member, sink, orphans)
+
+    def _expire(self, member: Member, sink: TableSink, settings: ExpireSection) -> None:
+        """Only what must stay is found out in the table's turn: the procedure may take minutes."""
+        with self._turn(member, sink) as has_turn:
+            keep = sink.oldest_needed(age(settings.older_than), settings.retain_last) if has_turn else None
+        if keep is not None:
+            sink.newest_table().expire(age(settings.older_than), settings.retain_last, keep)
+
+    def _clean(self, member: Member, sink: TableSink, settings: OrphansSection) -> None:
+        if not self._ending.is_set():
+            sink.newest_table().remove_orphans(age(settings.older_than))
+        with self._turn(member, sink) as has_turn:
+            if has_turn:
+                sink.note_cleaning()
 
     @contextmanager
     def _turn(self, member: Member, sink: TableSink) -> Iterator[bool]:
@@ -185,33 +197,34 @@ class Maintenance:
             if has_turn:
                 known.sink.convert_equality_deletes()
 
-    def _compact(self, known: _Table, settings: MaintenanceSection) -> None:
-        """Rewrite files of a table whose deletes are by value: the key index doesn't know its rows, so Iceberg's
-        procedure does it. Micro-batches and it don't exclude each other.
+    def _compact(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
+        """Rewrite files of a table whose deletes are by value: no key index knows its rows, so Iceberg's procedure does
+        it. Micro-batches and it don't exclude each other.
         """
-        credit = self._credit(known, settings)
+        sink, credit = known.sink, self._credit(known, settings)
         if not credit:
             return
-        written = known.sink.written_bytes
-        known.looked_at, known.written_then = time.monotonic(), written
+        known.looked_at, known.written_then = time.monotonic(), sink.written_bytes
         try:
-            done = known.sink.newest_table().compact(limits_of(settings, LEAST_GAIN, credit))
+            done = sink.newest_table().compact(limits_of(settings, LEAST_GAIN, credit))
         except RowdeltaError:
-            known.spent += credit  # what it has written isn't known
+            known.wasted += credit  # what it has written isn't known
             raise
         if done is None:
             return
         compacted, failed = done
-        known.spent += compacted.bytes
+        with self._turn(member, sink) as has_turn:
+            if has_turn:
+                sink.note_rewritten(compacted.bytes)
         if failed:
-            log.warning("%s: %d groups of files not rewritten, tried again later", known.sink.table.name, failed)
+            log.warning("%s: %d groups of files not rewritten, tried again later", sink.table.name, failed)
 
     def _credit(self, known: _Table, settings: MaintenanceSection) -> int:
         """Bytes that may be rewritten now. 0 if it isn't time to look."""
         now, written = time.monotonic(), known.sink.written_bytes
         if now - known.looked_at < PAUSE and written < 2 * known.written_then:
             return 0
-        return max(0, int(settings.budget * written) - known.spent)
+        return max(0, known.sink.credit(settings.budget) - known.wasted)
 
     def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> bool:
         """Rewrite the group of files that pays most, if the budget allows it. Returns whether it did."""
@@ -230,8 +243,8 @@ class Maintenance:
         finally:
             with self._turn(member, sink) as has_turn:
                 done = sink.end_rewrite(begun, written=is_written and has_turn)
-        known.spent += begun.written_bytes
         if done is None:
+            known.wasted += begun.written_bytes
             known.looked_at, known.written_then = now, written
         return done is not None
 

@@ -20,6 +20,7 @@ from deltawriters import FileContent
 from deltawriters.keyindex.versions import IndexLostError
 from sink import logs
 from sink.config import Config
+from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
@@ -78,6 +79,8 @@ from sink.targets.base import (
     TableChangedError,
     TableNoLongerEmptyError,
     Target,
+    cleaned_property,
+    maintenance_of,
     property_prefix,
 )
 from sink.targets.retries import Retries
@@ -97,6 +100,9 @@ _MOST_UNDECODED = 10
 records. If it fails on more, the format is broken: it would turn a whole topic into dead letters.
 """
 
+_COUNTED = ("written", "rewritten")
+"""Parts of the sink's state: bytes that micro-batches and rewrites have written."""
+
 SMALL_MERGE = 1_000_000
 """A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
 """
@@ -107,7 +113,11 @@ class SchemaEvolvedError(Exception):
 
 
 class TableSink:
-    """Applies micro-batches to one table. Knows the table's position and the snapshot that it belongs to."""
+    """Applies micro-batches to one table. Knows the table's position and the snapshot that it belongs to.
+
+    :param is_guest: only looks after the table, while another process of the sink may apply micro-batches to it. So it
+        deletes nothing of the key index that it doesn't know.
+    """
 
     def __init__(
         self,
@@ -120,6 +130,8 @@ class TableSink:
         dead_letters: DeadLetters | None,
         engine: Engine,
         observer: Observer = nobody,
+        *,
+        is_guest: bool = False,
     ) -> None:
         self.plan = plan
         self.table = table
@@ -139,6 +151,7 @@ class TableSink:
         self.written_bytes = 0
         """By its micro-batches, since it was opened."""
         self._global_deletes = False
+        self._is_guest = is_guest
         self._key_index = self._open_key_index()
         self._task_plans = TaskPlans(config, plan, dead_letters)
         self._uncommitted = Uncommitted(table.name, self._io_of)
@@ -164,6 +177,39 @@ class TableSink:
         return self._stored.position if self._stored else self.table.start_position(self._prefix)
 
     @property
+    def maintenance(self) -> MaintenanceSection:
+        """What is done for the table beside its micro-batches."""
+        return maintenance_of(self._config, self.plan.section, self.table)
+
+    def credit(self, budget: float) -> int:
+        """How many bytes rewrites may write now. The table knows what micro-batches and rewrites have written, so jobs
+        that end soon save up too.
+
+        :param budget: bytes for each byte that micro-batches write.
+        """
+        written, rewritten = (int(self.table.property(f"{self._prefix}.{name}") or 0) for name in _COUNTED)
+        return int(budget * written) - rewritten
+
+    def is_cleaning_due(self, every: timedelta) -> bool:
+        """Whether orphans were removed so long ago, if ever."""
+        return (
+            time.time() - int(self.table.property(cleaned_property(self._config)) or 0) / 1000 >= every.total_seconds()
+        )
+
+    def note_cleaning(self) -> None:
+        """Store that orphans were removed now. Call this between micro-batches."""
+        self.table.refresh()
+        self.table.set_property(cleaned_property(self._config), str(int(time.time() * 1000)))
+        self.table.refresh()
+
+    def note_rewritten(self, size: int) -> None:
+        """Count bytes that were rewritten without a commit of the sink's own. Call this between micro-batches."""
+        self.table.refresh()
+        name = f"{self._prefix}.{_COUNTED[1]}"
+        self.table.set_property(name, str(int(self.table.property(name) or 0) + size))
+        self.table.refresh()
+
+    @property
     def has_key_index(self) -> bool:
         """Whether a key index knows where the table's rows are."""
         return self._key_index is not None
@@ -176,7 +222,7 @@ class TableSink:
     def _open_key_index(self) -> KeyIndex | None:
         if not self.plan.section.has_index:
             return None
-        return KeyIndex(self.table, self.plan, self._engine)
+        return KeyIndex(self.table, self.plan, self._engine, is_guest=self._is_guest)
 
     def _io_of(self, path: str) -> FileIO:
         """What reaches a file that was written for the table."""
@@ -513,6 +559,8 @@ class TableSink:
             if written:
                 self._take_bearings()
             if not written or key_index is None or key_index is not self._key_index or stored is None:
+                if begun.index_lost is not None and key_index is not None and key_index.holds(begun.pin):
+                    raise IndexLostError(begun.index_lost)
                 self._rewriting.give_up(begun, key_index)
                 return None
             with before_commit(self.table.name):
@@ -522,10 +570,10 @@ class TableSink:
             self._rewriting.give_up(begun, key_index)
             self._forget_index(error)
             return None
-        except CommitUnknownError:
-            raise  # the files may belong to the table now
-        except RowdeltaError:
-            self._rewriting.give_up(begun, key_index)
+        except Exception as error:
+            is_known = isinstance(error, RowdeltaError) and not isinstance(error, CommitUnknownError)
+            end = self._rewriting.give_up if is_known or not begun.is_sent else self._rewriting.leave
+            end(begun, key_index)
             raise
         if done is not None:
             self._see_rewritten(key_index, stored.operation)
@@ -547,7 +595,8 @@ class TableSink:
         try:
             with before_commit(self.table.name):
                 key_index.synchronize(stored)
-                index = key_index.converted(operation, found.files, files.paths)
+                live = self._live_rows({file.path for file in found.files})
+                index = key_index.converted(operation, found.files, live, files.paths)
             summary = {REWRITE: str(len(found.handles)), SINK_ID: self._config.sink.id}
             self._committer.rewrite(
                 Rewrite(self._prefix, stored.operation, (), found.handles, index, summary, self.table.layout)
@@ -578,24 +627,32 @@ class TableSink:
         by_position = self.plan.section.deletes == "position"  # else the table is to have no delete file at all
         return self.table.equality_deletes() if by_position and self._index_knows_all_rows() else None
 
+    def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
+        """How many rows of data files are live, by path, as the format's own reader sees them."""
+        files = [file for file in self.table.live_files() if file.path in paths]
+        with self.table.rows_of(files, self.plan.section.key) as (frame, path, _, names):
+            counted: dict[str, int] = dict(frame.groupBy(path).count().collect())
+        return {file.path: counted.get(name, 0) for file, name in zip(files, names, strict=True)}
+
     def _index_knows_all_rows(self) -> bool:
         """Whether no row can have a NULL key. Such rows are others', and the index doesn't have them."""
         required = {column.name for column in self.table.columns() if column.required}
         return required.issuperset(self.plan.section.key)
 
-    def expire(self, older_than: timedelta, retain_last: int) -> int:
-        """Remove old states of the table, but none that the sink may still need to find out what others changed. Call
-        this between micro-batches. See `Target.expire`.
+    def oldest_needed(self, older_than: timedelta, retain_last: int) -> int | None:
+        """The oldest state of the table that the sink may still need to find out what others changed: `keep` of
+        `Target.expire`. Later micro-batches need none that is older. Call this between micro-batches.
+
+        :param older_than: see `Target.expire`, and for `retain_last`.
+        :return: None if nothing tells, or there is nothing to do.
         """
         self._take_bearings()
         stored = self._stored
         if stored is None:
-            return 0
+            return None
         # what the table's position and the stored version of the index belong to
-        keep = stored.snapshot_id if stored.index is None else stored.index["base"]
-        deleted = 0 if keep is None else self.table.expire(older_than, retain_last, keep)
-        self.table.refresh()
-        return deleted
+        needed: int | None = stored.snapshot_id if stored.index is None else stored.index["base"]
+        return needed if self.table.has_old_states(older_than, retain_last, needed) else None
 
     def newest_table(self) -> Target:
         """The table as it is now, as an object of its own: micro-batches go on with theirs while something is done
@@ -863,6 +920,9 @@ class TableSink:
         undecoded = written.undecoded_since(before)
         if undecoded != before:
             properties[f"{self._prefix}.undecoded"] = str(undecoded)
+        if self._key_index is not None and self.maintenance.budget:
+            name = f"{self._prefix}.{_COUNTED[0]}"
+            properties[name] = str(int(self.table.property(name) or 0) + written.bytes)
         name, remembered = property_name(self._config), self._key.to_json()
         if self._key.messages and self.table.property(name) != remembered:
             properties[name] = remembered

@@ -95,7 +95,7 @@ class Pipeline:
         :raises RowdeltaError: its message says what happened and what to do. Every table is as its last commit left it.
         """
         sampling = Sampling(self._spark, self._supervisor, self._observer) if self._observer is not nobody else None
-        maintenance = Maintenance(self._spark, self._config, self._supervisor)
+        maintenance = Maintenance(self._spark, self._supervisor)
         try:
             self._raise_if_over()
             working = self._supervisor.working()
@@ -110,13 +110,14 @@ class Pipeline:
             if sampling is not None:
                 sampling.start()
             maintenance.start()
-            self._wait()
+            self._wait(maintenance)
             maintenance.finish(lambda: self._stopping)
             broken = self._supervisor.broken()
             if broken:
                 raise self._failure(broken)
         except RowdeltaError:
             self._stopping = True
+            maintenance.stop()
             with self._between_batches(self._all_runs()):
                 raise  # the lock has waited for other queries' micro-batches in progress
         finally:
@@ -268,7 +269,7 @@ class Pipeline:
 
         return apply
 
-    def _wait(self) -> None:
+    def _wait(self, maintenance: Maintenance) -> None:
         retried = False
         while not self._stopping:
             self._observer(LoopTurned())
@@ -290,6 +291,8 @@ class Pipeline:
                 self._reopen(again)
             if not self._runs:
                 time.sleep(_POLL_SECONDS)
+        if self._stopping:
+            maintenance.stop()  # the micro-batch in progress may wait for it
         with self._between_batches(self._all_runs()):
             self._raise_if_over()
             for run in self._runs:

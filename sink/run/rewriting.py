@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from deltawriters import TableSpec
@@ -31,8 +31,9 @@ from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files,
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.written import Uncommitted
 from sink.spark import task
+from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
-from sink.targets.base import REWRITE, SINK_ID, Committer, Rewrite, TableChangedError, Target
+from sink.targets.base import REWRITE, SINK_ID, Committer, IndexCommit, Rewrite, TableChangedError, Target
 
 log = logging.getLogger("rowdelta")
 
@@ -51,6 +52,9 @@ class Begun:
     :param files: the new files, as in `ChangeSet`.
     :param runs: entries of the moved rows.
     :param written_bytes: of `files`.
+    :param is_counted: whether it is part of the budget.
+    :param index_lost: what is wrong with the key index, if that was found out while its rows were moved.
+    :param is_sent: whether its commit was sent. After an error that says nothing of the commit, its files must stay.
     """
 
     name: str
@@ -59,11 +63,14 @@ class Begun:
     pin: Pin
     group: RewriteGroup
     uncommitted: Uncommitted
+    is_counted: bool = False
     files: list[str] = field(default_factory=list)
     runs: list[RunInfo] = field(default_factory=list)
     written_bytes: int = 0
     scan_seconds: float = 0.0
     rewrite_seconds: float = 0.0
+    index_lost: str | None = None
+    is_sent: bool = False
 
 
 class Rewriting:
@@ -123,6 +130,7 @@ class Rewriting:
         self._observer(RewriteStarted(self._table.name, KIND))
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
         begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), group, uncommitted)
+        begun.is_counted = most_bytes is not None
         begun.scan_seconds = time.monotonic() - started
         self.moving = _paths(group)
         return begun
@@ -138,6 +146,10 @@ class Rewriting:
         try:
             new = moved(self._engine, plan, [begun.group], begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
+            failure = failure_of(error)
+            if failure is not None and failure.kind == "corrupt index":
+                begun.index_lost = failure.message  # the files aren't to blame
+                return False
             self._failed |= dict.fromkeys(_paths(begun.group), started)
             known = isinstance(error, JOB_ERRORS)
             self._log_failure(job_error(self._table.name, error) if known else error)
@@ -148,11 +160,19 @@ class Rewriting:
 
     def give_up(self, begun: Begun, key_index: KeyIndex | None) -> None:
         """Delete what was written, and hold the index's state no longer."""
+        self._release(begun, key_index)
+        begun.uncommitted.delete()
+        self._observer(RewriteDone(self._table.name, KIND))
+
+    def leave(self, begun: Begun, key_index: KeyIndex | None) -> None:
+        """Hold the index's state no longer. The files stay: they may belong to the table now."""
+        self._release(begun, key_index)
+        self._observer(RewriteDone(self._table.name, KIND))
+
+    def _release(self, begun: Begun, key_index: KeyIndex | None) -> None:
         self.moving = frozenset()
         if key_index is not None:
             key_index.release(begun.pin)
-        begun.uncommitted.delete()
-        self._observer(RewriteDone(self._table.name, KIND))
 
     def adopt(self, begun: Begun, key_index: KeyIndex, operation: str) -> RewriteDone | None:
         """Commit the new files. Call this between micro-batches, with the index synchronized.
@@ -210,9 +230,7 @@ class Rewriting:
         if adopted is None:
             log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
             return False
-        summary = {REWRITE: str(len(paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
-        request = Rewrite(self._prefix, operation, adopted.files, replaced, adopted.index, summary, begun.written_for)
-        self._committer.rewrite(request)
+        self._send(begun, operation, adopted.files, replaced, adopted.index)
         begun.uncommitted.discard(adopted.dropped)
         return True
 
@@ -226,11 +244,22 @@ class Rewriting:
                 log.info("%s: its delete files were changed by others meanwhile; not merged", self._table.name)
                 return False
             index = key_index.restated(begun.name, merged.referenced, new_paths)
-        summary = {REWRITE: str(len(paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
         index = replace(index, files=merged.files, bytes=begun.written_bytes)
-        self._committer.rewrite(Rewrite(self._prefix, operation, (), merged.handles, index, summary, begun.written_for))
+        self._send(begun, operation, (), merged.handles, index)
         begun.uncommitted.discard(merged.dropped)
         return True
+
+    def _send(
+        self, begun: Begun, operation: str, files: Sequence[str], replaced: Sequence[Any], index: IndexCommit
+    ) -> None:
+        summary = {REWRITE: str(len(_paths(begun.group))), SINK_ID: self._prefix.removeprefix("rowdelta.")}
+        name = f"{self._prefix}.rewritten"
+        spent = int(self._table.property(name) or 0) + begun.written_bytes
+        properties = {name: str(spent)} if begun.is_counted else {}
+        begun.is_sent = True
+        self._committer.rewrite(
+            Rewrite(self._prefix, operation, files, replaced, index, summary, begun.written_for, properties)
+        )
 
     def _log_failure(self, error: Exception) -> None:
         reason = message_of(error).split("\n", 1)[0]

@@ -131,7 +131,7 @@ def settings(config: Config) -> dict[str, str]:
 
 
 MAINTENANCE_POOL = "rowdelta-maintenance"
-"""Spark's scheduler pool in which files are rewritten (`sink.run.maintenance`), and the group of its jobs."""
+"""Spark's scheduler pool in which files are rewritten (`sink.run.maintenance`), and the group and tag of its jobs."""
 _POOLS = Path(__file__).with_name("pools.xml")
 
 

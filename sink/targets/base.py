@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from deltawriters.old_rows import DeletedRows
     from deltawriters.rewrite import SmallFile, TouchedFile
     from sink.config import Config, TableSection
+    from sink.config.maintenance import MaintenanceSection
     from sink.sources.source import Position
     from sink.targets.history import History
     from sink.targets.retries import Retries
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 def property_prefix(config: "Config") -> str:
     """Prefix of the properties that hold the sink's state."""
     return f"rowdelta.{config.sink.id}"
+
+
+def cleaned_property(config: "Config") -> str:
+    """Property with the time at which orphans were removed last, or the table was created (milliseconds since 1970)."""
+    return f"{property_prefix(config)}.cleaned"
 
 
 NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
@@ -52,6 +58,10 @@ MINOR = "rowdelta.minor-compaction"
 
 REWRITE = "rowdelta.rewrite"
 """Likewise, of a rewrite of whole files beside the stream (`sink.run.rewriting`)."""
+
+
+CREATED_BY = "rowdelta.created-by"
+"""Property of a table: the sink that created it. Then everything in its folder is the table's own."""
 
 
 class TableNoLongerEmptyError(Exception):
@@ -134,6 +144,17 @@ class LastCommit:
     timestamp_ms: int
     counts: str
     live: FileCounts | None = None
+
+
+def maintenance_of(config: "Config", section: "TableSection", table: "TableState | None") -> "MaintenanceSection":
+    """What is done for a table beside its micro-batches. A table that the sink has created looks after itself; others'
+    snapshots and files stay unless the configuration says otherwise.
+
+    :param table: None if the sink is to create it.
+    """
+    settings = config.maintenance_of(section)
+    is_own = table is None or table.property(CREATED_BY) == config.sink.id
+    return settings.of_own_table() if is_own else settings
 
 
 class TableState(ABC):
@@ -397,6 +418,7 @@ class Rewrite:
     :param index: the key index's part. The rows of `files` come from the snapshot `index.base`.
     :param summary: what the table's history says of the commit.
     :param written_for: the `Target.layout` of `files`.
+    :param properties: further properties of the sink's state, set in the same commit.
     """
 
     prefix: str
@@ -406,6 +428,7 @@ class Rewrite:
     index: IndexCommit
     summary: Mapping[str, str]
     written_for: Hashable
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -511,8 +534,9 @@ class Rewritable:
 def no_condition(table: str, text: str, reason: str) -> ConfigError:
     """:param reason: what Spark or the format says."""
     return ConfigError(
-        f"{table}: {text!r} is not a condition by which its files can be told apart: {reason.strip().splitlines()[0]} Compare "
-        "columns with values, such as \"day >= '2026-01-01' AND region IN ('eu', 'us')\"."
+        f"{table}: {text!r} is not a condition by which its files can be told apart: "
+        f"{reason.strip().splitlines()[0]} Compare columns with values, such as \"day >= '2026-01-01' AND region IN "
+        "('eu', 'us')\"."
     )
 
 
@@ -691,6 +715,10 @@ class Target(TableState):
         :raises TemporaryError: the table's metadata can't be read now.
         """
         return None
+
+    def has_old_states(self, older_than: timedelta, retain_last: int, keep: int | None) -> bool:
+        """Whether `expire` may find something to do. This is cheap."""
+        return False
 
     def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
         """Remove states of the table that nobody needs any more, with the files that only they have.

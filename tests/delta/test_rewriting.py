@@ -1,11 +1,16 @@
 """Files of a Delta table are rewritten beside the stream."""
 
+import os
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from sink.commands import inspection
+from sink.errors import TableError
+from sink.targets.base import CREATED_BY
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewriting
 from tests.sink.harness import Changes
@@ -57,3 +62,61 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
 
 def status(spark: SparkSession, job: DeltaJob) -> list[str]:
     return list(inspection.status(spark, job.config()))
+
+
+def test_orphans_stay_as_long_as_the_table_wants(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta's VACUUM refuses to delete earlier, and other tables' readers rely on it. A week is the least."""
+    job = DeltaJob(spark, tmp_path, tasks=1, properties={"delta.deletedFileRetentionDuration": "interval 30 days"})
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    ages = (2, 5, 8, 20, 40)
+
+    def path(age: int) -> Path:
+        return job.table_folder / f"{age}.parquet"
+
+    for age in ages:
+        path(age).write_bytes(b"x")
+        then = time.time() - age * 86400
+        os.utime(path(age), (then, then))
+    only_sink(job).table.remove_orphans(timedelta(days=3))
+    assert [age for age in ages if path(age).exists()] == [2, 5, 8, 20]
+    job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 1 day')")
+    only_sink(job).table.remove_orphans(timedelta(days=3))
+    assert [age for age in ages if path(age).exists()] == [2, 5]
+    assert job.rows() == [{"id": 1, "region": "eu"}]
+
+
+def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path) -> None:
+    """It is the sink's own, and new. Rewrites are counted."""
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": {"budget": 1}})
+    changes = Changes(job)
+    changes.write(3)
+    job.run()
+    sink = only_sink(job)
+    assert sink.table.property(CREATED_BY) == job.sink_id
+    assert job.version() == 3, "which took no commit of its own"
+    assert not sink.is_cleaning_due(timedelta(days=7))
+    before = sink.credit(1)
+    assert before > 0
+    begun = sink.begin_rewrite(ALL_FILES, 1 << 40)
+    assert begun is not None
+    assert sink.write_rewrite(begun)
+    assert sink.end_rewrite(begun) is not None
+    assert sink.credit(1) == before - begun.written_bytes
+    sink.note_cleaning()
+    changes.write(1)
+    job.run()
+    job.check()
+    assert not only_sink(job).is_cleaning_due(timedelta(hours=1))
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
+def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: Path) -> None:
+    job = DeltaJob(spark, tmp_path, tasks=1)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    inside = job.table_folder / "items {1}"
+    spark.range(3).write.format("delta").save(str(inside))
+    with pytest.raises(TableError, match=r"another table at .*/items \{1\}, whose files VACUUM would delete"):
+        only_sink(job).table.remove_orphans(timedelta(days=3))

@@ -432,8 +432,11 @@ class Player:
 
     # -- the sink's processes
 
-    def opened(self, clock: Clock) -> TableSink:
-        """What a process does first."""
+    def opened(self, clock: Clock, *, is_guest: bool = False) -> TableSink:
+        """What a process does first.
+
+        :param is_guest: see `TableSink`.
+        """
         index_runs._opened.clear()  # of another process
         config, resolved = self.config
         table = MemoryTable(self.store, TARGET, clock)
@@ -456,7 +459,8 @@ class Player:
         if any(message.lacking for message in self.messages):
             letters_table: Any = MemoryTable(self.letters, config.dead_letter_table, clock)
             letters = DeadLetters(config, letters_table)
-        sink = TableSink(config, resolved, table, plan, key, source, letters, engine, Told(self.store))
+        told = Told(self.store)
+        sink = TableSink(config, resolved, table, plan, key, source, letters, engine, told, is_guest=is_guest)
         sink.remember_start(None)
         return sink
 

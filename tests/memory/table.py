@@ -502,6 +502,7 @@ class MemoryCommitter(Committer):
             "index": request.index.stored,
         } | ({"minor": number} if number else {})
         store.add(files, "replace", stored)
+        store.properties |= request.properties
         self._table.clock.step("hear of a rewrite")
         self._table._see()
 

@@ -6,10 +6,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,23 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
+from deltawriters.keyindex import IndexSlice
 from deltawriters.rewrite import SmallFile
 from sink.commands import inspection
 from sink.commands.maintain import as_json, lines, maintain
 from sink.config import Config
-from sink.config.maintenance import MaintenanceSection
+from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
 from sink.errors import ConfigError
 from sink.run import maintenance
+from sink.run.maintenance import Maintenance
+from sink.run.pipeline import Pipeline
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
-from sink.targets.base import AppliedDeletes, CompactionLimits, Rewritable
+from sink.targets.base import AppliedDeletes, CommitUnknownError, CompactionLimits, Rewritable, Rewrite
+from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.iceberg.table import IcebergTable
 from tests.delta.harness import DeltaJob
-from tests.rewrites import only_sink
-from tests.sink.harness import Changes, Job, by_pyiceberg, seen
+from tests.rewrites import ALL_FILES, only_sink
+from tests.sink.harness import Changes, Job, before_rewrite, by_pyiceberg, seen
 from tests.stack.process import wait_until
 
 
@@ -38,7 +43,8 @@ def _tiny_tables_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 GREEDY = {"budget": 1000, "rewrite": {"min-input-files": 2}}
-MANY = 1 << 40
+AT_THE_END = 600.0
+"""Seconds until the first look at tables: never before a job ends that reads what there is."""
 
 
 def rewritable(path: str, size: int, *, deleted: int = 0, deletes: int = 0, partition: str = "{}") -> Rewritable:
@@ -146,6 +152,18 @@ def test_a_table_has_values_of_its_own(tmp_path: Path) -> None:
     assert (found.budget, found.window, found.expire) == (2, "* 1 * * *", None)
 
 
+def test_a_table_that_the_sink_created_looks_after_itself() -> None:
+    """Unless the configuration says otherwise, also by `null`."""
+    assert (MaintenanceSection().expire, MaintenanceSection().orphans) == (None, None)
+    own = MaintenanceSection().of_own_table()
+    assert (own.expire, own.orphans) == (ExpireSection(), OrphansSection())
+    explicit = MaintenanceSection.model_validate({"expire": None, "orphans": {"every": "1 day"}}).of_own_table()
+    assert (explicit.expire, explicit.orphans) == (None, OrphansSection(every="1 day"))
+    assert own.shown(can_rewrite=False) == (
+        "no rewrites, snapshots go after 5 days (not the last 20), orphans go after 3 days"
+    )
+
+
 @contextmanager
 def looking_often(seconds: float = 0.05) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -200,9 +218,35 @@ def test_a_job_that_ends_does_what_is_due(
     job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": GREEDY})
     changes = Changes(job)
     changes.write(3)
-    job.run()
+    with looking_often(AT_THE_END):
+        job.run()
     assert rewrites(caplog) == 1
     assert job.rows() == changes.expected()
+
+
+@pytest.mark.spark
+def test_a_rewrite_of_unknown_outcome_fails_no_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has the same rows either way, and all changes are applied."""
+    commit = IcebergCommitter.rewrite
+
+    def lose_answer(self: IcebergCommitter, request: Rewrite) -> None:
+        commit(self, request)
+        raise CommitUnknownError("no answer")
+
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": GREEDY})
+    changes = Changes(job)
+    changes.write(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergCommitter, "rewrite", lose_answer)
+        with looking_often(AT_THE_END):
+            job.run()
+    assert len([file for file in job.files() if file["content"] == 0]) == 1
+    changes.write(2)
+    job.run()
+    assert job.rows() == changes.expected()
+    assert job.unreferenced_files() == []
 
 
 @pytest.mark.spark
@@ -233,7 +277,7 @@ def test_a_job_that_is_stopped_does_not_wait_for_a_rewrite(
     monkeypatch.setattr("sink.spark.task.rewrite", slow)
     job = running(Job(spark, tmp_path, tasks=1))
     job.sections = {"sink": {"trigger": trigger}}
-    seconds = 600 if trigger == "available-now" else 0.05  # there only the end is meant
+    seconds = AT_THE_END if trigger == "available-now" else 0.05
     changes = Changes(job)
     changes.write(3)
     with looking_often(seconds):
@@ -249,6 +293,98 @@ def test_a_job_that_is_stopped_does_not_wait_for_a_rewrite(
     assert not thread.is_alive()
     assert job.rows() == changes.expected()
     assert job.unreferenced_files() == []
+
+
+@contextmanager
+def all_cores_busy(spark: SparkSession, folder: Path) -> Iterator[None]:
+    """No task of another job can begin."""
+    started, tasks = folder / "busy", spark.sparkContext.defaultParallelism
+    started.mkdir()
+
+    def be_busy(numbers: Iterable[int]) -> Iterable[int]:
+        for number in numbers:
+            (started / str(number)).touch()
+            time.sleep(600)
+        return ()
+
+    def run() -> None:
+        spark.sparkContext.setJobGroup("busy", "busy", interruptOnCancel=True)
+        with suppress(Exception):  # it is cancelled
+            spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(be_busy).collect()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert wait_until(lambda: len(list(started.iterdir())) == tasks)
+        yield
+    finally:
+        spark.sparkContext.cancelJobGroup("busy")
+        thread.join(60)
+
+
+def is_looking_after_tables() -> bool:
+    return any(thread.name == "rowdelta-maintenance" for thread in threading.enumerate())
+
+
+@pytest.mark.spark
+def test_nothing_waits_until_old_snapshots_are_removed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Micro-batches go on beside it. When the job ends, the procedure's jobs are cancelled, though they are in a group
+    of their own.
+    """
+    begun, may_go_on, expire = threading.Event(), threading.Event(), IcebergTable.expire
+
+    def waiting(*arguments: Any) -> int:
+        begun.set()
+        assert may_go_on.wait(300)
+        return expire(*arguments)
+
+    monkeypatch.setattr(IcebergTable, "expire", waiting)
+    monkeypatch.setattr(maintenance, "_LOOK_EVERY", 0.0)
+    job = running(Job(spark, tmp_path, tasks=1), budget=0, expire={"older_than": "0 minutes", "retain_last": 1})
+    changes = Changes(job)
+    changes.write(3)
+    tracker = spark.sparkContext._jsc.sc().statusTracker()
+    with looking_often():
+        pipeline = job.pipeline()
+        thread = threading.Thread(target=pipeline.run)
+        thread.start()
+        try:
+            assert wait_until(begun.is_set)
+            changes.write(1)
+            assert wait_until(lambda: job.rows() == changes.expected())
+            with all_cores_busy(spark, tmp_path):
+                may_go_on.set()
+                assert wait_until(lambda: len(tracker.getActiveJobIds()) > 1)
+                pipeline.stop()
+                assert wait_until(lambda: not thread.is_alive())
+                assert not is_looking_after_tables()
+        finally:
+            may_go_on.set()
+            pipeline.stop()
+            thread.join(60)
+    assert len(job.snapshots()) == 2, "what the last micro-batch continues, and its own"
+    assert job.rows() == changes.expected()
+
+
+@pytest.mark.spark
+def test_files_of_others_newest_commits_are_no_orphans(spark: SparkSession, tmp_path: Path) -> None:
+    """Such as files that somebody wrote long ago, and has added to the table since the sink has looked at it."""
+    job = Job(spark, tmp_path, tasks=1, table={"maintenance": {"budget": 0, "orphans": {"every": "0 minutes"}}})
+    job.write([("+I", {"id": 1, "region": "ours"})])
+    job.run()
+    pipeline = job.pipeline()
+    (member,) = pipeline._supervisor.members.values()
+    job.append([{"id": 2, "region": "theirs"}])
+    orphan = job.table_folder / "data" / "orphan.parquet"
+    orphan.write_bytes(b"x")
+    week = time.time() - 7 * 86400
+    for path in (job.table_folder / "data").iterdir():
+        os.utime(path, (week, week))
+    Maintenance(spark, pipeline._supervisor)._attend(member)
+    assert not orphan.exists()
+    assert job.rows() == [{"id": 1, "region": "ours"}, {"id": 2, "region": "theirs"}]
 
 
 @pytest.mark.spark
@@ -302,6 +438,91 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     for _ in range(2):
         (again,) = maintain(spark, job.config(), [], dry_run=False)
     assert again.rewritten_data_files == 0
+
+
+@pytest.mark.spark
+def test_files_outside_of_the_table_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Such as those that `add_files` has added: they may be another table's too."""
+    job = Job(spark, tmp_path, tasks=1)
+    job.table = {
+        "merge_small_files": False,
+        "maintenance": {"budget": 0, "expire": {"older_than": "0 minutes", "retain_last": 1}},
+    }
+    changes = Changes(job)
+    changes.write(2)
+    job.run()
+    elsewhere = tmp_path / "elsewhere"
+    theirs = [{"id": number, "region": "theirs"} for number in (1000, 1001)]
+    spark.createDataFrame(theirs, "id bigint, region string").coalesce(1).write.parquet(str(elsewhere))
+    job.call("add_files", f"source_table => '`parquet`.`{elsewhere}`'")
+    (imported,) = elsewhere.glob("*.parquet")
+    changes.write(2)
+    job.run()
+    begun = only_sink(job).begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert len(begun.group.files) == 4
+    assert not any(file.path.endswith(imported.name) for file in begun.group.files)
+
+    job.compact()  # now only old snapshots have the file
+    changes.write(1)
+    job.run()
+    (done,) = maintain(spark, job.config(), [], dry_run=False)
+    assert done.error is None
+    assert done.expired_files > 0
+    assert imported.exists()
+    assert job.unreferenced_files() == []
+    assert job.rows() == [*changes.expected(), *theirs]
+
+
+def by_default(job: Job, **of_sink: Any) -> Config:
+    """The job's configuration without anything about maintenance."""
+    values = job.config_values()
+    del values["maintenance"]
+    values["tables"][0].pop("maintenance", None)
+    values["sink"] |= of_sink
+    return Config.model_validate(values)
+
+
+@pytest.mark.spark
+def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path) -> None:
+    """So jobs that end soon save up for a rewrite too, and look for orphans in time. A sink that only found the table
+    deletes nothing unasked.
+    """
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": {"window": "0 0 29 2 *"}})
+    job.sections = {"maintenance": {"budget": 1000}}
+    changes, credits = Changes(job), [0]
+    for _ in range(2):
+        changes.write(2)
+        job.run()
+        credits.append(only_sink(job).credit(1))
+    assert 0 < credits[1] < credits[2]
+    assert only_sink(job).credit(2) == 2 * credits[2]
+    job.table = {"merge_small_files": False, "maintenance": GREEDY}
+    with looking_often(AT_THE_END):
+        job.run()
+    sink = only_sink(job)
+    assert 0 <= sink.credit(1) < credits[2]
+    assert len([file for file in job.files() if file["content"] == 0]) == 1
+
+    assert not sink.is_cleaning_due(timedelta(days=7)), "the table is new"
+    assert f"maintenance: {MaintenanceSection().of_own_table().shown(can_rewrite=True)}" in checked(by_default(job))
+    assert "snapshots stay, orphans stay" in checked(by_default(job, id="another"))
+    orphan = job.table_folder / "data" / "orphan.parquet"
+    orphan.write_bytes(b"x")
+    week = time.time() - 7 * 86400
+    os.utime(orphan, (week, week))
+    job.run()
+    assert orphan.exists()
+    sink.table.set_property("rowdelta.shop.cleaned", str(int(week * 1000)))
+    Pipeline(spark, by_default(job)).run()
+    assert not orphan.exists()
+    assert not only_sink(job).is_cleaning_due(timedelta(days=7))
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
+def checked(config: Config) -> str:
+    return "\n".join(inspection.check(None, config))
 
 
 @pytest.mark.spark
@@ -395,7 +616,7 @@ def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
     sizes = sorted(
         int(row[0]) for row in spark.sql(f"SELECT file_size_in_bytes FROM {job.target}.data_files").collect()
     )
-    limits = CompactionLimits(2, 0.1, 2, MANY)
+    limits = CompactionLimits(2, 0.1, 2, 1 << 40)
     would = table.compact(limits, dry_run=True)
     assert would is not None
     assert would[0].touched > 2
@@ -475,3 +696,45 @@ def test_only_files_that_may_have_some_rows_are_rewritten(
         assert isinstance(found.error, ConfigError)
         assert f"{text!r} is not a condition by which its files can be told apart" in str(found.error)
         assert reason in str(found.error)
+
+
+@pytest.mark.spark
+def test_equality_deletes_stay_if_anything_is_in_doubt(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key index has other rows than the table, or others change the files meanwhile."""
+    properties = {"format-version": "3", "write.delete.mode": "merge-on-read"}
+    job = Job(spark, tmp_path, tasks=1, properties=properties, deletes="equality")
+    changes = Changes(job)
+    changes.write(4)
+    job.run()
+    job.deletes, job.table = "position", {"merge_small_files": False, "maintenance": {"budget": 0}}
+    rows = {row["id"]: row for row in changes.expected()}
+
+    def converted() -> int:
+        (member,) = job.pipeline()._supervisor.members.values()
+        assert member.sink is not None
+        number = member.sink.convert_equality_deletes()
+        assert job.rows() == list(rows.values())
+        assert job.unreferenced_files() == []
+        return number
+
+    live_rows = IndexSlice.live_rows
+
+    def a_few(self: IndexSlice) -> Iterator[Any]:
+        return ((numbers[:2], positions[:2], files) for numbers, positions, files in live_rows(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IndexSlice, "live_rows", a_few)
+        assert converted() == 0
+    assert "building the key index again" in caplog.text
+    with before_rewrite(lambda: spark.sql(f"DELETE FROM {job.target} WHERE id = 3")):
+        del rows[3]
+        assert converted() == 0
+    with before_rewrite(job.compact):
+        assert converted() == 0
+    assert caplog.text.count("equality deletes not converted") == 2
+    changes.write(2)
+    job.run()
+    assert [row for row in job.rows() if row["id"] != 3] == [row for row in changes.expected() if row["id"] != 3]
+    assert job.check_index() is not None

@@ -13,7 +13,7 @@ from changelog.row_kind_columns import quoted
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message, message_of
-from sink.targets.base import NO_FLOATS
+from sink.targets.base import CREATED_BY, NO_FLOATS, cleaned_property
 from sink.targets.delta.log import DeltaLog
 from sink.targets.delta.storage import storage_properties
 from sink.targets.delta.table import DeltaTable
@@ -55,7 +55,8 @@ class DeltaCatalogs:
     ) -> DeltaTable:
         """See `TargetCatalogs.create`."""
         partition_by = [field.column for field in section.partition_fields]
-        own = {name: value for name, value in properties.items() if name.startswith("rowdelta.")}
+        at_creation = (CREATED_BY, cleaned_property(self._config))  # these need no commit of their own
+        own = {n: value for n, value in properties.items() if n.startswith("rowdelta.") and n not in at_creation}
         given = {name: value for name, value in properties.items() if name not in own}
         given = required(appends=section.mode == "append", copies=section.copies) | given
         table = self._created(section.target, columns, partition_by, given, section.cluster_by)

@@ -78,7 +78,8 @@ class DeltaCommitter(Committer):
             "commit": operation,
             "after": base,
         }
-        state = self._table.own_state(request.prefix) | {"index": json.dumps(newer)}
+        own = {name.removeprefix(f"{request.prefix}."): value for name, value in request.properties.items()}
+        state = self._table.own_state(request.prefix) | own | {"index": json.dumps(newer)}
         files = [json.loads(file) for file in request.files]
         if MINOR in request.summary:  # the other rewrites' files are none that minor compactions take
             number = request.summary[MINOR]

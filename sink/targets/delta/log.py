@@ -14,11 +14,13 @@ do two kinds of a change of protocol: a feature that is only listed, and the row
 """
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -651,6 +653,23 @@ class DeltaLog:
             table = self._jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
             metrics = DataFrame(table.optimize().executeCompaction(), self._spark).collect()[0]["metrics"]
         return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
+
+    def table_inside(self) -> str | None:
+        """A folder in the table's folder that seems to be another table's, if there is one."""
+        with self.translated():
+            folder = re.sub(r"([\\\[\]{}*?])", r"\\\1", self.path.rstrip("/"))
+            pattern = self._path(f"{folder}/*/{{_delta_log,metadata}}")
+            found = pattern.getFileSystem(self._hadoop).globStatus(pattern)
+            return str(found[0].getPath().getParent().toString()) if found else None
+
+    def kept_after_deletion(self) -> timedelta:
+        """How long VACUUM has to keep files that the newest version known doesn't have
+        (`delta.deletedFileRetentionDuration`).
+        """
+        snapshot = self._latest or self.refresh()
+        with self.translated():
+            deltalog = getattr(self._jvm, f"{_DELTA}.DeltaLog")
+            return timedelta(milliseconds=int(deltalog.tombstoneRetentionMillis(snapshot.java.metadata())))
 
     def delete_equal(self, rows: DataFrame, columns: Sequence[str]) -> CommitRefusedError | None:
         """Delete the rows that are equal to one of `rows` in some columns, by Delta's own MERGE: its DELETE takes no

@@ -572,10 +572,18 @@ class DeltaTable(Target):
         return [*kept, *with_vectors], WrittenDeletes(vectors=written.vectors, bytes=written.bytes)
 
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
-        """By VACUUM, which keeps what is younger than a week. It refuses if the table's own
-        `delta.deletedFileRetentionDuration` is longer than that and `older_than`.
+        """By VACUUM, which also keeps what is younger than a week or the table's `delta.deletedFileRetentionDuration`:
+        older versions of the table and streams that read it need these files.
         """
-        hours = max(_RETENTION_HOURS, math.ceil(older_than.total_seconds() / 3600))
+        inside = self.log.table_inside()
+        if inside is not None:
+            raise TableError(
+                f"{self.name}: orphan files not removed: there seems to be another table at {inside}, whose files "
+                "VACUUM would delete. Move it, or set maintenance.orphans of this table to null."
+            )
+        wanted = max(older_than, self.log.kept_after_deletion(), _SHORTEST_RETENTION)
+        hours = math.ceil(wanted / timedelta(hours=1))
+        self.spark.conf.set(_IGNORES_RETENTION, "false")
         statement = f"VACUUM delta.`{self.log.path}` RETAIN {hours} HOURS{' DRY RUN' if dry_run else ''}"
         try:
             found = self.spark.sql(statement).collect()
@@ -620,8 +628,10 @@ def _last_actions(commits: Sequence[Commit]) -> dict[str, str]:
     return last
 
 
-_RETENTION_HOURS = 168
-"""Delta's default of `delta.deletedFileRetentionDuration`. Its VACUUM refuses less."""
+_IGNORES_RETENTION = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
+"""With its default, Delta 4 ignores the time in the statement, and goes by the table's property alone."""
+_SHORTEST_RETENTION = timedelta(days=7)
+"""Delta's default of `delta.deletedFileRetentionDuration`. A commit may take long, and a table may say less."""
 _CHECKPOINT_EVERY = 10
 """Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
 _LATEST = 20

@@ -327,7 +327,10 @@ class IcebergCommitter(Committer):
         text = json.dumps(
             {"operation": request.position_operation, "index": request.index.stored, "snapshot-id": number}
         )
-        transaction.updateProperties().set(name, text).commit()
+        update = transaction.updateProperties().set(name, text)
+        for key, value in request.properties.items():
+            update = update.set(key, value)
+        update.commit()
         return _Staged(transaction, request.index.base, number, snapshot.sequence_number, name, text, before)
 
     def _by_row_delta(

@@ -4,9 +4,11 @@ import logging
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame
 
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rowdelta")
 
+_DELETED_AT_ONCE = 10_000
 _GC = "gc.enabled"
 _MAX_AGE, _MIN_SNAPSHOTS = "history.expire.max-snapshot-age-ms", "history.expire.min-snapshots-to-keep"
 """The table's own wishes. The larger of these and the configuration's count."""
@@ -25,34 +28,61 @@ def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
     """See `Target.expire`. Branches and tags keep what they need by rules of their own (`ExpireSnapshots`).
 
     Spark's procedure compares the files of what stays with those of what goes. `Table.expireSnapshots` alone would
-    delete a Puffin file as soon as one of its vectors goes, though others are live (v3).
+    delete a Puffin file as soon as one of its vectors goes, though others are live (v3). The procedure tells the files,
+    and they are deleted here: those outside of the table's own folders, such as those of `add_files`, are others'.
     """
-    if _keeps_all(table):
-        return 0
-    kept = table.snapshot(keep)
-    age = max(int(older_than.total_seconds() * 1000), int(table.property(_MAX_AGE) or 0))
-    retain_last = max(retain_last, int(table.property(_MIN_SNAPSHOTS) or 1))
-    before = int(time.time() * 1000) - age
-    if kept is None:
-        return 0  # nothing tells what came after it
-    before = min(before, kept.timestamp_ms)
     try:
-        if not _has_older(table, before, retain_last):
+        if not has_expired(table, older_than, retain_last, keep):
             return 0
-        actions = _actions(table).expireSnapshots(table.java)
-        result = actions.expireOlderThan(before).retainLast(retain_last).execute()
-        kinds = ("DataFiles", "PositionDeleteFiles", "EqualityDeleteFiles", "Manifests", "ManifestLists")
-        deleted = sum(int(getattr(result, f"deleted{kind}Count")()) for kind in kinds)
+        before, retain_last = _limits(table, older_than, retain_last, keep)
+        action = _actions(table).expireSnapshots(table.java).expireOlderThan(before).retainLast(retain_last)
+        files = DataFrame(action.expireFiles().toDF(), table.spark).select("path").toLocalIterator()
+        deleted, others = _deleted(table, (path for (path,) in files))
     except JAVA_ERRORS as error:
         raise TemporaryError(f"{table.name}: old snapshots not removed: {java_message(error)}") from None
-    log.info("%s: old snapshots removed, with %d files", table.name, deleted)
+    stay = f"; {others:,} files outside of the table's folder stay" if others else ""
+    log.info("%s: old snapshots removed, with %d files%s", table.name, deleted, stay)
     return deleted
 
 
-def _has_older(table: "IcebergTable", before: int, retain_last: int) -> bool:
-    """Whether any snapshot may go. Spark's procedure takes seconds to find out."""
-    snapshots = table.elements(table.java.snapshots())
-    return len(snapshots) > retain_last and any(int(snapshot.timestampMillis()) < before for snapshot in snapshots)
+def _deleted(table: "IcebergTable", paths: Iterator[str]) -> tuple[int, int]:
+    """Delete files that only old snapshots had.
+
+    :return: how many were deleted, and how many stay since they aren't in the table's own folders.
+    """
+    deleted, kept = 0, 0
+    while part := list(islice(paths, _DELETED_AT_ONCE)):
+        own = [path for path in part if table.spec.is_own_file(path)]
+        # an object store deletes many files by one request
+        table.iceberg.CatalogUtil.deleteFiles(table.java.io(), table.java_list(own), "expired", True)
+        deleted, kept = deleted + len(own), kept + len(part) - len(own)
+    return deleted, kept
+
+
+def has_expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> bool:
+    """See `Target.has_old_states`. Spark's procedure takes seconds to find out."""
+    before, retain_last = _limits(table, older_than, retain_last, keep)
+    snapshots = table.as_list(table.java.snapshots())  # the oldest first
+    if before < 0 or int(snapshots.size()) <= retain_last:
+        return False
+    named = {int(reference.snapshotId()) for reference in table.elements(table.java.refs().values())}
+    for number in range(int(snapshots.size())):
+        snapshot = snapshots.get(number)
+        if int(snapshot.timestampMillis()) >= before:
+            return False
+        if int(snapshot.snapshotId()) not in named:
+            return True
+    return False
+
+
+def _limits(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> tuple[int, int]:
+    """Snapshots before a time (-1 if none may go) are removed, except so many of the newest."""
+    age = max(int(older_than.total_seconds() * 1000), int(table.property(_MAX_AGE) or 0))
+    retain_last = max(retain_last, int(table.property(_MIN_SNAPSHOTS) or 1))
+    kept = table.snapshot(keep)
+    if _keeps_all(table) or kept is None:  # nothing tells what came after it
+        return -1, retain_last
+    return min(int(time.time() * 1000) - age, kept.timestamp_ms), retain_last
 
 
 def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bool) -> list[str]:

@@ -50,6 +50,8 @@ def _rewritable(
         return None
     if spec.format_version >= 3 and "first-row-id" not in data:
         return None  # it was written before the table became v3, so nothing here tells its rows' ids
+    if not spec.is_own_file(data["file-path"]):
+        return None  # it is another table's too, and whoever removes old snapshots would delete it
     by_position = all(delete["content"].upper().startswith("POSITION") for delete in deletes)
     partition = json.dumps(indexed(table, data).partition)
     rows = int(data["record-count"])

@@ -43,7 +43,7 @@ from sink.targets.iceberg.compaction import RewriteDataFiles, compacted
 from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
-from sink.targets.iceberg.housekeeping import expired, orphans_removed
+from sink.targets.iceberg.housekeeping import expired, has_expired, orphans_removed
 from sink.targets.iceberg.rewritables import equality_deleted, handles, merged_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
@@ -666,6 +666,9 @@ class IcebergTable(IcebergState, Target):
         last = self.current_snapshot()
         has_any = last is not None and last.summary.get("total-equality-deletes", "0") != "0"
         return equality_deleted(self) if has_any else None
+
+    def has_old_states(self, older_than: timedelta, retain_last: int, keep: int | None) -> bool:
+        return has_expired(self, older_than, retain_last, keep)
 
     def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
         return expired(self, older_than, retain_last, keep)

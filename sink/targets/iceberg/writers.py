@@ -41,6 +41,7 @@ from sink.targets.iceberg.position_deletes import PositionDeletes, positions_in,
 from sink.targets.iceberg.present_rows import present_rows
 from sink.targets.iceberg.puffin import place_of, read_deletion_vectors
 from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS, read_rows, with_row_ids
+from sink.targets.locations import in_one_form
 
 COMPRESSION = "write.parquet.compression-codec"
 COMPRESSION_LEVEL = "write.parquet.compression-level"
@@ -112,6 +113,17 @@ class IcebergTableSpec(TableSpec):
         """The table's location provider decides the folder."""
         key = partition_key(partition, self.specs_by_id[partition.spec_id], self.iceberg_schema)
         return self.locations.new_data_location(name, key)
+
+    def is_own_file(self, path: str) -> bool:
+        """Whether a file is in a folder in which the table's files are written. A file elsewhere may be another
+        table's too, such as those of `add_files`.
+        """
+        return in_one_form(path).startswith(self._own_folders)
+
+    @cached_property
+    def _own_folders(self) -> tuple[str, ...]:
+        elsewhere = (self.properties_by_name.get(name) for name in ("write.data.path", "write.metadata.path"))
+        return tuple(f"{in_one_form(place).rstrip('/')}/" for place in (self.location, *elsewhere) if place)
 
     @property
     def unites_deletes(self) -> bool:
