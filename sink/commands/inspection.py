@@ -103,7 +103,7 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}{group}"
         maintenance = maintenance_of(config, section, state[0] if isinstance(state, tuple) else None)
-        yield f"  maintenance: {maintenance.shown(can_rewrite=section.mode != "append")}"
+        yield f"  maintenance: {maintenance.shown(can_rewrite=section.mode != 'append')}"
         for warning in plan.warnings:
             yield f"  WARNING: {warning}"
     for entry in config.tables:
