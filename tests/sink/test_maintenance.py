@@ -646,6 +646,27 @@ def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("partition_by", [(), ("region",)])
+def test_a_compaction_of_all_files_keeps_deletes_that_came_meanwhile(
+    spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...]
+) -> None:
+    """Iceberg drops delete files that are older than all data files that it leaves alone."""
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "2"}, partition_by=partition_by)
+    job.deletes = "equality"
+    for key in range(6):
+        job.write([("+I", {"id": key, "region": "eu"})])
+    job.run()
+    table = only_sink(job).newest_table()
+    job.write([("-D", {"id": 1, "region": "eu"}), ("-D", {"id": 4, "region": "eu"})])
+    job.write([("+I", {"id": 9, "region": "us"})])
+    job.run()
+    done = table.compact(CompactionLimits(2, 0.1, 2, 1 << 40, 0))  # it knows nothing of the last two micro-batches
+    assert done is not None
+    assert done[0].touched > 2
+    assert [row["id"] for row in job.rows()] == [0, 2, 3, 5, 9]
+
+
+@pytest.mark.spark
 def test_a_running_job_compacts_a_table_with_equality_deletes(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
