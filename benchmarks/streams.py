@@ -15,6 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.workload import SPARK_CHANGE_SCHEMA
 from sink.config import Config
+from sink.run.observer import Observer, nobody
 from sink.run.pipeline import Pipeline, Run
 from sink.spark import session
 from sink.spark import versions as spark_versions
@@ -105,8 +106,8 @@ class TimedPipeline(Pipeline):
     a third of a core's time, in which the next micro-batch runs.
     """
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
-        super().__init__(spark, config)
+    def __init__(self, spark: SparkSession, config: Config, observer: Observer = nobody) -> None:
+        super().__init__(spark, config, observer)
         self.triggers: list[Trigger] = []
         """In order, of queries that have ended."""
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sink.commands.access import Access, by_spark, check_settings, without_spark
 from sink.config import Config
+from sink.config.maintenance import ExpireSection, MaintenanceSection, age
 from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.redaction import redacted
 from sink.run.patterns import ResolvedTable, find_tables
 from sink.sources.source import Position
-from sink.targets.base import Tables, TableState, property_prefix
+from sink.targets.base import Tables, TableState, Upkeep, property_prefix
+from sink.targets.history import shown_time
 
 if TYPE_CHECKING:
     # `check` imports these when it needs them: `status` never does, and they take a second
@@ -152,6 +154,30 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
+        yield from _upkeep(table.upkeep(), config.maintenance_of(section), datetime.now(UTC))
+
+
+def _upkeep(found: Upkeep | None, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
+    """What maintenance has done for a table and has still to do, as far as it is known without a look at each file."""
+    if found is None or not found.data_files:
+        return
+    size = f"{found.size_in_bytes / found.data_files / 1e6:,.1f} MB"
+    yield f"  files: {size} on average, {found.deleted_rows / max(1, found.rows):.1%} of their rows are deleted"
+    if found.rewritten_at is not None:
+        yield f"  rewritten last: {found.rewritten_files:,} files at {shown_time(found.rewritten_at)}"
+    if found.equality_deletes:
+        yield f"  due: {found.equality_deletes:,} equality deletes; rowdelta maintain says them by position"
+    if found.snapshots:
+        yield f"  {_snapshots(found.snapshots, settings.expire, now)}"
+
+
+def _snapshots(made: Sequence[int], expire: ExpireSection | None, now: datetime) -> str:
+    """:param made: when, in milliseconds since 1970, the oldest first."""
+    kept = f"{len(made):,} snapshots since {shown_time(made[0])}"
+    if expire is None:
+        return f"{kept}; none expires, since maintenance.expire isn't configured"
+    end = (now - age(expire.older_than)).timestamp() * 1000
+    return f"{kept}; due to expire: {sum(time < end for time in made[: -expire.retain_last]):,}"
 
 
 def _plan(

@@ -97,6 +97,31 @@ class FileCounts:
 
 
 @dataclass(frozen=True)
+class Upkeep:
+    """What a table's metadata tell of its maintenance.
+
+    :param data_files: live data files.
+    :param size_in_bytes: of them together.
+    :param rows: in them, live or not.
+    :param deleted_rows: how many of these are deleted by position.
+    :param equality_deletes: keys that are deleted by value.
+    :param snapshots: when each snapshot was made that is still there, in milliseconds since 1970, the oldest first.
+        Empty if the format looks after them by itself.
+    :param rewritten_at: when a rewrite beside the stream was committed last; None if no known commit is one.
+    :param rewritten_files: how many data files that commit replaced.
+    """
+
+    data_files: int
+    size_in_bytes: int
+    rows: int
+    deleted_rows: int
+    equality_deletes: int = 0
+    snapshots: Sequence[int] = ()
+    rewritten_at: int | None = None
+    rewritten_files: int = 0
+
+
+@dataclass(frozen=True)
 class LastCommit:
     """The newest commit of a table, by whomever.
 
@@ -134,6 +159,10 @@ class TableState(ABC):
     @abstractmethod
     def last_commit(self) -> LastCommit | None:
         """None if the table has no snapshot."""
+
+    @abstractmethod
+    def upkeep(self) -> Upkeep | None:
+        """None if the table has no snapshot, or doesn't tell."""
 
     @abstractmethod
     def columns(self) -> tuple["ColumnSpec", ...]:

@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -371,13 +372,15 @@ def test_two_processes_at_once(spark: SparkSession, tmp_path: Path) -> None:
         for name in ("one", "two")
     ]
     try:
-        ended = [(process.communicate(timeout=300), process.returncode) for process in processes]
+        # one waits for the other, which may have failed: so what each says is read at the same time
+        with ThreadPoolExecutor() as threads:
+            said = list(threads.map(partial(_said, processes), processes))
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert [code for _, code in ended] == [0, 0], ended[0][0][1][-4000:] + ended[1][0][1][-4000:]
-    outcomes = [[json.loads(line) for line in output.splitlines()] for (output, _), _ in ended]
+    assert [process.returncode for process in processes] == [0, 0], said[0][1][-4000:] + said[1][1][-4000:]
+    outcomes = [[json.loads(line) for line in output.splitlines()] for output, _ in said]
     assert sorted(outcome[0]["created"] for outcome in outcomes) == [False, True]
     assert outcomes[0][0]["table"] == outcomes[1][0]["table"]
     lost = {"txn": "ConcurrentTransactionException", "domain": "ConcurrentTransactionException"}
@@ -387,6 +390,15 @@ def test_two_processes_at_once(spark: SparkSession, tmp_path: Path) -> None:
         assert {one["outcome"], two["outcome"]} in (expected, {str(one["base"] + 1), "StaleVersion"}), (one, two)
     log = DeltaLog.at(spark, str(tmp_path / "table"))
     assert log.refresh().version == len(ROUNDS)
+
+
+def _said(all_of_them: Sequence[subprocess.Popen[str]], one: subprocess.Popen[str]) -> tuple[str, str]:
+    """What one process prints until it ends. If it fails, the others are killed."""
+    said = one.communicate(timeout=300)
+    if one.returncode:
+        for other in all_of_them:
+            other.kill()
+    return said
 
 
 # -- unknown

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.commands import inspection
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewriting
 from tests.sink.harness import Changes
@@ -41,6 +42,7 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
     changes.write(1)
     job.run()
     sink = only_sink(job)
+    assert status(spark, job)[-1] == "  files: 0.0 MB on average, 33.3% of their rows are deleted"
     begun = sink.begin_rewrite(ALL_FILES)
     assert begun is not None
     assert sink.write_rewrite(begun)
@@ -48,3 +50,10 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
     job.check()
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
     assert found == [row | {"note": None} for row in changes.expected()]
+    files, rewritten = status(spark, job)[-2:]
+    assert files == "  files: 0.0 MB on average, 0.0% of their rows are deleted"
+    assert rewritten.startswith("  rewritten last: 3 files at ")
+
+
+def status(spark: SparkSession, job: DeltaJob) -> list[str]:
+    return list(inspection.status(spark, job.config()))

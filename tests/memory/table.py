@@ -43,6 +43,7 @@ from sink.targets.base import (
     TableChanges,
     Target,
     TouchedFiles,
+    Upkeep,
     WrittenDeletes,
 )
 from sink.targets.retries import Retries
@@ -232,6 +233,9 @@ class MemoryTable(Target):
 
     def not_followed(self) -> Iterator[str]:
         return iter(())
+
+    def upkeep(self) -> Upkeep | None:
+        raise NotImplementedError
 
     def last_commit(self) -> LastCommit | None:
         if self.seen is None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from deltawriters.rewrite import SmallFile
+from sink.commands import inspection
 from sink.commands.maintain import as_json, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.run import maintenance
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
 from sink.targets.base import Rewritable
-from tests.sink.harness import Changes, Job, by_pyiceberg
+from tests.sink.harness import Changes, Job, by_pyiceberg, seen
 from tests.stack.process import wait_until
 
 
@@ -231,6 +233,13 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     week = time.time() - 7 * 86400
     os.utime(orphan, (week, week))
 
+    status = "\n".join(seen(inspection.status, spark, job.config()))
+    assert re.search(
+        r"\n  files: 0\.0 MB on average, [1-9]\d\.\d% of their rows are deleted\n  [2-6] snapshots since", status
+    )
+    assert re.search(r" UTC; due to expire: [1-5]$", status)
+    assert "rewritten last" not in status
+
     (found,) = maintain(spark, job.config(), ["orders"], dry_run=True)
     assert found.error is None
     assert [Path(path).name for path in found.orphans] == ["orphan.parquet"]
@@ -242,6 +251,9 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     assert (done.rewritten_data_files, done.added_data_files, done.failed_groups) == (6, 1, 0)
     assert done.expired_files > 0
     assert json.loads(as_json(done))["orphans"] == done.orphans
+    status = "\n".join(seen(inspection.status, spark, job.config()))
+    assert re.search(r"\n  files: .+, 0\.0% of their rows are deleted\n  rewritten last: 6 files at ", status)
+    assert status.endswith(" UTC; due to expire: 1")  # it stays, since it stored the position
     assert not orphan.exists()
     assert young.exists()
     young.unlink()
@@ -269,7 +281,9 @@ def test_equality_deletes_become_deletes_by_position(
     changes = Changes(job)
     changes.write(5)
     job.run()
-    assert [file for file in job.files() if file["content"] == 2]
+    assert re.search(r"\n  due: [1-9]\d* equality deletes; ", "\n".join(seen(inspection.status, spark, job.config())))
+    equality_deletes = len([file for file in job.files() if file["content"] == 2])
+    assert equality_deletes > 0
 
     job.deletes = "position"
     job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
@@ -277,7 +291,7 @@ def test_equality_deletes_become_deletes_by_position(
     (found,) = maintain(spark, job.config(), [], dry_run=False)
     assert found.error is None
     assert found.skipped == ""
-    assert found.converted_equality_deletes > 0
+    assert found.converted_equality_deletes == equality_deletes
     assert not [file for file in job.files() if file["content"] == 2]
     assert job.rows() == before == changes.expected()
     assert job.check_index() is not None

@@ -126,11 +126,11 @@ def test_a_table_that_was_rolled_back(spark: SparkSession, tmp_path: Path) -> No
         job.run()
     name = job.target
     ids = [row[0] for row in spark.sql(f"SELECT snapshot_id FROM {name}.snapshots ORDER BY committed_at").collect()]
-    assert "lag: 0 files" in seen(inspection.status, spark, job.config())[-1]
+    assert "lag: 0 files" in seen(inspection.status, spark, job.config())[2]
     catalog, _, table = name.partition(".")
     spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{table}', {ids[0]})")
     spark.catalog.refreshTable(name)
-    assert "lag: 2 files" in seen(inspection.status, spark, job.config())[-1]
+    assert "lag: 2 files" in seen(inspection.status, spark, job.config())[2]
     assert seen(inspection.check, spark, job.config())[-1] == "ok"
 
 

@@ -52,8 +52,10 @@ def running_stack(told: Callable[[str], None] = lambda text: None) -> Iterator[S
     :param told: is told what has started.
     """
     with ExitStack() as ends:
-        folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="rowdelta-stack-"))
-        stack = Stack(Path(folder))
+        # In a thread: Ctrl-C can't come between a folder and the note of it.
+        with ThreadPoolExecutor() as thread:
+            made = thread.submit(tempfile.TemporaryDirectory, prefix="rowdelta-stack-").result()
+        stack = Stack(Path(ends.enter_context(made)))
         starting = ends.enter_context(_Starting())
         chains: list[list[_Server]] = [
             [stack.kafka, stack.connect],

@@ -32,6 +32,7 @@ from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.session import activate
 from sink.targets.base import (
+    REWRITE,
     FileCounts,
     LastCommit,
     LiveFile,
@@ -41,6 +42,7 @@ from sink.targets.base import (
     TableChanges,
     Target,
     TouchedFiles,
+    Upkeep,
     WrittenDeletes,
 )
 from sink.targets.delta.commit import DeltaCommitter
@@ -174,6 +176,21 @@ class DeltaTable(Target):
         counts = f"{len(live)} data files, {with_vectors} of them with deletion vectors"
         files = FileCounts(len(live), with_vectors)
         return LastCommit(self._snapshot.version, self._snapshot.timestamp_ms, counts, files)
+
+    def upkeep(self) -> Upkeep | None:
+        files = rewritables(self)
+        if self.is_empty() or len(files) < len(self.live):  # files without statistics
+            return None
+        commits = self.log.history(_LATEST, self.snapshot_id())
+        last = next((commit for commit in commits if REWRITE in commit.notes), None)
+        return Upkeep(
+            data_files=len(files),
+            size_in_bytes=sum(file.small.size_in_bytes for file in files),
+            rows=sum(file.rows for file in files),
+            deleted_rows=sum(file.deleted for file in files),
+            rewritten_at=self.log.time_of(last) if last else None,
+            rewritten_files=int(last.notes[REWRITE]) if last else 0,
+        )
 
     def next_txn(self, prefix: str) -> int:
         """The version of the sink's next `txn` action."""
@@ -597,6 +614,8 @@ _RETENTION_HOURS = 168
 """Delta's default of `delta.deletedFileRetentionDuration`. Its VACUUM refuses less."""
 _CHECKPOINT_EVERY = 10
 """Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
+_LATEST = 20
+"""In so many commits `upkeep` looks for a rewrite."""
 _MOST_KNOWN = 1000
 """So many commits of the sink are remembered with their versions."""
 

@@ -96,6 +96,9 @@ class MetadataTable(IcebergState):
         found = None if snapshot_id is None else self._snapshots.get(snapshot_id)
         return None if found is None else Snapshot.of_json(found)
 
+    def snapshots(self) -> Sequence[Snapshot]:
+        return [Snapshot.of_json(snapshot) for snapshot in self._snapshots.values()]
+
     def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
         current: int | None = snapshot_id
         while current is not None and current in self._snapshots:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
-from deltawriters.keyindex import IndexedFile
 from deltawriters.rewrite import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
@@ -82,23 +81,16 @@ def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObjec
 
 
 def equality_deleted(table: "IcebergTable") -> EqualityDeleted | None:
-    """See `Target.equality_deletes`. Those that apply to no data file aren't found; Iceberg drops them by itself."""
-    files, deletes = dict[IndexedFile, int](), dict[str, JavaObject]()
+    """See `Target.equality_deletes`. The delete files come from the manifests: a scan doesn't have those that apply to
+    no data file, such as the first one of a partition, and some engines refuse a table for such a file too.
+    """
     try:
-        scans = table.current_scans()
-        for number, described in enumerate(table.described_scans(scans)):
-            of_equality = {
-                delete["file-path"]
-                for delete in described.get("delete-files", ())
-                if delete["content"].upper().startswith("EQUALITY")
-            }
-            if not of_equality:
-                continue
-            data = described["data-file"]
-            files[indexed(table, data)] = int(data["record-count"])
-            if not of_equality <= deletes.keys():
-                deletes |= {str(delete.location()): delete for delete in table.elements(scans.get(number).deletes())}
+        files = {
+            indexed(table, described["data-file"]): int(described["data-file"]["record-count"])
+            for described in table.described_scans(table.current_scans())
+            if any(delete["content"].upper().startswith("EQUALITY") for delete in described.get("delete-files", ()))
+        }
+        found = [delete for delete in table.delete_files() if str(delete.content()) == "EQUALITY_DELETES"]
     except JAVA_ERRORS as error:
         raise TemporaryError(java_message(error)) from None
-    found = [delete for delete in deletes.values() if str(delete.content()) == "EQUALITY_DELETES"]
     return EqualityDeleted(files, found) if found else None

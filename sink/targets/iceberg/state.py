@@ -6,12 +6,12 @@ JSON (`sink.targets.iceberg.metadata`).
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sink.errors import TableError
-from sink.targets.base import NO_FLOATS, FileCounts, LastCommit, StoredPosition, TableState
+from sink.targets.base import NO_FLOATS, REWRITE, FileCounts, LastCommit, StoredPosition, TableState, Upkeep
 from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, check_types
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
     from sink.targets.iceberg.writers import IcebergTableSpec
 
+_TOTALS = (
+    "total-data-files", "total-files-size", "total-records", "total-position-deletes", "total-equality-deletes",
+)  # fmt: skip
+"""Of a snapshot's summary (Iceberg spec, Appendix F)."""
 _OWN = "rowdelta."
 """Begins the names of the properties that the sink sets."""
 
@@ -78,6 +82,10 @@ class IcebergState(TableState):
         """The snapshot with this id; None if it isn't known (any more)."""
 
     @abstractmethod
+    def snapshots(self) -> Sequence[Snapshot]:
+        """All snapshots that the table still has."""
+
+    @abstractmethod
     def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
         """Whether a snapshot is the same as another one, or one of its known ancestors."""
 
@@ -104,6 +112,24 @@ class IcebergState(TableState):
             f"files, {int(current.summary.get('total-equality-deletes') or 0):,} equality deletes"
         )
         return LastCommit(current.snapshot_id, current.timestamp_ms, counts, _live(current.summary))
+
+    def upkeep(self) -> Upkeep | None:
+        current = self.current_snapshot()
+        if current is None or not set(_TOTALS) <= current.summary.keys():
+            return None
+        files, size, rows, deleted, equality = (int(current.summary[name]) for name in _TOTALS)
+        known = sorted(self.snapshots(), key=lambda snapshot: snapshot.timestamp_ms)
+        last = next((snapshot for snapshot in reversed(known) if REWRITE in snapshot.summary), None)
+        return Upkeep(
+            data_files=files,
+            size_in_bytes=size,
+            rows=rows,
+            deleted_rows=deleted,
+            equality_deletes=equality,
+            snapshots=[snapshot.timestamp_ms for snapshot in known],
+            rewritten_at=last.timestamp_ms if last else None,
+            rewritten_files=int(last.summary[REWRITE]) if last else 0,
+        )
 
     def identifiers(self) -> tuple[str, ...]:
         check_types(self)

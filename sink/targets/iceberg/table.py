@@ -315,6 +315,18 @@ class IcebergTable(IcebergState, Target):
             for manifest in self.elements(found):
                 self.as_list(read(manifest, io, specs)).forEach(remove)
 
+    def delete_files(self) -> list[JavaObject]:
+        """All delete files of the current snapshot, with those that apply to no data file."""
+        snapshot = self.java.currentSnapshot()
+        if snapshot is None:
+            return []
+        io, read = self.java.io(), self.iceberg.ManifestFiles.readDeleteManifest
+        return [
+            file
+            for manifest in self.elements(snapshot.deleteManifests(io))
+            for file in self.elements(read(manifest, io, self.java_specs))
+        ]
+
     @cached_property
     def _scanned_path(self) -> JavaObject:
         return self._function(self._of_scanned(self._fact_of_file("location", "java.lang.String")))
@@ -378,6 +390,9 @@ class IcebergTable(IcebergState, Target):
             return current
         found = None if snapshot_id is None else self.java.snapshot(snapshot_id)
         return None if found is None else self.snapshot_of(found)
+
+    def snapshots(self) -> list[Snapshot]:
+        return [self.snapshot_of(snapshot) for snapshot in self.elements(self.java.snapshots())]
 
     def snapshot_of(self, java: JavaObject) -> Snapshot:
         """Of Iceberg's object, in one call across the bridge."""
