@@ -1,11 +1,19 @@
 """How files are shared out that `deletes: copy-on-write` replaces."""
 
+import threading
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
 
+from deltawriters import TaskId
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.rewrite import CopyGroup, TouchedFile
 from sink.run import copy_on_write
+from sink.run.moving import moved
+from sink.spark import task
 
 MB = 1024 * 1024
 
@@ -48,3 +56,24 @@ def test_many_small_partitions_are_few_tasks() -> None:
     deleted = DeletedRows({file.path: FoundRows(file.file) for file in touched})
     found = copy_on_write._groups(touched, deleted, 512 * MB, 200)
     assert [len(group.files) for group in found] == [8] * 10
+
+
+def test_after_an_error_on_the_driver_all_files_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those of the other threads would stay."""
+    failing = threading.Event()
+
+    def rewritten(_: object, task: TaskId, __: object, written: Callable[[list[str]], None]) -> dict[str, Any]:
+        if task.partition == 0:
+            failing.set()
+            raise OSError("the disk is full")
+        assert failing.wait(60)
+        written([f"file of {task.partition}"])
+        return {"files": [], "runs": [], "rows": 0, "bytes": 0}
+
+    monkeypatch.setattr(task, "rewritten", rewritten)
+    created: list[str] = []
+    plan = Mock(operation="operation")
+    two = groups(("a", 2), ("b", 2))
+    with pytest.raises(OSError, match="the disk is full"):
+        moved(Mock(), plan, two, created, on_driver=True, threads=4)
+    assert created == ["file of 1"]
