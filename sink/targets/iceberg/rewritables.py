@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from random import randrange
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 
 
 _MOST_FILES = 20_000
-"""More files aren't looked at: each takes a tenth of a millisecond in which micro-batches wait."""
+"""More files aren't looked at at once: each takes a tenth of a millisecond in which micro-batches wait."""
 
 
 def rewritables(table: "IcebergTable") -> list[Rewritable]:
     """See `Target.rewritables`."""
     try:
         scans = table.current_scans()
-        scans = scans.subList(0, min(int(scans.size()), _MOST_FILES))
+        first = randrange(max(1, int(scans.size()) - _MOST_FILES + 1))  # so that each file has its turn
+        scans = scans.subList(first, min(int(scans.size()), first + _MOST_FILES))
         described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
     except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot
         raise TemporaryError(java_message(error)) from None
