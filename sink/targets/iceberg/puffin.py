@@ -22,12 +22,19 @@ _MAGIC = b"PFA1"
 def write_deletion_vectors(
     io: FileIO, path: str, vectors: Sequence[tuple[str, Partition, BitMap64]]
 ) -> list[ContentFile]:
-    """Write one Puffin file at `path`, and return a descriptor of each vector.
+    """Write one Puffin file at `path`, and return a descriptor of each vector, in the order of their places.
+
+    The smallest vectors come first. DuckDB (1.5.5) reads more than it wants where the rest of the file isn't longer
+    than that, and then takes the positions of this vector for those of all that follow it.
 
     :param vectors: (path of the data file, its partition, deleted positions); each data file occurs once.
     """
     puffin = _Puffin()
-    places = [puffin.add_deletion_vector(data_file, positions) for data_file, _, positions in vectors]
+    encoded = [
+        (encode_blob(positions), data_file, partition, len(positions)) for data_file, partition, positions in vectors
+    ]
+    encoded.sort(key=lambda vector: len(vector[0]))
+    places = [puffin.add_deletion_vector(data_file, blob, rows) for blob, data_file, _, rows in encoded]
     content = puffin.content()
     with io.new_output(path).create(overwrite=True) as stream:
         stream.write(content)
@@ -36,14 +43,14 @@ def write_deletion_vectors(
             FileContent.POSITION_DELETES,
             path,
             partition,
-            len(positions),
+            rows,
             len(content),
             file_format="PUFFIN",
             referenced_data_file=data_file,
             content_offset=offset,
             content_size_in_bytes=length,
         )
-        for (data_file, partition, positions), (offset, length) in zip(vectors, places, strict=True)
+        for (_, data_file, partition, rows), (offset, length) in zip(encoded, places, strict=True)
     ]
 
 
@@ -74,9 +81,8 @@ class _Puffin:
         self._content = bytearray(_MAGIC)
         self._blobs: list[dict[str, object]] = []
 
-    def add_deletion_vector(self, data_file: str, positions: BitMap64) -> tuple[int, int]:
-        """Add the vector of `data_file`. Returns the blob's offset and length."""
-        blob = encode_blob(positions)
+    def add_deletion_vector(self, data_file: str, blob: bytes, rows: int) -> tuple[int, int]:
+        """Add the vector of `data_file`, which deletes so many rows. Returns the blob's offset and length."""
         offset = len(self._content)
         self._content += blob
         self._blobs.append(
@@ -87,7 +93,7 @@ class _Puffin:
                 "sequence-number": -1,
                 "offset": offset,
                 "length": len(blob),
-                "properties": {"referenced-data-file": data_file, "cardinality": str(len(positions))},
+                "properties": {"referenced-data-file": data_file, "cardinality": str(rows)},
             }
         )
         return offset, len(blob)
