@@ -122,8 +122,8 @@ what it does:
   expires   snapshots that are older than maintenance.expire says, except what the sink still needs
   orphans   files in the table's folder that no snapshot has, if they are older than maintenance.orphans says
 
-Stop the sink first: if both commit at the same time, one of them is refused (exit 4), and nothing is lost. A run does
-the same by itself, within maintenance.budget, and its stream goes on meanwhile.
+It may run beside the sink: if both commit at the same time, one of them is refused (exit 4), and nothing is lost. A run
+does the same by itself, within maintenance.budget, and its stream goes on meanwhile.
 
 exit codes:
   4, 75  a table could not be looked after; see what is printed

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -115,6 +115,17 @@ def test_the_table_equals_the_source(spark: SparkSession, told: tuple[Story, Whe
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class DeltaDatabase(Database):
+    """It has no empty texts where these are partition values. Delta reads such as NULL, so such a key is a bad record
+    (`ChangelogSpec.empty_is_null`).
+    """
+
+    def key(self, number: int) -> tuple[Any, ...]:
+        partition_by = self._story.partition_by
+        key = enumerate(super().key(number))
+        return tuple("not empty" if value == "" and f"k{place}" in partition_by else value for place, value in key)
+
+
 class DeltaPlayer(Player):
     """See `Player`.
 
@@ -139,7 +150,7 @@ class DeltaPlayer(Player):
             tasks=story.tasks,
         )
         self.job = self.delta
-        self.database = Database(story)
+        self.database = DeltaDatabase(story)
 
     def _run(self, run: Run) -> None:
         if run.fault is not None:

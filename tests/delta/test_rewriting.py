@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from pyspark.sql import SparkSession
 from sink.commands import inspection
 from sink.errors import TableError
 from sink.targets.base import CREATED_BY
-from tests.delta.harness import DeltaJob
+from tests.delta.harness import DeltaJob, before_rewrite
 from tests.rewrites import ALL_FILES, only_sink, rewriting
-from tests.sink.harness import Changes
+from tests.sink.harness import Changes, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -120,3 +121,48 @@ def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: 
     spark.range(3).write.format("delta").save(str(inside))
     with pytest.raises(TableError, match=r"another table at .*/items \{1\}, whose files VACUUM would delete"):
         only_sink(job).table.remove_orphans(timedelta(days=3))
+
+
+@pytest.mark.parametrize("moves", ["rewrite", "minor compaction"])
+def test_moved_rows_prove_the_position(spark: SparkSession, tmp_path: Path, moves: str) -> None:
+    """After a clean-up of the log. They are in the table's state that has the position, so it was not taken back."""
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": moves != "rewrite"})
+    changes = Changes(job)
+    changes.write(3)
+    with merging_soon(every=3):
+        job.run()
+    if moves == "rewrite":
+        sink = only_sink(job)
+        begun = sink.begin_rewrite(ALL_FILES)
+        assert begun is not None
+        assert sink.write_rewrite(begun)
+        assert sink.end_rewrite(begun) is not None
+    assert len(job.snapshot().files) == 1
+    job.clean_log()
+    changes.write(1)
+    job.run()
+    job.check(since=job.version())
+    assert job.rows() == changes.expected()
+
+
+@pytest.mark.parametrize("when", ["before", "at the commit"])
+def test_optimize_gives_way_or_the_rewrite_does(spark: SparkSession, tmp_path: Path, when: str) -> None:
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(3)
+    job.run()
+    sink = only_sink(job)
+    begun = sink.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert sink.write_rewrite(begun)
+    if when == "before":
+        job.sql("OPTIMIZE {t}")
+    with before_rewrite(lambda: job.sql("OPTIMIZE {t}")) if when == "at the commit" else nullcontext():
+        assert sink.end_rewrite(begun) is None
+    assert len(job.snapshot().files) == 1
+    assert len(list(job.table_folder.glob("*.parquet"))) == 4, "that of the rewrite is deleted"
+    changes.write(1)
+    job.run()
+    job.check()
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None

@@ -1,6 +1,7 @@
 """Files are rewritten beside the stream. The table's rows stay the same, whatever micro-batches do meanwhile."""
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.run.rewrite_plan import RewriteOptions
+from sink.targets.iceberg import rewritables
 from sink.targets.iceberg.commit import IcebergCommitter
 from tests.rewrites import ALL_FILES, only_sink, rewriting
-from tests.sink.harness import Changes, CrashError, Job, by_pyiceberg, crashing
+from tests.sink.harness import Changes, CrashError, Job, before_rewrite, by_pyiceberg, crashing
 
 pytestmark = pytest.mark.spark
 
@@ -101,7 +103,7 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path, version: 
     assert job.check_index() is not None
 
 
-@pytest.mark.parametrize("what", ["compaction", "append", "delete"])
+@pytest.mark.parametrize("what", ["compaction", "compaction at the commit", "append", "delete"])
 def test_others_change_the_table_meanwhile(
     spark: SparkSession, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,10 +123,11 @@ def test_others_change_the_table_meanwhile(
     elif what == "append":
         job.append([{"id": 99, "region": "theirs"}])
         rows[99] = "theirs"
-    else:
+    elif what == "delete":
         spark.sql(f"DELETE FROM {job.target} WHERE id = 3")
         del rows[3]
-    done = sink.end_rewrite(begun)
+    with before_rewrite(job.compact) if what == "compaction at the commit" else nullcontext():
+        done = sink.end_rewrite(begun)
     assert (done is not None) == (what == "append"), caplog.text
     assert job.rows() == [{"id": key, "region": region} for key, region in sorted(rows.items())]
     assert job.unreferenced_files() == []
@@ -282,3 +285,17 @@ def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: A
     assert job.rows() == changes.expected()
     job.check_deletes()
     assert job.check_index() is not None
+
+
+def test_each_file_of_a_large_table_has_its_turn(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = new_job(spark, tmp_path, 3, tasks=1, table={"merge_small_files": False})
+    for key in range(3):
+        job.write([("+I", {"id": key, "region": "new"})])
+    job.run()
+    monkeypatch.setattr(rewritables, "_MOST_FILES", 2)
+    table = only_sink(job).table
+    looks = [[file.small.path for file in table.rewritables()] for _ in range(40)]
+    assert {len(found) for found in looks} == {2}
+    assert len({path for found in looks for path in found}) == 3

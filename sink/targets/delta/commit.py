@@ -16,7 +16,7 @@ from sink.targets.base import MINOR, SINK_ID, ChangeSet, Committer, CommitUnknow
 from sink.targets.delta.live_files import Add
 from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
 from sink.targets.delta.new_vectors import remove_of
-from sink.targets.delta.small_files import SCHEMA, VECTOR, WRITER, schema_tag
+from sink.targets.delta.small_files import POSITION, SCHEMA, VECTOR, WRITER, schema_tag
 from sink.targets.retries import Retries
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class DeltaCommitter(Committer):
             state["merges"] = number
             tags = self._tags(request.prefix, operation) | {MINOR: number}
             files = [tagged(file, tags) for file in files]
+        files = [tagged(file, {POSITION: request.position_operation}) for file in files]
         actions = [*request.replaced, *files, domain(request.prefix, state)]
         try:
             self._send(request.prefix, operation, base, actions, request.summary)

@@ -22,6 +22,8 @@ WRITER = "rowdelta.operation"
 """Tag of a data file: the commit of the sink that wrote it."""
 VECTOR = "rowdelta.vector"
 """Tag of a data file: the commit of the sink that wrote its deletion vector."""
+POSITION = "rowdelta.position"
+"""Tag of a data file to which rows were moved: the commit whose position the table had then."""
 SCHEMA = "rowdelta.schema"
 """Tag of a data file: for which columns it was written (`schema_tag`). Files of other columns are not merged."""
 

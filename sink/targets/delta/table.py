@@ -53,7 +53,7 @@ from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapsho
 from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize
 from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
-from sink.targets.delta.small_files import VECTOR, WRITER, candidates, rewritables
+from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates, rewritables
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 from sink.targets.locations import in_one_form
@@ -345,10 +345,12 @@ class DeltaTable(Target):
         return made, restored
 
     def _has_files_of(self, operation: str, snapshot: Snapshot) -> bool:
-        """Whether a file is live that the sink's commit added. Then the table wasn't taken back to before it."""
+        """Whether a file is live that the sink's commit added, or to which rows were moved after it. Then the table
+        wasn't taken back to before it.
+        """
         tags = (add.get("tags") or {} for add in self.live.values())
         return snapshot.version == self._snapshot.version and any(
-            operation in (found.get(WRITER), found.get(VECTOR)) for found in tags
+            operation in (found.get(WRITER), found.get(VECTOR), found.get(POSITION)) for found in tags
         )
 
     def restored_version(self, commit: Commit) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from random import randrange
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _MOST_FILES = 20_000
-"""More files aren't looked at: each takes a tenth of a millisecond in which micro-batches wait."""
+"""More files aren't looked at at once: each takes a tenth of a millisecond in which micro-batches wait."""
 
 
 def rewritables(table: "IcebergTable") -> list[Rewritable]:
@@ -27,7 +28,8 @@ def rewritables(table: "IcebergTable") -> list[Rewritable]:
     try:
         scans = table.current_scans()
         is_complete = int(scans.size()) <= _MOST_FILES
-        scans = scans.subList(0, min(int(scans.size()), _MOST_FILES))
+        first = randrange(max(1, int(scans.size()) - _MOST_FILES + 1))  # so that each file has its turn
+        scans = scans.subList(first, min(int(scans.size()), first + _MOST_FILES))
         described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
     except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot
         raise TemporaryError(java_message(error)) from None
