@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sink import logs
-from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, age
+from sink.config.maintenance import MaintenanceSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
 from sink.run.plan import deletes_by_value
@@ -37,6 +37,8 @@ LEAST_GAIN = 32 * OPEN_COST
 """About a second of a scan. For less a table isn't worth a commit, and a snapshot more."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
+_SELDOM = 20
+"""What micro-batches wait for takes at most about this part of the time."""
 _LOOK_EVERY = 3600.0
 """Seconds between two looks for old snapshots, and for orphans that are due."""
 
@@ -47,7 +49,7 @@ class _Table:
 
     :param wasted: bytes that rewrites have written which were given up.
     :param looked_at: when nothing paid, and how much its micro-batches had written then.
-    :param converted_at: when equality deletes were looked for last.
+    :param convert_from: when equality deletes are looked for again.
     :param expired_at: when it was last looked whether old snapshots can be removed.
     :param cleaned_at: likewise, orphans. When these were removed, the table itself knows.
     """
@@ -56,7 +58,7 @@ class _Table:
     wasted: int = 0
     looked_at: float = float("-inf")
     written_then: int = 0
-    converted_at: float = float("-inf")
+    convert_from: float = float("-inf")
     expired_at: float = float("-inf")
     cleaned_at: float = float("-inf")
 
@@ -151,32 +153,47 @@ class Maintenance:
         known = self._known.get(member.target)
         if known is None or known.sink is not sink:
             known = self._known[member.target] = _Table(sink)
-        settings = sink.maintenance
-        if settings.budget and settings.is_open(datetime.now(UTC)):
-            self._convert(member, known)
-            if deletes_by_value(sink.plan.section) and sink.plan.section.compact_every is None:
-                self._compact(member, known, settings)
-            while not self._ending.is_set() and self._rewrite(member, known, settings):
-                pass
-        now = time.monotonic()
-        if settings.expire is not None and now - known.expired_at >= _LOOK_EVERY:
-            known.expired_at = now
-            self._expire(member, sink, settings.expire)
-        orphans = settings.orphans
-        if orphans is not None and now - known.cleaned_at >= _LOOK_EVERY and sink.is_cleaning_due(age(orphans.every)):
-            known.cleaned_at = now
-            self._clean(member, sink, orphans)
+        failed: Exception | None = None
+        for step in (self._move, self._expire, self._clean):  # one that fails doesn't keep the others from their work
+            try:
+                step(member, known, sink.maintenance)
+            except CommitUnknownError:
+                raise
+            except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
-    def _expire(self, member: Member, sink: TableSink, settings: ExpireSection) -> None:
+    def _move(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
+        """Rewrite files, in one of the ways that there are."""
+        if not settings.budget or not settings.is_open(datetime.now(UTC)):
+            return
+        section = known.sink.plan.section
+        self._convert(member, known)
+        if deletes_by_value(section) and section.compact_every is None:
+            self._compact(member, known, settings)
+        while not self._ending.is_set() and self._rewrite(member, known, settings):
+            pass
+
+    def _expire(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""
+        sink, expire, now = known.sink, settings.expire, time.monotonic()
+        if expire is None or now - known.expired_at < _LOOK_EVERY:
+            return
+        known.expired_at = now
         with self._turn(member, sink) as has_turn:
-            keep = sink.oldest_needed(age(settings.older_than), settings.retain_last) if has_turn else None
+            keep = sink.oldest_needed(age(expire.older_than), expire.retain_last) if has_turn else None
         if keep is not None:
-            sink.newest_table().expire(age(settings.older_than), settings.retain_last, keep)
+            sink.newest_table().expire(age(expire.older_than), expire.retain_last, keep)
 
-    def _clean(self, member: Member, sink: TableSink, settings: OrphansSection) -> None:
+    def _clean(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
+        """Remove files that no state of the table has."""
+        sink, orphans, now = known.sink, settings.orphans, time.monotonic()
+        if orphans is None or now - known.cleaned_at < _LOOK_EVERY or not sink.is_cleaning_due(age(orphans.every)):
+            return
+        known.cleaned_at = now
         if not self._ending.is_set():
-            sink.newest_table().remove_orphans(age(settings.older_than))
+            sink.newest_table().remove_orphans(age(orphans.older_than))
         with self._turn(member, sink) as has_turn:
             if has_turn:
                 sink.note_cleaning()
@@ -189,13 +206,15 @@ class Maintenance:
 
     def _convert(self, member: Member, known: _Table) -> None:
         """Say by position what others, such as Flink, delete by value. Files with such deletes can't be rewritten."""
-        now = time.monotonic()
-        if now - known.converted_at < PAUSE:
-            return  # to find out that it can't be done may take long
-        known.converted_at = now
+        if time.monotonic() < known.convert_from:
+            return
         with self._turn(member, known.sink) as has_turn:
+            started = time.monotonic()
+            known.convert_from = started + PAUSE
             if has_turn:
                 known.sink.convert_equality_deletes()
+        # micro-batches have waited for it
+        known.convert_from = max(known.convert_from, time.monotonic() + _SELDOM * (time.monotonic() - started))
 
     def _compact(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Rewrite files of a table whose deletes are by value: no key index knows its rows, so Iceberg's procedure does

@@ -652,6 +652,8 @@ class TableSink:
             return None
         # what the table's position and the stored version of the index belong to
         needed: int | None = stored.snapshot_id if stored.index is None else stored.index["base"]
+        if needed is not None and stored.snapshot_id is not None:
+            needed = self.table.older_of(stored.snapshot_id, needed)
         return needed if self.table.has_old_states(older_than, retain_last, needed) else None
 
     def newest_table(self) -> Target:

@@ -177,6 +177,10 @@ class TableState(ABC):
     def snapshot_id(self) -> int | None:
         """Id of the current state of the rows. None if the table has never had a row."""
 
+    def older_of(self, first: int, second: int) -> int:
+        """Which of two states came before the other one. The second if the table doesn't know the first any more."""
+        return min(first, second)
+
     @abstractmethod
     def last_commit(self) -> LastCommit | None:
         """None if the table has no snapshot."""

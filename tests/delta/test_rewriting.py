@@ -113,11 +113,12 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     assert job.check_index() is not None
 
 
-def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["items {1}", "archive/of/items {1}"])
+def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: Path, place: str) -> None:
     job = DeltaJob(spark, tmp_path, tasks=1)
     job.write([("+I", {"id": 1, "region": "eu"})])
     job.run()
-    inside = job.table_folder / "items {1}"
+    inside = job.table_folder / place
     spark.range(3).write.format("delta").save(str(inside))
     with pytest.raises(TableError, match=r"another table at .*/items \{1\}, whose files VACUUM would delete"):
         only_sink(job).table.remove_orphans(timedelta(days=3))

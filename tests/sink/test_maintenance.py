@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pydantic import ValidationError
@@ -23,7 +24,7 @@ from sink.commands import inspection
 from sink.commands.maintain import as_json, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
-from sink.errors import ConfigError, FencedError
+from sink.errors import ConfigError, FencedError, TableError
 from sink.run import maintenance
 from sink.run.maintenance import Maintenance
 from sink.run.pipeline import Pipeline
@@ -429,6 +430,50 @@ def test_files_of_others_newest_commits_are_no_orphans(spark: SparkSession, tmp_
     Maintenance(spark, pipeline._supervisor)._attend(member)
     assert not orphan.exists()
     assert job.rows() == [{"id": 1, "region": "ours"}, {"id": 2, "region": "theirs"}]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("place", ["metadata", "data/items/metadata", "metadata/metadata"])
+def test_orphans_stay_if_the_folder_is_another_tables_too(spark: SparkSession, tmp_path: Path, place: str) -> None:
+    """A renamed table keeps its folder, and a new one of the old name may get the same."""
+    job = Job(spark, tmp_path, tasks=1)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    metadata = job.table_folder / place / "00007-of-the-other-one.metadata.json"
+    metadata.parent.mkdir(parents=True, exist_ok=True)
+    (newest,) = (job.table_folder / "metadata").glob("v2.metadata.json")
+    metadata.write_text(json.dumps({**json.loads(newest.read_text()), "table-uuid": str(uuid4())}))
+    orphan = job.table_folder / "data" / "orphan.parquet"
+    orphan.write_bytes(b"x")
+    os.utime(orphan, (0, 0))
+    table = only_sink(job).newest_table()
+    with pytest.raises(TableError, match=f"metadata of another table, .*{place}/00007-of-the-other-one"):
+        table.remove_orphans(timedelta(days=3))
+    assert orphan.exists()
+    metadata.unlink()
+    assert [Path(path).name for path in table.remove_orphans(timedelta(days=3))] == ["orphan.parquet"]
+
+
+@pytest.mark.spark
+def test_expiry_keeps_the_snapshot_of_the_position(spark: SparkSession, tmp_path: Path) -> None:
+    """The index may have caught up with others since."""
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(2)
+    job.run()
+    ours = job.current_snapshot()
+    job.append([{"id": 100, "region": "theirs"}])
+    sink = only_sink(job)
+    begun = sink.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert sink.write_rewrite(begun)
+    assert sink.end_rewrite(begun) is not None
+    job.append([{"id": 101, "region": "theirs"}])
+    assert sink.oldest_needed(timedelta(0), 1) == ours
+    sink.newest_table().expire(timedelta(0), 1, ours)
+    changes.write(1)
+    job.run()
+    assert job.check_index() is not None
 
 
 @pytest.mark.spark

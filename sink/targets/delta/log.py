@@ -658,7 +658,7 @@ class DeltaLog:
         """A folder in the table's folder that seems to be another table's, if there is one."""
         with self.translated():
             folder = re.sub(r"([\\\[\]{}*?])", r"\\\1", self.path.rstrip("/"))
-            pattern = self._path(f"{folder}/*/{{_delta_log,metadata}}")
+            pattern = self._path(f"{folder}/{{*,*/*,*/*/*}}/{{_delta_log,metadata}}")
             found = pattern.getFileSystem(self._hadoop).globStatus(pattern)
             return str(found[0].getPath().getParent().toString()) if found else None
 

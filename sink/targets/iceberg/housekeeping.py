@@ -1,6 +1,7 @@
 """Removes what nobody needs any more of an Iceberg table, by Iceberg's own procedures in Spark."""
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
-from sink.errors import TemporaryError
+from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 
 if TYPE_CHECKING:
@@ -79,9 +80,9 @@ def _limits(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
     """Snapshots before a time (-1 if none may go) are removed, except so many of the newest."""
     age = max(int(older_than.total_seconds() * 1000), int(table.property(_MAX_AGE) or 0))
     retain_last = max(retain_last, int(table.property(_MIN_SNAPSHOTS) or 1))
-    kept = table.snapshot(keep)
-    if _keeps_all(table) or kept is None:  # nothing tells what came after it
-        return -1, retain_last
+    kept, current = table.snapshot(keep), table.snapshot_id()
+    if _keeps_all(table) or kept is None or current is None or not table.is_ancestor(kept.snapshot_id, current):
+        return -1, retain_last  # nothing tells what came after it
     return min(int(time.time() * 1000) - age, kept.timestamp_ms), retain_last
 
 
@@ -94,6 +95,12 @@ def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bo
     before = int((time.time() - older_than.total_seconds()) * 1000)
     found = list[str]()
     try:
+        other = _other_table(table)
+        if other is not None:
+            raise TableError(
+                f"{table.name}: no orphan files are removed, since the table's folder has metadata of another table, "
+                f"whose files would be deleted: {other}. Set maintenance.orphans to null for this table."
+            )
         for folder in _own_folders(table):
             action = _actions(table).deleteOrphanFiles(table.java).location(folder).olderThan(before)
             if dry_run:
@@ -111,13 +118,38 @@ def _keeps_all(table: "IcebergTable") -> bool:
     return (table.property(_GC) or "true").lower() == "false"
 
 
+def _other_table(table: "IcebergTable") -> str | None:
+    """A metadata file of another table in the table's own folders, if there is one. After a rename, or a DROP without
+    PURGE, catalogs may give a new table the old one's folder.
+    """
+    metadata = table.java.operations().current()
+    own = {str(entry.file()).rpartition("/")[2] for entry in table.elements(metadata.previousFiles())}
+    own.add(str(metadata.metadataFileLocation()).rpartition("/")[2])
+    parser, uuid = table.iceberg.TableMetadataParser, str(metadata.uuid())
+    for pattern in ("metadata", "{data,metadata}/{metadata,*/metadata,*/*/metadata}"):
+        for path in _glob(table, f"{pattern}/*.metadata.json"):
+            is_inside = not path.rpartition("/")[0].endswith(f"{table.spec.location.rstrip('/')}/metadata")
+            if is_inside or (
+                path.rpartition("/")[2] not in own and str(parser.read(table.java.io(), path).uuid()) != uuid
+            ):
+                return path
+    return None
+
+
+def _glob(table: "IcebergTable", pattern: str) -> Iterator[str]:
+    """Paths of what matches below the table's folder."""
+    folder = re.sub(r"([\\\[\]{}*?])", r"\\\1", table.spec.location.rstrip("/"))
+    path = table.jvm.org.apache.hadoop.fs.Path(f"{folder}/{pattern}")
+    for status in path.getFileSystem(table.spark._jsc.hadoopConfiguration()).globStatus(path) or ():
+        yield str(status.getPath().toString())
+
+
 def _own_folders(table: "IcebergTable") -> Iterator[str]:
-    """Those of the table's folders that exist, and aren't another table's folder."""
+    """Those of the table's folders that exist."""
     path = table.jvm.org.apache.hadoop.fs.Path
     for name in ("data", "metadata"):
         folder = f"{table.spec.location.rstrip('/')}/{name}"
-        files = path(folder).getFileSystem(table.spark._jsc.hadoopConfiguration())
-        if files.exists(path(folder)) and not files.exists(path(f"{folder}/metadata")):
+        if path(folder).getFileSystem(table.spark._jsc.hadoopConfiguration()).exists(path(folder)):
             yield folder
 
 
