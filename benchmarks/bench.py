@@ -14,6 +14,7 @@ import re
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks import merge_baseline
+from benchmarks.effort import Effort
 from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session
 from benchmarks.workload import (
     SPARK_TABLE_SCHEMA,
@@ -51,6 +53,8 @@ COPY_ON_WRITE = "copy-on-write"
 TIME_PARTS = 40
 """Partitions by ranges of ids, which are given in the order of time, of the cases with `--keys newest`."""
 PACKING_TURNS = 5
+IDLE_WORKERS_END = 75
+"""Seconds after which Spark has ended idle Python workers (`PythonWorkerFactory`)."""
 COMPACT_EVERY = 8
 """Commits, of the cases that compact their table: so that each scan finds another number of them since the last
 compaction. What a compaction takes is in the time of the micro-batch that it ends; that the index then reads the new
@@ -69,6 +73,7 @@ class Case:
     compacted_scan: float | None = None
     triggers: list[Trigger] = field(default_factory=list)
     scans: dict[int, float] = field(default_factory=dict)
+    efforts: list[Effort] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -229,8 +234,12 @@ def run(
     only: str,
     inserts_only: bool,
     keys: Keys = "zipf",
+    measures_memory: bool = False,
 ) -> list[Case]:
-    """Generate, load, apply in turns of `turn` micro-batches, scan and check after each turn. Prints as it goes."""
+    """Generate, load, apply in turns of `turn` micro-batches, scan and check after each turn. Prints as it goes.
+
+    :param measures_memory: and CPU time. Each turn begins when Spark has ended the Python workers of the one before.
+    """
     what = "inserts" if inserts_only else "events"
     print(f"generating {rows:,} rows and {batches} micro-batches of {events:,} {what} (seed {seed})", flush=True)
     turns = [*range(turn, batches, turn), batches]
@@ -262,7 +271,13 @@ def run(
     first = 1
     for last in turns:
         for sink in sinks:
-            triggers = sink.apply(dataset, first, last)
+            if measures_memory:
+                time.sleep(IDLE_WORKERS_END)
+                with Effort(spark) as effort:
+                    triggers = sink.apply(dataset, first, last)
+                sink.case.efforts.append(effort)
+            else:
+                triggers = sink.apply(dataset, first, last)
             assert len(triggers) == last - first + 1, f"{sink.case.name}: {len(triggers)} micro-batches"
             sink.case.triggers += triggers
             sink.case.scans[last] = _scan(spark, sink, dataset, last)
@@ -458,6 +473,16 @@ def _report(spark: SparkSession, sinks: Sequence[RowdeltaCase | MergeCase], rows
             f"{case.name:46}{load:>12,.0f}{case.median:>9.2f}{case.mean:>9.2f}{case.p95:>9.2f}"
             f"{files:>9.1f}{size / 1e6:>8.1f}   {scans} {case.last_scan:>6.2f} {case.compacted_scan:>6.2f}"
         )
+    for case in cases:
+        if case.efforts:
+            seconds = sum(effort.cpu_seconds for effort in case.efforts) / len(case.triggers)
+            python, execution, heap = (
+                max(getattr(effort, name) for effort in case.efforts) / 1e6 for name in ("python", "execution", "heap")
+            )
+            print(
+                f"{case.name:46}{seconds:6.2f} CPU s a batch; peak MB of Python {python:.0f}, of the JVM's tasks "
+                f"{execution:.0f}, of its heap with garbage {heap:.0f}"
+            )
     print()
     for ours in cases:
         for other in cases:
@@ -501,6 +526,7 @@ def main() -> None:
     )
     parser.add_argument("--keys", choices=get_args(Keys), default="zipf", help="which accounts are changed")
     parser.add_argument("--inserts-only", action="store_true", help="no updates and deletes; with mode append")
+    parser.add_argument("--memory", action="store_true", help="also measure CPU time and memory; takes long")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rowdelta-bench-"))
@@ -515,6 +541,7 @@ def main() -> None:
             args.only,
             args.inserts_only,
             args.keys,
+            args.memory,
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

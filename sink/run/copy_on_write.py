@@ -4,10 +4,12 @@ The tasks of the first stage have written the micro-batch's rows to new files, a
 each data file that has such rows is replaced by files with its other rows. So the table never gets a delete file, and a
 file that has deletes of another mode or writer loses them.
 
-A task takes whole files, small ones together, and a large one is shared out by row groups.
+A task takes whole files, small ones together, and large ones are shared out by row groups.
 """
 
 import json
+import math
+import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +20,17 @@ from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
 from deltawriters.rewrite import CopyGroup, TouchedFile
 from sink.run.engine import Engine
-from sink.run.moving import moved
+from sink.run.moving import dealt, moved
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.targets.base import Copied, Target
 
-_ON_DRIVER = 4 * 1024 * 1024
+_ON_DRIVER = 8 * 1024 * 1024
 """Up to this many bytes of files, the driver copies them itself: a Spark job would take longer."""
-_LEAST = 32 * 1024 * 1024
-"""Files that are smaller than this together become one file, even if some task has nothing to do then."""
-_PART = 128 * 1024 * 1024
-"""A file is shared out in parts of at least this size."""
+_LEAST = 16 * 1024 * 1024
+"""Files of a partition that together are smaller become one file, even if some core has nothing to do then."""
+_WORTH_A_TASK = 1024 * 1024
+"""Small files of several partitions are a task together, up to this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ def replacement(
     started = time.monotonic()
     touched = table.touched_files(deleted.found.keys())
     scanned = time.monotonic()
-    groups = list(_groups(touched.files, deleted, plan.table.target_file_size, engine.parallelism))
+    groups = _groups(touched.files, deleted, plan.table.target_file_size, engine.parallelism)
     total = sum(file.size_in_bytes for file in touched.files)
     try:
-        new = moved(engine, plan, groups, created, on_driver=total <= _ON_DRIVER)
+        new = moved(engine, plan, groups, created, on_driver=total <= _ON_DRIVER, threads=os.cpu_count() or 1)
     except Exception as error:
         failure = failure_of(error)
         if failure is not None and failure.kind == "corrupt index":
@@ -90,26 +92,39 @@ def replacement(
 
 def _groups(
     files: Collection[TouchedFile], deleted: DeletedRows, target_file_size: int, parallelism: int
-) -> Iterator[CopyGroup]:
-    """Share files out. The files of a group become files of about the target size, but each core gets a group if there
-    is enough.
+) -> list[CopyGroup]:
+    """Share files out. Each core gets about the same to do, if there is enough. The files of a partition become files
+    of at most about the target size.
     """
     total = sum(file.size_in_bytes for file in files)
-    size_of_group = min(target_file_size, max(_LEAST, total // parallelism))
-    waiting, size = list[TouchedFile](), 0
-    for file in sorted(files, key=lambda file: (json.dumps(file.file.partition, default=str), file.size_in_bytes)):
-        parts = min(file.size_in_bytes // _PART, parallelism) if file.size_in_bytes > size_of_group else 1
-        if parts > 1:
-            for number in range(parts):
-                yield CopyGroup((replace(file, part=(number, parts)),), _of([file], deleted))
-            continue
-        waiting.append(file)
-        size += file.size_in_bytes
-        if size >= size_of_group:
-            yield CopyGroup(tuple(waiting), _of(waiting, deleted))
-            waiting, size = [], 0
-    if waiting:
-        yield CopyGroup(tuple(waiting), _of(waiting, deleted))
+    share = min(target_file_size, max(total / parallelism, _LEAST))
+    by_partition: dict[str, list[TouchedFile]] = {}
+    for file in files:
+        partition = f"{file.file.spec_id} {json.dumps(file.file.partition, default=str)}"
+        by_partition.setdefault(partition, []).append(file)
+    groups = list[CopyGroup]()
+    for _, members in sorted(by_partition.items()):
+        parts = [part for file in members for part in _parts(file, max(1, round(file.size_in_bytes / share)))]
+        in_all = sum(file.size_in_bytes for file in members)
+        groups += (_group(each, deleted) for each in dealt(parts, max(1, round(in_all / share)), _size))
+    most = max(1, math.ceil(total / _WORTH_A_TASK))
+    if len(groups) <= most:
+        return groups
+    together = dealt(groups, most, lambda group: group.size_in_bytes)
+    return [_group([file for group in each for file in group.files], deleted) for each in together]
+
+
+def _parts(file: TouchedFile, count: int) -> Iterator[TouchedFile]:
+    for number in range(count):
+        yield replace(file, part=(number, count))
+
+
+def _size(file: TouchedFile) -> int:
+    return file.part_bytes
+
+
+def _group(files: Sequence[TouchedFile], deleted: DeletedRows) -> CopyGroup:
+    return CopyGroup(tuple(files), _of(files, deleted))
 
 
 def _of(files: Collection[TouchedFile], deleted: DeletedRows) -> DeletedRows:

@@ -2,15 +2,19 @@
 `deletes: copy-on-write` have in common.
 """
 
+import heapq
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from deltawriters import TaskId
 from deltawriters.keyindex import RunInfo
 from sink.run.engine import Engine
 from sink.spark import task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,16 +34,30 @@ class Moved:
 
 
 def moved(
-    engine: Engine, plan: task.RewritePlan, groups: task.Groups, created: list[str], *, on_driver: bool = False
+    engine: Engine,
+    plan: task.RewritePlan,
+    groups: task.Groups,
+    created: list[str],
+    *,
+    on_driver: bool = False,
+    threads: int = 1,
 ) -> Moved:
     """Write the groups' rows to new files.
 
     :param created: the paths of new files are added to it, also after an error.
     :param on_driver: without a job, which costs more than it saves if there is little to move.
+    :param threads: on the driver. Arrow leaves Python's lock while it decodes and encodes.
     """
     results: Sequence[Mapping[str, Any]]
     if on_driver:
-        results = [task.rewritten(plan, TaskId(0, 0, plan.operation), groups, created.extend)]
+        parts = shares(groups, threads)
+
+        def rewritten(number: int) -> Mapping[str, Any]:
+            return task.rewritten(plan, TaskId(number, 0, plan.operation), parts[number], created.extend)
+
+        with ThreadPoolExecutor(max(1, len(parts) - 1)) as pool:  # the first one is this thread's
+            others = [pool.submit(rewritten, number) for number in range(1, len(parts))]
+            results = [rewritten(0), *(other.result() for other in others)]
     else:
         results = engine.rewrite(plan, groups, created)
     return Moved(
@@ -48,3 +66,20 @@ def moved(
         sum(int(result["rows"]) for result in results),
         sum(int(result["bytes"]) for result in results),
     )
+
+
+def dealt(items: Iterable[T], count: int, size: Callable[[T], int]) -> list[list[T]]:
+    """Deal items out in at most so many groups, which are about equally large. No group is empty."""
+    groups: list[list[T]] = [[] for _ in range(count)]
+    sizes = [(0, number) for number in range(count)]
+    for item in sorted(items, key=size, reverse=True):
+        before, number = sizes[0]
+        groups[number].append(item)
+        heapq.heapreplace(sizes, (before + max(1, size(item)), number))
+    return [group for group in groups if group]
+
+
+def shares(groups: task.Groups, count: int) -> Sequence[task.Groups]:
+    """Groups of files, dealt out to at most so many tasks."""
+    each: list[Any] = list(groups)
+    return dealt(each, count, lambda group: int(group.size_in_bytes))

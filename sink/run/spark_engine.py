@@ -16,6 +16,7 @@ from sink.deadletters.table import DeadLetters
 from sink.run.attempt import TaskPlans
 from sink.run.engine import KeyReading
 from sink.run.keyreading import read_keys
+from sink.run.moving import shares
 from sink.run.plan import TablePlan
 from sink.run.writing import SparkWriter
 from sink.run.written import Uncommitted
@@ -62,13 +63,10 @@ class SparkEngine:
     def rewrite(self, plan: task.RewritePlan, groups: task.Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
         spark = self._table.spark
         tasks = min(len(groups), self.parallelism)
-        shares: list[list[Any]] = [[] for _ in range(tasks)]
-        for group in sorted(groups, key=lambda group: -group.size_in_bytes):
-            min(shares, key=lambda share: sum(g.size_in_bytes for g in share)).append(group)
         self._rewritten.value = []
         rewrite = functools.partial(task.rewrite, plan, self._rewritten)
         try:
-            dealt = spark.sparkContext.parallelize(shares, tasks)
+            dealt = spark.sparkContext.parallelize(shares(groups, tasks), tasks)
             results: Sequence[Mapping[str, Any]] = dealt.mapPartitions(lambda part: told(rewrite)(part)).collect()
             return results
         finally:

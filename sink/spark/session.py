@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import is_secret, masked, spark_pattern
-from sink.spark import archive, interrupts, jars, java_names
+from sink.spark import archive, interrupts, jars, java_answers, java_names
 from sink.spark import versions as spark_versions
 from sink.spark.jars import Jar
 from sink.spark.java_errors import java_class, java_message
@@ -213,6 +213,7 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
             if ours and not resolved:
                 jars.record(options, spark.sparkContext.getConf().get("spark.jars", "") or "")
     java_names.remember()
+    java_answers.hurry()
     if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
         spark.conf.set("spark.sql.shuffle.partitions", str(_cores(spark.sparkContext)))
     spark.sparkContext.setLogLevel("ERROR")

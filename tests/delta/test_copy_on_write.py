@@ -25,6 +25,7 @@ def in_tasks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copy_on_write, "_ON_DRIVER", -1)
         patch.setattr(copy_on_write, "_LEAST", 1)
+        patch.setattr(copy_on_write, "_WORTH_A_TASK", 1)
         yield
 
 

@@ -855,7 +855,7 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
         patch.setattr(minor_compaction, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)
         patch.setattr(copy_on_write, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)
         patch.setattr(copy_on_write, "_LEAST", 1)
-        patch.setattr(copy_on_write, "_PART", 1000)
+        patch.setattr(copy_on_write, "_WORTH_A_TASK", 1)
         yield
 
 

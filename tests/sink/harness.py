@@ -714,7 +714,7 @@ def tiny_thresholds(
         patch.setattr(vectors, "_LEAST", 1)
         patch.setattr(copy_on_write, "_ON_DRIVER", on_driver)
         patch.setattr(copy_on_write, "_LEAST", 1)
-        patch.setattr(copy_on_write, "_PART", 500)
+        patch.setattr(copy_on_write, "_WORTH_A_TASK", 1)
         patch.setattr(attempt, "SMALL_BATCH", -1)  # otherwise one task would do everything
         if shuffles:
             patch.setattr(writing, "READ_AGAIN", -1)

@@ -26,11 +26,11 @@ def new_job(spark: SparkSession, folder: Path, version: int, **arguments: Any) -
 
 
 @contextmanager
-def in_tasks(*, part: int = 1 << 27) -> Iterator[None]:
+def in_tasks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copy_on_write, "_ON_DRIVER", -1)
         patch.setattr(copy_on_write, "_LEAST", 1)
-        patch.setattr(copy_on_write, "_PART", part)
+        patch.setattr(copy_on_write, "_WORTH_A_TASK", 1)
         yield
 
 
@@ -212,7 +212,7 @@ def test_a_large_file_is_shared_out(spark: SparkSession, tmp_path: Path, caplog:
     assert len(job.files()) == 1
     job.tasks = 3
     job.write([("+U", {"id": 5_000, "region": "new"})])
-    with in_tasks(part=1000):
+    with in_tasks():
         job.run()
     assert copied(caplog) == [(1, 1, 3, 9_999)]
     counts = sorted(found["record_count"] for found in job.files())

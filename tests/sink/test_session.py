@@ -1,6 +1,8 @@
 """The session that the sink starts."""
 
 import os
+import socket
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -60,6 +62,19 @@ def test_the_jvm_is_asked_once_for_each_name(spark: SparkSession, monkeypatch: p
     # the call itself, and the value of a static field, are not remembered
     assert sum("toMillis" in command for command in asked) == 2
     assert sum("SECONDS" in command for command in asked) == 2
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="of Linux")
+def test_large_answers_come_at_once(spark: SparkSession) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    answer = jvm.java.lang.StringBuilder("x" * 20_000)
+    seconds = []
+    for _ in range(10):
+        started = time.monotonic()
+        assert len(answer.toString()) == 20_000
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) < 0.035  # Linux waits 40 ms
 
 
 def _worker(_: object) -> tuple[int, str, bool]:
