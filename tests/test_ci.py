@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 )
 def test_the_python_of_the_suite(tmp_path: Path, scripts: dict[str, str], chosen: str) -> None:
     java = "echo 'openjdk version \"17.0.1\"' >&2"
-    there = dict.fromkeys(("python3", "postgres", "mariadbd", "openssl", "chromium", "promtool", "faketime"), "exit 0")
+    there = dict.fromkeys(
+        ("python3", "postgres", "mariadbd", "openssl", "chromium", "promtool", "faketime", "javac"), "exit 0"
+    )
     for name, body in {**there, "java": java, "make": 'echo "$@"', **scripts}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)

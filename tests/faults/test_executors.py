@@ -254,8 +254,7 @@ def test_an_executor_is_killed_during_a_minor_compaction(cluster: Cluster, seen:
         cluster.goes_on()
         if was_in_time:
             break
-    run.wait_for(lambda: merged() > before or "small files not merged" in run.log)
-    while merged() == before:
+    while merged() == before:  # what was killed may have merged another table's files
         cluster.shop.write(LARGE)
         cluster.goes_on()
     cluster.goes_on()

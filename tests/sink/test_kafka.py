@@ -362,7 +362,7 @@ def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, ka
     kafka.create_topic(job.topic())
     job.produce([insert(order(7, "b"))])
     assert_refused(job, TableError, r"is offset 3, but the topic ends at 1\. Was it deleted and created again\?")
-    assert "offset 3 is past the end" in seen(inspection.status, spark, job.config())[-1]
+    assert any("offset 3 is past the end" in line for line in seen(inspection.status, spark, job.config()))
     assert [row["id"] for row in job.rows()] == [0, 1, 2]
 
 
@@ -378,7 +378,7 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     admin.delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
     assert_refused(job, DataError, r"is offset 1, but Kafka has removed what follows before offset 3\.")
     lag = "  lag: 4 messages behind, of which Kafka has removed 2"
-    assert seen(inspection.status, spark, job.config())[-1] == lag
+    assert lag in seen(inspection.status, spark, job.config())
     (table,) = job.config().tables
     behind = KafkaSource(spark, job.config()).behind([(table, {"0": 1})])[job.topic()]["0"]
     assert behind.count == 2, "of those that are left"
