@@ -206,15 +206,10 @@ def complaints(log: str) -> list[str]:
     """What a run that ends as it was told must not show. A Python worker of Spark's whose task is cancelled before the
     worker has begun shows a traceback of PySpark's own, at the end of which it finds no JVM.
     """
-    log = _PYSPARKS_OWN.sub("", log)
-    return [line for line in log.splitlines() if "Traceback" in line or "Exception in thread" in line]
-
-
-_PYSPARKS_OWN = re.compile(
-    r'^Traceback .*\n  File "\S+/pyspark/daemon\.py", line \d+, in manager\n(?:  .*\n)+'
-    r"(?:EOFError|ConnectionResetError).*$",
-    re.MULTILINE,
-)
+    its_own = len(re.findall(r'File "\S+/pyspark/daemon\.py", line \d+, in manager$', log, re.MULTILINE))
+    lost = len(re.findall(r"^(?:EOFError|ConnectionResetError)\b", log, re.MULTILINE))
+    tracebacks = [line for line in log.splitlines() if "Traceback" in line]  # other lines may come in between
+    return tracebacks[min(its_own, lost) :] + [line for line in log.splitlines() if "Exception in thread" in line]
 
 
 @contextmanager
