@@ -53,6 +53,14 @@ def rewriting(
         sink.end_rewrite(left, written=False)
 
 
+def rewritten_files(sink: TableSink, options: RewriteOptions = ALL_FILES, most_bytes: int | None = None) -> Begun:
+    """Begin a rewrite and write its files, so that only its commit is still to come."""
+    begun = sink.begin_rewrite(options, most_bytes)
+    assert begun is not None
+    assert sink.write_rewrite(begun)
+    return begun
+
+
 def only_sink(job: Job) -> TableSink:
     """The sink of the job's table, as a process opens it."""
     (member,) = job.pipeline()._supervisor.members.values()

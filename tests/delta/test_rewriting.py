@@ -13,7 +13,7 @@ from sink.commands import inspection
 from sink.errors import TableError
 from sink.targets.base import CREATED_BY
 from tests.delta.harness import DeltaJob, before_rewrite
-from tests.rewrites import ALL_FILES, only_sink, rewriting
+from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
 from tests.sink.harness import Changes, merging_soon
 
 pytestmark = pytest.mark.spark
@@ -49,9 +49,7 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
     job.run()
     sink = only_sink(job)
     assert status(spark, job)[-1] == "  files: 0.0 MB on average, 33.3% of their rows are deleted"
-    begun = sink.begin_rewrite(ALL_FILES)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink)
     assert sink.end_rewrite(begun) is not None
     job.check()
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
@@ -99,9 +97,7 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     assert not sink.is_cleaning_due(timedelta(days=7))
     before = sink.credit(1)
     assert before > 0
-    begun = sink.begin_rewrite(ALL_FILES, 1 << 40)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink, ALL_FILES, 1 << 40)
     assert sink.end_rewrite(begun) is not None
     assert sink.credit(1) == before - begun.written_bytes
     sink.note_cleaning()
@@ -134,9 +130,7 @@ def test_moved_rows_prove_the_position(spark: SparkSession, tmp_path: Path, move
         job.run()
     if moves == "rewrite":
         sink = only_sink(job)
-        begun = sink.begin_rewrite(ALL_FILES)
-        assert begun is not None
-        assert sink.write_rewrite(begun)
+        begun = rewritten_files(sink)
         assert sink.end_rewrite(begun) is not None
     assert len(job.snapshot().files) == 1
     job.clean_log()
@@ -153,9 +147,7 @@ def test_optimize_gives_way_or_the_rewrite_does(spark: SparkSession, tmp_path: P
     changes.write(3)
     job.run()
     sink = only_sink(job)
-    begun = sink.begin_rewrite(ALL_FILES)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink)
     if when == "before":
         job.sql("OPTIMIZE {t}")
     with before_rewrite(lambda: job.sql("OPTIMIZE {t}")) if when == "at the commit" else nullcontext():

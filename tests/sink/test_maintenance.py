@@ -33,7 +33,7 @@ from sink.targets.base import AppliedDeletes, CommitUnknownError, CompactionLimi
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from tests.delta.harness import DeltaJob
-from tests.rewrites import ALL_FILES, only_sink
+from tests.rewrites import ALL_FILES, only_sink, rewritten_files
 from tests.sink.harness import Changes, Job, before_rewrite, by_pyiceberg, seen
 from tests.stack.process import wait_until
 
@@ -464,9 +464,7 @@ def test_expiry_keeps_the_snapshot_of_the_position(spark: SparkSession, tmp_path
     ours = job.current_snapshot()
     job.append([{"id": 100, "region": "theirs"}])
     sink = only_sink(job)
-    begun = sink.begin_rewrite(ALL_FILES)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink)
     assert sink.end_rewrite(begun) is not None
     job.append([{"id": 101, "region": "theirs"}])
     assert sink.oldest_needed(timedelta(0), 1) == ours

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from sink.run.rewrite_plan import RewriteOptions
 from sink.targets.iceberg import rewritables
 from sink.targets.iceberg.commit import IcebergCommitter
-from tests.rewrites import ALL_FILES, only_sink, rewriting
+from tests.rewrites import only_sink, rewriting, rewritten_files
 from tests.sink.harness import Changes, CrashError, Job, before_rewrite, by_pyiceberg, crashing
 
 pytestmark = pytest.mark.spark
@@ -75,9 +75,7 @@ def test_row_ids_stay(spark: SparkSession, tmp_path: Path) -> None:
     columns = "id, _row_id, _last_updated_sequence_number"
     before = spark.sql(f"SELECT {columns} FROM {job.target} ORDER BY id").collect()
     sink = only_sink(job)
-    begun = sink.begin_rewrite(ALL_FILES)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink)
     assert sink.end_rewrite(begun) is not None
     assert len(job.files()) == 1
     assert spark.sql(f"SELECT {columns} FROM {job.target} ORDER BY id").collect() == before
@@ -93,9 +91,7 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path, version: 
     changes.write(1)
     job.run()
     sink = only_sink(job)
-    begun = sink.begin_rewrite(ALL_FILES)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink)
     assert sink.end_rewrite(begun) is not None
     assert len([file for file in job.files() if file["content"] == 0]) == 1
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
@@ -115,9 +111,7 @@ def test_others_change_the_table_meanwhile(
         job.write([("+I", {"id": key, "region": "new"}) for key in range(start, start + 10)])
     job.run()
     sink = only_sink(job)
-    begun = sink.begin_rewrite(ALL_FILES)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink)
     if what == "compaction":
         job.compact()
     elif what == "append":
@@ -205,9 +199,7 @@ def test_a_merge_of_delete_files_gives_way(spark: SparkSession, tmp_path: Path, 
     job, left = with_many_delete_files(spark, tmp_path, data_files=2, deletes=4)
     job.run()
     sink = only_sink(job)
-    begun = sink.begin_rewrite(MERGING_DELETES)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink, MERGING_DELETES)
     if what == "compaction":
         job.compact()
     else:
@@ -275,9 +267,7 @@ def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: A
     changes.write(4)
     job.run()
     sink = only_sink(job)
-    begun = sink.begin_rewrite(ALL_FILES)
-    assert begun is not None
-    assert sink.write_rewrite(begun)
+    begun = rewritten_files(sink)
     with crashing(fault), pytest.raises(CrashError):
         sink.end_rewrite(begun)
     changes.write(3)

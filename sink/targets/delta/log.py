@@ -14,7 +14,6 @@ do two kinds of a change of protocol: a feature that is only listed, and the row
 """
 
 import json
-import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from changelog.row_kind_columns import quoted
 from sink.errors import ConfigError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.base import CommitUnknownError
+from sink.targets.locations import in_pattern
 
 _DELTA = "org.apache.spark.sql.delta"
 _ACTIONS = {
@@ -657,8 +657,7 @@ class DeltaLog:
     def table_inside(self) -> str | None:
         """A folder in the table's folder that seems to be another table's, if there is one."""
         with self.translated():
-            folder = re.sub(r"([\\\[\]{}*?])", r"\\\1", self.path.rstrip("/"))
-            pattern = self._path(f"{folder}/{{*,*/*,*/*/*}}/{{_delta_log,metadata}}")
+            pattern = self._path(f"{in_pattern(self.path)}/{{*,*/*,*/*/*}}/{{_delta_log,metadata}}")
             found = pattern.getFileSystem(self._hadoop).globStatus(pattern)
             return str(found[0].getPath().getParent().toString()) if found else None
 

@@ -1,7 +1,6 @@
 """Removes what nobody needs any more of an Iceberg table, by Iceberg's own procedures in Spark."""
 
 import logging
-import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
+from sink.targets.locations import in_pattern
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -138,8 +138,7 @@ def _other_table(table: "IcebergTable") -> str | None:
 
 def _glob(table: "IcebergTable", pattern: str) -> Iterator[str]:
     """Paths of what matches below the table's folder."""
-    folder = re.sub(r"([\\\[\]{}*?])", r"\\\1", table.spec.location.rstrip("/"))
-    path = table.jvm.org.apache.hadoop.fs.Path(f"{folder}/{pattern}")
+    path = table.jvm.org.apache.hadoop.fs.Path(f"{in_pattern(table.spec.location)}/{pattern}")
     for status in path.getFileSystem(table.spark._jsc.hadoopConfiguration()).globStatus(path) or ():
         yield str(status.getPath().toString())
 
