@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.locations import in_pattern
+from sink.targets.locations import in_one_form, in_pattern
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -125,13 +125,13 @@ def _other_table(table: "IcebergTable") -> str | None:
     metadata = table.java.operations().current()
     own = {str(entry.file()).rpartition("/")[2] for entry in table.elements(metadata.previousFiles())}
     own.add(str(metadata.metadataFileLocation()).rpartition("/")[2])
+    own_folder = f"{in_one_form(table.spec.location).rstrip('/')}/metadata"
     parser, uuid = table.iceberg.TableMetadataParser, str(metadata.uuid())
     for pattern in ("metadata", "{data,metadata}/{metadata,*/metadata,*/*/metadata}"):
         for path in _glob(table, f"{pattern}/*.metadata.json"):
-            is_inside = not path.rpartition("/")[0].endswith(f"{table.spec.location.rstrip('/')}/metadata")
-            if is_inside or (
-                path.rpartition("/")[2] not in own and str(parser.read(table.java.io(), path).uuid()) != uuid
-            ):
+            folder, _, name = path.rpartition("/")
+            is_inside = in_one_form(folder) != own_folder
+            if is_inside or (name not in own and str(parser.read(table.java.io(), path).uuid()) != uuid):
                 return path
     return None
 
