@@ -59,14 +59,16 @@ demo-stack: jdk setup ## Postgres, MariaDB, Debezium, Kafka, S3 and a catalog wi
 	$(BIN)/python -m tests.stack.demo
 
 # In two processes, each with a Spark of its own: one alone leaves almost half of two cores idle.
+TESTS = --numprocesses 2 --dist worksteal
+
 test: jdk setup lint ## The whole suite, after lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest $(TESTS)
 
 # Without what only other parts of the suite need, such as the engines of test_readers.py and a browser's driver: that is
 # most of `dev`.
 test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
 	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py \
-		--ignore tests/stack/test_replay.py --ignore tests/watch/test_page.py --numprocesses 2 --dist worksteal
+		--ignore tests/stack/test_replay.py --ignore tests/watch/test_page.py $(TESTS)
 
 faults: jdk setup ## The tests of faults, with 50 kills; writes what they saw into docs/faults.md
 	ROWDELTA_KILLS=50 $(BIN)/python -m pytest -m fault --write-faults

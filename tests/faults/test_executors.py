@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import pytest
 
@@ -23,6 +23,7 @@ from tests.stack.process import Process, free_ports, listens, wait_until, with_d
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
 
+IN_JVM: Final = "compacts in the JVM"
 Work = Literal["writes", "merges", "compacts in the JVM"]
 LARGE = 150_000
 """Rows of a file that takes long enough to write that somebody who looks each millisecond sees it."""
@@ -80,14 +81,15 @@ class Cluster:
         :param rows: of each file of changes.
         """
         run = self.sink.running()
-        for _ in range(30):
+        for _ in range(50):
             executors, before = self.executors(), self._data_files()
             self.shop.write(rows)
             began = looked = time.monotonic()
             deadline, applied = began + SECONDS, False
             while time.monotonic() < deadline:
                 for executor in executors:
-                    for pid in with_descendants(executor):
+                    # its workers aren't asked for where a JVM is meant: a file is open for some milliseconds only
+                    for pid in [executor] if work == IN_JVM else with_descendants(executor):
                         for file in _open_files(pid):
                             if self._is_data(file) and work == self._work(file in before, pid == executor):
                                 return Use(executor, pid, file)
@@ -103,7 +105,7 @@ class Cluster:
     def _work(self, is_old: bool, is_jvm: bool) -> Work | None:
         """What a process does that has a data file open."""
         if is_jvm:
-            return "compacts in the JVM" if is_old else None
+            return IN_JVM if is_old else None
         if is_old:
             return None
         return "merges" if self.shop.is_applied(ORDERS) else "writes"
@@ -224,7 +226,7 @@ def test_executors_are_killed_while_the_index_is_built(cluster: Cluster, seen: S
 )
 def test_an_executor_is_killed_during_a_compaction(cluster: Cluster, seen: Seen) -> None:
     run = cluster.sink.running()
-    use = cluster.catch("compacts in the JVM", 100)
+    use = cluster.catch(IN_JVM, 100)
     compacted = run.log.count(f"{ORDERS}: compacted ")
     cluster.kill(use.executor)
     cluster.goes_on()
