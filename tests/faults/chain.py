@@ -107,7 +107,7 @@ class Chain:
         with ExitStack() as ends:
             servers: list[Service] = [*self.brokers, self.s3, self.catalog, self.registry]
             for server in servers:
-                ends.callback(server.stop)
+                ends.callback(server.close)
             start(servers)
             for door in self.doors:
                 ends.enter_context(door)

@@ -13,7 +13,7 @@ from tests.faults.chain import PATIENCE, start
 from tests.faults.plugin import Seen
 from tests.sink.test_submit import LOCAL
 from tests.stack.connect import Connect, json_converter, postgres_connector
-from tests.stack.kafka import LocalKafka
+from tests.stack.kafka import Kafka, container_or_process
 from tests.stack.postgres import Postgres
 from tests.stack.process import wait_until
 from tests.stack.sink_process import SinkProcess, written
@@ -55,7 +55,7 @@ class Source:
             self.changes += 1
 
 
-def messages(kafka: LocalKafka, *topics: str) -> int:
+def messages(kafka: Kafka, *topics: str) -> int:
     """How many there are in topics of one partition."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "count"})
     try:
@@ -75,7 +75,7 @@ def differences(folder: Path, postgres: Postgres) -> str:
     return ""
 
 
-def configuration(folder: Path, kafka: LocalKafka) -> Path:
+def configuration(folder: Path, kafka: Kafka) -> Path:
     columns = {"id": "bigint", "v": "bigint"}
     values = {
         "sink": {"id": "shop", "checkpoint": str(folder / "state"), "trigger": "200 milliseconds"},
@@ -105,12 +105,12 @@ def configuration(folder: Path, kafka: LocalKafka) -> Path:
 def test_the_worker_is_killed(tmp_path: Path, seen: Seen) -> None:
     for name in ("kafka", "postgres", "connect"):
         (tmp_path / name).mkdir()
-    kafka, postgres = LocalKafka(tmp_path / "kafka"), Postgres(tmp_path / "postgres")
+    kafka, postgres = container_or_process(tmp_path / "kafka"), Postgres(tmp_path / "postgres")
     connect = Connect(tmp_path / "connect", kafka, flush_seconds=3600)
     folder = tmp_path / "sink"
     with ExitStack() as ends, ThreadPoolExecutor() as threads:
         for server in (kafka, postgres, connect):
-            ends.callback(server.stop)
+            ends.callback(server.close)
         start([kafka, postgres])
         for topic in TOPICS:
             kafka.create_topic(topic)

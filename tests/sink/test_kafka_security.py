@@ -80,7 +80,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         broker = SecuredKafka(folder, certificates, provider)
         try:
             broker.start()
-            broker.add_user()
+            broker.add_user(USER, PASSWORD)  # that of PLAIN for SCRAM too
             broker.create_topic("shop.public.orders")
             producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
             producer.produce("shop.public.orders", EVENT, key='{"id":1}')

@@ -19,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import StaticTable
 
-from tests.stack.mariadb import MariaDB
+from tests.stack.mysql import MySQL
 from tests.stack.postgres import Postgres
 from tests.stack.s3 import S3
 from tests.stack.stack import Stack
@@ -34,8 +34,8 @@ def rows_of_postgres(postgres: Postgres, query: str) -> list[Row]:
         return [_plain_row(row) for row in connection.execute(query.encode())]
 
 
-def rows_of_mariadb(mariadb: MariaDB, query: str) -> list[Row]:
-    with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+def rows_of_mysql(mysql: MySQL, query: str) -> list[Row]:
+    with closing(mysql.connect()) as connection, connection.cursor() as cursor:
         cursor.execute(query)
         return [_plain_row(row) for row in cursor]
 

@@ -1,4 +1,4 @@
-"""Kafka Connect with Debezium's connectors of PostgreSQL and MariaDB, and Apicurio's Avro converter."""
+"""Kafka Connect with Debezium's connectors of PostgreSQL and MySQL or MariaDB, and Apicurio's Avro converter."""
 
 import json
 import tempfile
@@ -10,9 +10,10 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 from zipfile import ZipFile
 
+from tests.stack.container import Container, has
 from tests.stack.jars import HERE, jars, unpacked
 from tests.stack.kafka import Kafka
-from tests.stack.mariadb import MariaDB
+from tests.stack.mysql import MySQL
 from tests.stack.postgres import Postgres
 from tests.stack.process import Process, Service, ServiceError, free_ports, java, wait_until
 
@@ -26,25 +27,40 @@ class Connect(Service):
     :param flush_seconds: how often it stores the offsets of what it has sent. After a crash it goes on from there.
     """
 
-    OFFSETS = "connect-offset"
+    OFFSETS = "connect-offsets"
     """The topic of these offsets."""
 
     def __init__(self, folder: Path, kafka: Kafka, flush_seconds: int = 1) -> None:
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
+        settings = _SETTINGS | {"offset.flush.interval.ms": f"{flush_seconds}000"}
+        if has("connect"):
+            self._runner = self._container(port, kafka, settings)
+        else:
+            self._runner = self._local(port, folder, kafka, settings)
+
+    def _container(self, port: int, kafka: Kafka, settings: dict[str, str]) -> Container:
+        container = Container("connect", port, self._answers)
+        environment = container.environment
+        environment["BOOTSTRAP_SERVERS"] = kafka.inside
+        environment |= {f"CONNECT_{key.upper().replace('.', '_')}": value for key, value in settings.items()}
+        # the image's own name for it
+        environment["OFFSET_FLUSH_INTERVAL_MS"] = settings["offset.flush.interval.ms"]
+        return container
+
+    def _local(self, port: int, folder: Path, kafka: Kafka, settings: dict[str, str]) -> Process:
         plugins = folder / "plugins"
         plugins.mkdir()
         for connector in unpacked(HERE / "ivy-debezium.xml").iterdir():
             if connector.is_dir():
                 (plugins / connector.name).symlink_to(connector)
         _link_avro_converter(plugins / "avro-converter")
-        settings = folder / "connect.properties"
-        properties = _worker_settings(kafka.bootstrap_servers, port, plugins)
-        properties["offset.flush.interval.ms"] = f"{flush_seconds}000"
-        settings.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+        file = folder / "connect.properties"
+        properties = _local_settings(kafka.bootstrap_servers, port, plugins) | settings
+        file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         classpath = jars(HERE / "ivy-connect.xml")
-        command = java(classpath, "org.apache.kafka.connect.cli.ConnectDistributed", str(settings))
-        self._process = Process(command, folder / "connect.log", self._answers)
+        command = java(classpath, "org.apache.kafka.connect.cli.ConnectDistributed", str(file))
+        return Process(command, folder / "connect.log", self._answers)
 
     def put(self, name: str, connector: Mapping[str, str]) -> None:
         """Create a connector, or change it, and return when its task runs; ServiceError with the worker's words."""
@@ -92,8 +108,7 @@ def postgres_connector(postgres: Postgres, prefix: str, tables: str, **more: str
     return {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "tasks.max": "1",
-        "database.hostname": postgres.host,
-        "database.port": str(postgres.port),
+        **place(postgres),
         "database.user": postgres.user,
         "database.password": postgres.password,
         "database.dbname": postgres.database,
@@ -108,24 +123,34 @@ def postgres_connector(postgres: Postgres, prefix: str, tables: str, **more: str
     }
 
 
-def mariadb_connector(mariadb: MariaDB, prefix: str, tables: str, kafka: Kafka, **more: str) -> dict[str, str]:
+def mysql_connector(mysql: MySQL, prefix: str, tables: str, kafka: Kafka, **more: str) -> dict[str, str]:
     """A connector of the tables that match `tables` (`shop\\.orders,…`), into topics `<prefix>.<database>.<table>`."""
     return {
-        "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
+        "connector.class": mysql.CONNECTOR,
         "tasks.max": "1",
-        "database.hostname": mariadb.host,
-        "database.port": str(mariadb.port),
-        "database.user": mariadb.user,
-        "database.password": mariadb.password,
+        **place(mysql),
+        "database.user": mysql.user,
+        "database.password": mysql.password,
         "database.server.id": "4711",
-        "database.include.list": mariadb.database,
+        "database.include.list": mysql.database,
         "topic.prefix": prefix,
         "table.include.list": tables,
-        "schema.history.internal.kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "schema.history.internal.kafka.bootstrap.servers": place_of_kafka(kafka),
         "schema.history.internal.kafka.topic": f"{prefix}.history",
         **_TOPICS,
         **{key.replace("_", "."): value for key, value in more.items()},
     }
+
+
+def place(server: Postgres | MySQL) -> dict[str, str]:
+    """Where Connect finds a database: containers find each other at addresses of their own."""
+    host, _, port = (server.inside if has("connect") else f"{server.host}:{server.port}").partition(":")
+    return {"database.hostname": host, "database.port": port}
+
+
+def place_of_kafka(kafka: Kafka) -> str:
+    """Likewise the broker."""
+    return kafka.inside if has("connect") else kafka.bootstrap_servers
 
 
 _TOPICS = {
@@ -171,6 +196,17 @@ def avro_converter(registry_url: str) -> dict[str, str]:
     return settings
 
 
+_SETTINGS = {
+    **{f"{kind}.storage.replication.factor": "1" for kind in ("config", "offset", "status")},
+    "offset.storage.partitions": "1",
+    "status.storage.partitions": "1",
+    "scheduled.rebalance.max.delay.ms": "0",
+    # the shortest that the broker allows: until then a new worker waits for one that was killed
+    "session.timeout.ms": "6000",
+    "heartbeat.interval.ms": "2000",
+}
+
+
 def _link_avro_converter(plugin: Path) -> None:
     plugin.mkdir()
     for jar in jars(HERE / "ivy-avro-converter.xml"):
@@ -180,24 +216,17 @@ def _link_avro_converter(plugin: Path) -> None:
         archive.writestr("META-INF/services/org.apache.kafka.connect.storage.Converter", AVRO)
 
 
-def _worker_settings(bootstrap_servers: str, port: int, plugins: Path) -> dict[str, str]:
-    topics = {f"{kind}.storage.topic": f"connect-{kind}" for kind in ("config", "offset", "status")}
-    single = {f"{kind}.storage.replication.factor": "1" for kind in ("config", "offset", "status")}
+def _local_settings(bootstrap_servers: str, port: int, plugins: Path) -> dict[str, str]:
+    topics = {f"{kind}.storage.topic": f"connect-{kind}s" for kind in ("config", "offset")}
     return {
         "bootstrap.servers": bootstrap_servers,
         "listeners": f"http://127.0.0.1:{port}",
         "rest.advertised.host.name": "127.0.0.1",
         "group.id": "connect",
         **topics,
-        **single,
-        "offset.storage.partitions": "1",
-        "status.storage.partitions": "1",
+        "status.storage.topic": "connect-status",
         "key.converter": JSON,
         "value.converter": JSON,
-        "scheduled.rebalance.max.delay.ms": "0",
-        # the shortest that the broker allows: until then a new worker waits for one that was killed
-        "session.timeout.ms": "6000",
-        "heartbeat.interval.ms": "2000",
         "plugin.path": str(plugins),
         # The others load every class of every plugin: 10 s more.
         "plugin.discovery": "service_load",
@@ -213,4 +242,4 @@ def running_connect(kafka: Kafka) -> Iterator[Connect]:
             worker.start()
             yield worker
         finally:
-            worker.stop()
+            worker.close()

@@ -7,6 +7,7 @@ of it. Ctrl-C ends it at any time.
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -16,7 +17,9 @@ from contextlib import ExitStack
 from types import FrameType
 
 from tests.stack import workloads
-from tests.stack.compare import Row, differences, rows_of_delta, rows_of_iceberg, rows_of_mariadb, rows_of_postgres
+from tests.stack.compare import Row, differences, rows_of_delta, rows_of_iceberg, rows_of_mysql, rows_of_postgres
+from tests.stack.connect import place, place_of_kafka
+from tests.stack.container import VARIABLE
 from tests.stack.prepare import EXAMPLE, missing
 from tests.stack.process import free_ports
 from tests.stack.sink_process import SinkProcess
@@ -36,15 +39,15 @@ def _postgres(stack: Stack, query: str) -> list[Row]:
     return rows_of_postgres(stack.postgres, query)
 
 
-def _mariadb(stack: Stack, query: str) -> list[Row]:
-    return rows_of_mariadb(stack.mariadb, query)
+def _mysql(stack: Stack, query: str) -> list[Row]:
+    return rows_of_mysql(stack.mysql, query)
 
 
 # target, columns, the source's table, and who reads it
 _TABLES: Sequence[tuple[str, str, str, Read]] = [
     ("ice.shop.orders", "id, customer, status, amount, placed", "orders", _postgres),
     ("lake.shop.lines", "order_id, line, item, price", "lines", _postgres),
-    ("ice.crm.customers", "id, name, city, since", "customers", _mariadb),
+    ("ice.crm.customers", "id, name, city, since", "customers", _mysql),
     ("ice.bank.pgbench_branches", "bid, bbalance", "pgbench_branches", _postgres),
     ("ice.bank.pgbench_tellers", "tid, bid, tbalance", "pgbench_tellers", _postgres),
     ("ice.bank.pgbench_accounts", "aid, bid, abalance", "pgbench_accounts", _postgres),
@@ -59,6 +62,7 @@ def main() -> int:
     if what := missing():
         print("\n".join(what), file=sys.stderr)
         return 1
+    os.environ[VARIABLE] = "local"  # that is what it shows
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     try:
@@ -84,7 +88,7 @@ def _demo(transactions: int) -> int:
         ends.callback(_stopping)
         workloads.load_bank(stack.postgres)
         stack.postgres.execute((EXAMPLE / "postgres.sql").read_text(encoding="utf-8"))
-        stack.mariadb.execute((EXAMPLE / "mysql.sql").read_text(encoding="utf-8"))
+        stack.mysql.execute((EXAMPLE / "mysql.sql").read_text(encoding="utf-8"))
         for name in ("postgres", "mysql"):
             print(f"  Debezium for {name}", flush=True)
             stack.connect.put(name, connector(stack, name))
@@ -144,20 +148,19 @@ def _rows(stack: Stack, target: str, columns: str) -> list[Row]:
 
 
 def connector(stack: Stack, name: str) -> dict[str, str]:
-    """The connector of docs/examples/stack with this stack's addresses, and MariaDB in MySQL's place."""
+    """The connector of docs/examples/stack with this stack's addresses, and perhaps MariaDB in MySQL's place."""
     settings: dict[str, str] = json.loads((EXAMPLE / f"connector-{name}.json").read_text(encoding="utf-8"))
-    server = stack.postgres if name == "postgres" else stack.mariadb
+    server = stack.postgres if name == "postgres" else stack.mysql
     settings |= {
-        "database.hostname": server.host,
-        "database.port": str(server.port),
+        **place(server),
         "database.user": server.user,
         "database.password": server.password,
     }
     if name == "postgres":
         settings["database.dbname"] = server.database
     else:
-        settings["connector.class"] = "io.debezium.connector.mariadb.MariaDbConnector"
-        settings["schema.history.internal.kafka.bootstrap.servers"] = stack.kafka.bootstrap_servers
+        settings["connector.class"] = stack.mysql.CONNECTOR
+        settings["schema.history.internal.kafka.bootstrap.servers"] = place_of_kafka(stack.kafka)
     for side in ("key", "value"):
         settings[f"{side}.converter.apicurio.registry.url"] = stack.registry.own_url
     return settings
@@ -176,9 +179,9 @@ def environment(stack: Stack) -> dict[str, str]:
         "SHOP_JDBC_URL": stack.postgres.jdbc_url,
         "SHOP_USER": stack.postgres.user,
         "SHOP_PASSWORD": stack.postgres.password,
-        "CRM_JDBC_URL": stack.mariadb.jdbc_url,
-        "CRM_USER": stack.mariadb.user,
-        "CRM_PASSWORD": stack.mariadb.password,
+        "CRM_JDBC_URL": stack.mysql.jdbc_url,
+        "CRM_USER": stack.mysql.user,
+        "CRM_PASSWORD": stack.mysql.password,
         # any: nobody looks, and another may run beside it
         "ROWDELTA_HTTP": f"127.0.0.1:{free_ports(1)[0]}",
     }

@@ -26,7 +26,7 @@ class HiveMetastore(Service):
         program, *options = java(classpath, str(HERE / "HiveMetastore.java"))
         options += [str(port), str(database), self.warehouse.as_uri()]
         own = [f"-Dderby.stream.error.file={folder / 'derby.log'}"]
-        self._process = Process([program, *own, *options], folder / "hive-metastore.log", lambda: listens(port))
+        self._runner = Process([program, *own, *options], folder / "hive-metastore.log", lambda: listens(port))
 
 
 @contextmanager
@@ -38,4 +38,4 @@ def running_hive_metastore() -> Iterator[HiveMetastore]:
             metastore.start()
             yield metastore
         finally:
-            metastore.stop()
+            metastore.close()

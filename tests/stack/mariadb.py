@@ -3,12 +3,12 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
-import pymysql
-
-from tests.stack.process import Process, Service, as_user, finish, free_ports, give_to, installed, unprivileged
+from tests.stack.container import has
+from tests.stack.mysql import ContainerMySQL, MySQL
+from tests.stack.process import Process, as_user, finish, give_to, installed, unprivileged
 
 _SETTINGS = {
     "bind-address": "127.0.0.1",
@@ -24,19 +24,14 @@ _SETTINGS = {
 }
 
 
-class MariaDB(Service):
-    """A server on 127.0.0.1 which keeps its databases while it is stopped.
+class MariaDB(MySQL):
+    """A server whose files are in `folder`."""
 
-    `user` may do everything, and replicate. `jdbc_url` is what Spark's JDBC source takes, beside user and password.
-    """
+    CONNECTOR = "io.debezium.connector.mariadb.MariaDbConnector"
+    SCHEME = "mariadb"
 
     def __init__(self, folder: Path) -> None:
-        (self.port,) = free_ports(1)
-        self.host = "127.0.0.1"
-        self.user = "debezium"
-        self.password = "secret-of-mariadb"
-        self.database = "shop"
-        self.jdbc_url = f"jdbc:mariadb://{self.host}:{self.port}/{self.database}"
+        super().__init__("debezium", "secret-of-mariadb")
         self._data = folder / "data"
         self._temporary = folder / "tmp"
         self._first = folder / "first.sql"
@@ -45,40 +40,13 @@ class MariaDB(Service):
         command += [f"--tmpdir={self._temporary}"]
         command += [f"--{key}={value}" for key, value in _SETTINGS.items()]
         command += [f"--init-file={self._first}"]
-        self._process = Process(command, folder / "mariadb.log", self._answers, user=self._os_user)
+        self._runner = Process(command, folder / "mariadb.log", self._answers, user=self._os_user)
 
     def start(self) -> None:
         """Start, or start again on the same port with the same databases; returns when the server serves."""
         if not self._data.exists():
             self._create()
         super().start()
-
-    def connect(self) -> "pymysql.connections.Connection[pymysql.cursors.Cursor]":
-        """A connection to `database` that commits each statement, in UTC and strict mode."""
-        return pymysql.connect(
-            host=self.host,
-            port=self.port,
-            user=self.user,
-            password=self.password,
-            database=self.database,
-            autocommit=True,
-            connect_timeout=5,
-            init_command="SET time_zone = '+00:00'",
-        )
-
-    def execute(self, script: str) -> None:
-        """Run SQL statements, separated by a semicolon at the end of a line."""
-        with closing(self.connect()) as connection, connection.cursor() as cursor:
-            for statement in script.split(";\n"):
-                if statement.strip():
-                    cursor.execute(statement)
-
-    def _answers(self) -> bool:
-        try:
-            self.connect().close()
-            return True
-        except pymysql.err.OperationalError:
-            return False
 
     def _create(self) -> None:
         for folder in (self._data, self._temporary):
@@ -101,6 +69,11 @@ def program(name: str) -> str:
     return installed(name, map(Path, ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")), "mariadb-server", "mariadb")
 
 
+def mysql_or_mariadb(folder: Path) -> MySQL:
+    """MySQL where Docker has it, else MariaDB."""
+    return ContainerMySQL() if has("mysql") else MariaDB(folder)
+
+
 @contextmanager
 def running_mariadb() -> Iterator[MariaDB]:
     """A started server; its databases are gone when the block ends."""
@@ -110,4 +83,4 @@ def running_mariadb() -> Iterator[MariaDB]:
             server.start()
             yield server
         finally:
-            server.stop()
+            server.close()

@@ -8,25 +8,24 @@ from pathlib import Path
 
 import psycopg
 
+from tests.stack.container import Container, has
 from tests.stack.process import Process, Service, as_user, finish, free_ports, give_to, installed, unprivileged
 
 # Debian keeps the server's programs out of the PATH.
 _FOLDERS = "/usr/lib/postgresql"
 _SETTINGS = {
-    "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",
-    "wal_level": "logical",
     "shared_buffers": "64MB",
     "fsync": "off",  # only a crash of the machine would show it
     "log_min_messages": "warning",
 }
+_LOCAL_SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "wal_level": "logical"}
 
 
 class Postgres(Service):
     """A server on 127.0.0.1 which keeps its databases while it is stopped.
 
     `user` is a superuser, and may replicate. `url` is what psycopg takes, and `jdbc_url` what Spark's JDBC source does,
-    beside user and password.
+    beside user and password. `inside` is host and port for other containers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,20 +36,37 @@ class Postgres(Service):
         self.database = "postgres"
         self.url = f"postgresql://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
         self.jdbc_url = f"jdbc:postgresql://{self.host}:{self.port}/{self.database}"
+        self.inside = f"{self.host}:{self.port}"
         self._data = folder / "data"
         self._os_user = unprivileged("postgres")
+        self._runner = self._container() if has("postgres") else self._local(folder / "postgres.log")
+
+    def _local(self, log: Path) -> Process:
         command = [program("postgres"), "-D", str(self._data), "-p", str(self.port)]
-        command += [part for key, value in _SETTINGS.items() for part in ("-c", f"{key}={value}")]
+        command += _options(_SETTINGS | _LOCAL_SETTINGS)
         # SIGINT: it would wait for its clients after SIGTERM
-        self._process = Process(
-            command, folder / "postgres.log", self._answers, user=self._os_user, stop_signal=signal.SIGINT
-        )
+        return Process(command, log, self._answers, user=self._os_user, stop_signal=signal.SIGINT)
+
+    def _container(self) -> Container:
+        container = Container("postgres", self.port, self._answers)
+        own = {"POSTGRES_DB": self.database, "POSTGRES_USER": self.user, "POSTGRES_PASSWORD": self.password}
+        container.environment |= own
+        container.command += _options(_SETTINGS)
+        self.inside = container.inside
+        return container
 
     def start(self) -> None:
         """Start, or start again on the same port with the same databases; returns when the server serves."""
-        if not self._data.exists():
+        if isinstance(self._runner, Process) and not self._data.exists():
             self._create()
         super().start()
+
+    def pgbench(self, *arguments: str) -> None:
+        """Run PostgreSQL's own benchmark in `database`; ServiceError with what it printed when it fails."""
+        if isinstance(self._runner, Container):
+            self._runner.run("pgbench", *arguments, self.url.replace(f"{self.host}:{self.port}", self.inside))
+        else:
+            finish([program("pgbench"), *arguments, self.url], "pgbench failed")
 
     def execute(self, script: str) -> None:
         """Run SQL statements, each in a transaction of its own unless the script says otherwise (`BEGIN; …`).
@@ -79,6 +95,10 @@ class Postgres(Service):
         finish(command, "initdb failed", cwd=self._data, **as_user(self._os_user))
 
 
+def _options(settings: dict[str, str]) -> list[str]:
+    return [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
+
+
 def program(name: str) -> str:
     """The path of one of PostgreSQL's programs; ServiceError when it is not installed."""
     return installed(name, sorted(Path(_FOLDERS).glob("*/bin"), reverse=True), "postgresql", "postgresql")
@@ -93,4 +113,4 @@ def running_postgres() -> Iterator[Postgres]:
             server.start()
             yield server
         finally:
-            server.stop()
+            server.close()

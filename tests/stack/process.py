@@ -1,4 +1,7 @@
-"""A server as a child process: started, waited for, stopped, started again; killed and paused."""
+"""A server as a child process: started, waited for, stopped, started again; killed and paused.
+
+`Container` in `container.py` has the same verbs; a `Service` is either.
+"""
 
 import os
 import pwd
@@ -9,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -104,15 +108,78 @@ def java(classpath: Sequence[Path], main_class: str, *arguments: str) -> list[st
     ]
 
 
-class Process:
-    """A server with the command line `command`, which adds what it prints to the file `log`.
+class Runner(ABC):
+    """What starts a server, waits for it and ends it.
 
-    `ready` asks the server whether it serves yet; it returns False, and does not raise, while nobody answers.
+    :param ready: asks the server whether it serves yet; it returns False, and does not raise, while nobody answers.
+    :param start_seconds: how long it may take until it serves.
+    """
+
+    def __init__(self, name: str, ready: Callable[[], bool], start_seconds: float = START_SECONDS) -> None:
+        self._name = name
+        self._ready = ready
+        self._start_seconds = start_seconds
+
+    def start(self) -> None:
+        """Start the server and return when it serves; ServiceError when it ends or stays silent instead."""
+        was_started = self.is_started
+        assert not was_started, "already started"
+        self._launch()
+        answered = wait_until(
+            lambda: not self.is_started or self.exit_code is not None or self._ready(), self._start_seconds
+        )
+        code = self.exit_code
+        if not self.is_started:
+            raise ServiceError(f"{self._name} was stopped while it started")
+        if answered and code is None:
+            return
+        outcome = f"ended with code {code}" if answered else f"did not serve within {self._start_seconds} s"
+        self.stop()
+        raise ServiceError(f"{self._name} {outcome}\n{self._printed()[-LOG_TAIL_CHARACTERS:]}")
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask the server to end, and kill it when it does not within a few seconds. Does nothing when it is stopped."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the server and its children at once, as a loss of power would. Does nothing when it is stopped."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Let the server and its children hang: connections stay open, and nobody answers."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Let a paused server go on."""
+
+    @property
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """With which it ended by itself; None while it runs, and when it is stopped."""
+
+    def close(self) -> None:
+        """Stop the server for good."""
+        self.stop()
+
+    @property
+    @abstractmethod
+    def is_started(self) -> bool:
+        """False when nobody has started it, and when it was stopped; it may have ended by itself."""
+
+    @abstractmethod
+    def _launch(self) -> None: ...
+
+    @abstractmethod
+    def _printed(self) -> str: ...
+
+
+class Process(Runner):
+    """A server with the command line `command`, which adds what it prints to the file `log`.
 
     :param user: the operating system's user as whom it runs; None for that of this process.
     :param environment: its variables; None for those of this process.
     :param stop_signal: what asks the server to end.
-    :param start_seconds: how long it may take until it serves.
     :param stop_seconds: how long it may take to end before it is killed.
     """
 
@@ -128,21 +195,22 @@ class Process:
         start_seconds: float = START_SECONDS,
         stop_seconds: float = STOP_SECONDS,
     ) -> None:
+        super().__init__(log.stem, ready, start_seconds)
         self._command = command
         self._log = log
-        self._ready = ready
         self._user = user
         self._environment = environment
         self._stop_signal = stop_signal
-        self._start_seconds = start_seconds
         self._stop_seconds = stop_seconds
         self._child: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start the server and return when it serves; ServiceError when it ends or stays silent instead."""
-        assert self._child is None, "already started"
+    @property
+    def is_started(self) -> bool:
+        return self._child is not None
+
+    def _launch(self) -> None:
         with self._log.open("ab") as log:
-            child = subprocess.Popen(
+            self._child = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -150,19 +218,11 @@ class Process:
                 env=self._environment,
                 **as_user(self._user),
             )
-        self._child = child
-        answered = wait_until(lambda: child.poll() is not None or self._ready(), self._start_seconds)
-        if answered and child.poll() is None:
-            return
-        if self._child is None:
-            raise ServiceError(f"{self._log.stem} was stopped while it started")
-        outcome = f"ended with code {child.returncode}" if answered else f"did not serve within {self._start_seconds} s"
-        self.stop()
-        tail = self._log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
-        raise ServiceError(f"{self._log.stem} {outcome}\n{tail}")
+
+    def _printed(self) -> str:
+        return self._log.read_text(errors="replace")
 
     def stop(self) -> None:
-        """Ask the server to end, and kill it when it does not within a few seconds. Does nothing when it is stopped."""
         child = self._child
         if child is None:
             return
@@ -175,7 +235,6 @@ class Process:
         self._child = None
 
     def kill(self) -> None:
-        """End the server and its children at once, as a loss of power would. Does nothing when it is stopped."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -185,15 +244,13 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """With which it ended by itself; None while it runs, and when it is stopped."""
-        return None if self._child is None else self._child.poll()
+        child = self._child
+        return None if child is None else child.poll()
 
     def pause(self) -> None:
-        """Let the server and its children hang: connections stay open, and nobody answers."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused server go on."""
         self._signal_all(signal.SIGCONT)
 
     def _signal_all(self, number: signal.Signals) -> None:
@@ -203,29 +260,37 @@ class Process:
 
 
 class Service:
-    """What is a `Process` at heart: something at an address, which is the same after each start."""
+    """What is a `Process` or a `Container` at heart: something at an address, which is the same after each start."""
 
-    _process: Process
+    _runner: Runner
+
+    @property
+    def is_started(self) -> bool:
+        return self._runner.is_started
 
     def start(self) -> None:
         """Start, or start again at the same address with what it had; returns when it serves."""
-        self._process.start()
+        self._runner.start()
 
     def stop(self) -> None:
         """Ask it to end. Does nothing when it is stopped."""
-        self._process.stop()
+        self._runner.stop()
 
     def kill(self) -> None:
         """End it at once, as a loss of power would."""
-        self._process.kill()
+        self._runner.kill()
 
     def pause(self) -> None:
         """Let it hang: connections stay open, and nobody answers."""
-        self._process.pause()
+        self._runner.pause()
 
     def resume(self) -> None:
         """Let it go on."""
-        self._process.resume()
+        self._runner.resume()
+
+    def close(self) -> None:
+        """Stop it for good, and give back what it used."""
+        self._runner.close()
 
 
 def as_user(user: str | None) -> dict[str, Any]:

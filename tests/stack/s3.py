@@ -1,4 +1,4 @@
-"""An S3 store (S3Proxy) over a folder, which refuses requests that aren't signed with its key."""
+"""An S3 store over a folder, which refuses requests that aren't signed with its key: versitygw or S3Proxy."""
 
 import tempfile
 from collections.abc import Iterator
@@ -7,12 +7,16 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+from tests.stack.container import Container, has
 from tests.stack.jars import HERE, jars
 from tests.stack.process import Process, Service, free_ports, java
 
 
 class S3(Service):
-    """A store on 127.0.0.1 which keeps its objects while it is stopped. Its bucket is `BUCKET`."""
+    """A store on 127.0.0.1 which keeps its objects while it is stopped. Its bucket is `BUCKET`.
+
+    `endpoint` is for this machine, `endpoint_inside` for the catalog, which may be in a container beside it.
+    """
 
     BUCKET = "lake"
     KEY = "AKIDROWDELTATEST"
@@ -21,7 +25,16 @@ class S3(Service):
 
     def __init__(self, folder: Path) -> None:
         (port,) = free_ports(1)
-        self.endpoint = f"http://127.0.0.1:{port}"
+        self.endpoint = self.endpoint_inside = f"http://127.0.0.1:{port}"
+        self._runner = self._container(port) if has("s3") else self._local(folder)
+
+    def _container(self, port: int) -> Container:
+        container = Container("s3", port, self._answers)
+        container.environment |= {"ROOT_ACCESS_KEY": self.KEY, "ROOT_SECRET_KEY": self.SECRET}
+        self.endpoint_inside = f"http://{container.inside}"
+        return container
+
+    def _local(self, folder: Path) -> Process:
         objects = folder / "objects"
         # a bucket is a folder
         (objects / self.BUCKET).mkdir(parents=True)
@@ -36,7 +49,7 @@ class S3(Service):
         file = folder / "s3proxy.conf"
         file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         command = java(jars(HERE / "ivy-s3proxy.xml"), "org.gaul.s3proxy.Main", "--properties", str(file))
-        self._process = Process(command, folder / "s3.log", self._answers)
+        return Process(command, folder / "s3.log", self._answers)
 
     def _answers(self) -> bool:
         try:
@@ -58,4 +71,4 @@ def running_s3() -> Iterator[S3]:
             store.start()
             yield store
         finally:
-            store.stop()
+            store.close()

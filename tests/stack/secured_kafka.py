@@ -2,12 +2,6 @@
 
 from pathlib import Path
 
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
-
 from tests.stack.jars import HERE, jars
 from tests.stack.kafka import LocalKafka
 from tests.stack.process import Process, free_ports, java
@@ -58,11 +52,4 @@ class SecuredKafka(LocalKafka):
         self._settings.write_text("".join(lines))
         command = java(jars(HERE / "ivy-kafka.xml"), "kafka.Kafka", str(self._settings))
         command.insert(1, f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={provider}/keys")
-        self._process = Process(command, folder / "kafka.log", self._answers)
-
-    def add_user(self) -> None:
-        """The user of PLAIN for SCRAM too."""
-        info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        added = UserScramCredentialUpsertion(USER, info, PASSWORD.encode())
-        admin = self._admin()  # without a name it would be gone before it answers
-        admin.alter_user_scram_credentials([added])[USER].result(timeout=30)
+        self._runner = Process(command, folder / "kafka.log", self._answers)

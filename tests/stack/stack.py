@@ -14,8 +14,9 @@ from typing import Protocol, Self
 
 from tests.stack import tls
 from tests.stack.connect import Connect
-from tests.stack.kafka import LocalKafka
-from tests.stack.mariadb import MariaDB
+from tests.stack.container import has
+from tests.stack.kafka import container_or_process
+from tests.stack.mariadb import mysql_or_mariadb
 from tests.stack.postgres import Postgres
 from tests.stack.proxy import BasicAuth, OAuth2
 from tests.stack.registry import Registry
@@ -33,9 +34,9 @@ class Stack:
         self.folder = folder
         self.certificate = tls.made(_made(folder / "tls"))
         self.postgres = Postgres(_made(folder / "postgres"))
-        self.mariadb = MariaDB(_made(folder / "mariadb"))
-        self.kafka = LocalKafka(_made(folder / "kafka"), self.certificate)
-        self.registry = Registry(_made(folder / "registry"))
+        self.mysql = mysql_or_mariadb(_made(folder / "mysql"))
+        self.kafka = container_or_process(_made(folder / "kafka"), self.certificate)
+        self.registry = Registry(_made(folder / "registry"), self.kafka)
         self.connect = Connect(_made(folder / "connect"), self.kafka)
         self.s3 = S3(_made(folder / "s3"))
         self.catalog = RestCatalog(_made(folder / "catalog"), self.s3)
@@ -57,13 +58,11 @@ def running_stack(told: Callable[[str], None] = lambda text: None) -> Iterator[S
             made = thread.submit(tempfile.TemporaryDirectory, prefix="rowdelta-stack-").result()
         stack = Stack(Path(ends.enter_context(made)))
         starting = ends.enter_context(_Starting())
-        chains: list[list[_Server]] = [
-            [stack.kafka, stack.connect],
-            [stack.s3, stack.catalog],
-            [stack.postgres],
-            [stack.mariadb],
-        ]
-        chains.append([stack.registry])
+        chains: list[list[_Server]] = [[stack.s3, stack.catalog], [stack.postgres], [stack.mysql]]
+        if has("registry"):  # it keeps its schemas in Kafka
+            chains.append([stack.kafka, stack.registry, stack.connect])
+        else:
+            chains += [[stack.kafka, stack.connect], [stack.registry]]
         starting.start(chains, told)
         ends.enter_context(stack.registry_door)
         ends.enter_context(stack.catalog_door)
@@ -73,7 +72,7 @@ def running_stack(told: Callable[[str], None] = lambda text: None) -> Iterator[S
 class _Server(Protocol):
     def start(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class _Starting:
@@ -111,7 +110,7 @@ class _Starting:
 
     def _stop(self) -> None:
         with ThreadPoolExecutor() as threads:
-            list(threads.map(lambda server: server.stop(), self._servers))
+            list(threads.map(lambda server: server.close(), self._servers))
 
 
 def _made(folder: Path) -> Path:

@@ -19,11 +19,11 @@ from tests.stack.compare import (
     differences,
     rows_of_delta,
     rows_of_iceberg,
-    rows_of_mariadb,
+    rows_of_mysql,
     rows_of_postgres,
 )
-from tests.stack.connect import avro_converter, json_converter, mariadb_connector, postgres_connector
-from tests.stack.mariadb import MariaDB
+from tests.stack.connect import avro_converter, json_converter, mysql_connector, postgres_connector
+from tests.stack.mysql import MySQL
 from tests.stack.postgres import Postgres
 from tests.stack.process import wait_until
 from tests.stack.sink_process import SinkProcess, configuration, written
@@ -101,7 +101,7 @@ class Pair:
 def test_all_tables_equal_their_sources(stack: Stack) -> None:
     workloads.load_bank(stack.postgres)
     stack.postgres.execute(workloads.ORDERS)
-    stack.mariadb.execute(workloads.TYPES)
+    stack.mysql.execute(workloads.TYPES)
     connect(stack)
     door = stack.registry_door
     registry = {
@@ -127,7 +127,7 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
             work = [
                 threads.submit(workloads.run_bank, stack.postgres, 300 * SCALE),
                 threads.submit(workloads.run_orders, stack.postgres, 120 * SCALE),
-                threads.submit(workloads.run_types, stack.mariadb, 60 * SCALE),
+                threads.submit(workloads.run_types, stack.mysql, 60 * SCALE),
             ]
         for each in work:
             each.result()
@@ -148,10 +148,10 @@ def source_of(stack: Stack, table: dict[str, Any]) -> dict[str, str]:
     """The section `verify` of a table: its database, by the prefix of its topic."""
     prefix = table["source"][0]
     if prefix in "jea":
-        database: Postgres | MariaDB = stack.postgres
+        database: Postgres | MySQL = stack.postgres
         slot = {"slot": prefix}
     else:
-        database, slot = stack.mariadb, {}
+        database, slot = stack.mysql, {}
     return {"url": database.jdbc_url, "user": database.user, "password": database.password, **slot}
 
 
@@ -179,7 +179,7 @@ def connect(stack: Stack) -> None:
         )
     for number, (prefix, encoding) in enumerate([("m", encodings["e"]), ("b", encodings["a"])]):
         more = {"bigint_unsigned_handling_mode": "precise", "database_server_id": str(4711 + number)}
-        connector = mariadb_connector(stack.mariadb, prefix, r"shop\.types", stack.kafka, **more, **encoding)
+        connector = mysql_connector(stack.mysql, prefix, r"shop\.types", stack.kafka, **more, **encoding)
         stack.connect.put(prefix, connector)
 
 
@@ -215,7 +215,7 @@ def pairs(stack: Stack) -> list[Pair]:
     chosen = TYPES.replace(" tm,", " CAST(time_to_sec(tm) * 1000000 AS SIGNED),")
 
     def types() -> list[Row]:
-        return rows_of_mariadb(stack.mariadb, f"SELECT {chosen} FROM types")
+        return rows_of_mysql(stack.mysql, f"SELECT {chosen} FROM types")
 
     return [
         ice("json.orders", ORDERS, orders),

@@ -1,7 +1,6 @@
-"""What happens in the source databases while the sink runs: a bank, orders with their lines, and MariaDB's types."""
+"""What happens in the source databases while the sink runs: a bank, orders with their lines, and MySQL's types."""
 
 import random
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
@@ -9,9 +8,8 @@ from decimal import Decimal
 import psycopg
 import pymysql
 
-from tests.stack.mariadb import MariaDB
-from tests.stack.postgres import Postgres, program
-from tests.stack.process import ServiceError
+from tests.stack.mysql import MySQL
+from tests.stack.postgres import Postgres
 
 SEED = 21
 TOASTED = 40_000
@@ -64,7 +62,7 @@ INSERT INTO types (id, v) VALUES (0, 'first');
 
 def load_bank(postgres: Postgres) -> None:
     """pgbench's four tables, with 100,000 accounts."""
-    _pgbench(postgres, "-i", "-s", "1", "-q")
+    postgres.pgbench("-i", "-s", "1", "-q")
     postgres.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL;\n")
 
 
@@ -74,14 +72,7 @@ def run_bank(postgres: Postgres, transactions: int, clients: int = 2, rate: int 
     :param rate: transactions a second; None for as many as there can be.
     """
     limit = [] if rate is None else [f"--rate={rate}"]
-    _pgbench(postgres, "-c", str(clients), "-t", str(transactions // clients), "-n", f"--random-seed={SEED}", *limit)
-
-
-def _pgbench(postgres: Postgres, *arguments: str) -> None:
-    command = [program("pgbench"), *arguments, postgres.url]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode != 0:
-        raise ServiceError(f"pgbench failed\n{done.stdout}")
+    postgres.pgbench("-c", str(clients), "-t", str(transactions // clients), "-n", f"--random-seed={SEED}", *limit)
 
 
 def run_orders(postgres: Postgres, transactions: int) -> None:
@@ -146,13 +137,13 @@ def _changes_of_orders(chance: random.Random, new: int, status: str) -> Iterator
         yield "INSERT INTO lines VALUES (%s, 99, 'second', 2)", (new + 9,)
 
 
-def run_types(mariadb: MariaDB, transactions: int) -> None:
+def run_types(mysql: MySQL, transactions: int) -> None:
     """Rows with the ends of each type's range and with NULLs; they change, get other keys and go.
 
     In the middle a column is added.
     """
     chance = random.Random(SEED)
-    with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+    with closing(mysql.connect()) as connection, connection.cursor() as cursor:
         for number in range(transactions):
             if number == transactions // 2:
                 cursor.execute("ALTER TABLE types ADD COLUMN later varchar(10)")
