@@ -327,6 +327,10 @@ def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command = _of_tables(commands, "maintain", _maintain, what, _MAINTAIN)
     command.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
     command.add_argument(
+        "--rewrite-all", action="store_true",
+        help="rewrite each file once, such as after sort or zorder came into maintenance.rewrite",
+    )  # fmt: skip
+    command.add_argument(
         "--where", metavar="CONDITION",
         help="rewrite only files that may have such rows, such as \"day >= '2026-01-01'\" (Spark SQL)",
     )  # fmt: skip
@@ -575,6 +579,7 @@ def _maintain(args: argparse.Namespace) -> int:
             dry_run=args.dry_run,
             only_convert=args.convert_equality_deletes,
             where=args.where,
+            rewrite_all=args.rewrite_all,
         )
         for result in results:
             codes.append(maintain.exit_code(result))

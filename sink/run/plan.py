@@ -16,7 +16,9 @@ from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
+from deltawriters.ordering import RowOrder
 from sink.config import Config, TableSection
+from sink.config.options import did_you_mean
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.columns import parse_type, wanted_columns
 from sink.run.computed import check_computed
@@ -51,6 +53,7 @@ class TablePlan:
     :param derived_partition: the table is partitioned by a computed or metadata column, so a change doesn't say in
         which partition the old row is.
     :param warnings: sentences for people about properties and features of the table that the sink doesn't follow.
+    :param order: in which rows are written.
     """
 
     section: TableSection
@@ -60,6 +63,7 @@ class TablePlan:
     computed: tuple[tuple[str, str], ...] = ()
     derived_partition: bool = False
     warnings: tuple[str, ...] = ()
+    order: RowOrder | None = None
 
     @property
     def is_decoded_whole(self) -> bool:
@@ -122,7 +126,7 @@ def plan_table(
     check_computed(catalogs.spark, plan, path)
     rules = config.capabilities(section.target).properties
     ignored = rules.ignored(section.properties) if table is None else table.not_followed()
-    return replace(plan, warnings=tuple(ignored))
+    return replace(plan, warnings=tuple(ignored), order=_row_order(section, path, columns))
 
 
 def open_table(
@@ -360,12 +364,7 @@ def _changelog(
             dtype = parse_type(column.type, f"{path}.order_by[{number}]")
         else:
             dtype = types.get(column.name, T.LongType())
-        if not isinstance(dtype, T.AtomicType) or dtype.typeName() == "variant":
-            raise ConfigError(
-                f"{path}.order_by[{number}]: got {column.name} of type {dtype.simpleString()}, which has no order; "
-                "expected a number, "
-                "a string, a date or a timestamp. Name another column."
-            )
+        _check_ordered(column.name, dtype, f"{path}.order_by[{number}]")
         order_by.append((column.name, dtype))
     return ChangelogSpec(
         columns=columns,
@@ -454,6 +453,35 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
         raise TableError(
             f"{section.target} has a column {extra[0]!r} that columns doesn't name. Add it, or leave columns out."
         )
+
+
+def _check_ordered(name: str, dtype: T.DataType, path: str) -> None:
+    """:raises ConfigError: values of the column's type can't be compared."""
+    if not isinstance(dtype, T.AtomicType) or dtype.typeName() == "variant":
+        raise ConfigError(
+            f"{path}: got {name} of type {dtype.simpleString()}, which has no order; expected a number, a string, a "
+            "date or a timestamp. Name another column."
+        )
+
+
+def _row_order(section: TableSection, path: str, columns: tuple[ColumnSpec, ...]) -> RowOrder | None:
+    """In which order rows are written.
+
+    :raises ConfigError: not all of the columns are there, or have an order.
+    """
+    order = section.maintenance.rewrite.order if section.maintenance is not None else None
+    if order is None:
+        return None
+    kind, names = order
+    types = {column.name: column.type for column in columns}
+    for number, name in enumerate(names):
+        place = f"{path}.maintenance.rewrite.{kind}[{number}]"
+        if name not in types:
+            raise ConfigError(
+                f"{place}: there is no column {name!r}{did_you_mean(name, types)}. The columns are: {_names(columns)}."
+            )
+        _check_ordered(name, types[name], place)
+    return RowOrder(tuple(names), curved=kind == "zorder")
 
 
 def _names(columns: tuple[ColumnSpec, ...]) -> str:
