@@ -96,7 +96,8 @@ class RewriteSection(Section):
     def _zorder(cls, value: list[str]) -> list[str]:
         if not 2 <= len(value) <= _MOST_CURVED:
             instead = f"; for one column write sort: [{value[0]}]" if len(value) == 1 else ""
-            raise ValueError(f"got {len(value)} columns, expected 2 to {_MOST_CURVED}{instead}")
+            plural = "s" * (len(value) != 1)
+            raise ValueError(f"got {len(value)} column{plural}, expected 2 to {_MOST_CURVED}{instead}")
         return value
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.errors import PySparkException
@@ -126,7 +126,9 @@ def plan_table(
     check_computed(catalogs.spark, plan, path)
     rules = config.capabilities(section.target).properties
     ignored = rules.ignored(section.properties) if table is None else table.not_followed()
-    return replace(plan, warnings=tuple(ignored), order=_row_order(section, path, columns))
+    order = _row_order(section, path, columns)
+    warnings = [*ignored, *(_large_files(config, section, table) if table is not None and order is not None else ())]
+    return replace(plan, warnings=tuple(warnings), order=order)
 
 
 def open_table(
@@ -482,6 +484,17 @@ def _row_order(section: TableSection, path: str, columns: tuple[ColumnSpec, ...]
             )
         _check_ordered(name, types[name], place)
     return RowOrder(tuple(names), curved=kind == "zorder")
+
+
+def _large_files(config: Config, section: TableSection, table: TableState) -> Iterator[str]:
+    """A warning if the order of rows is of no use to readers: each file has rows of the whole range of values."""
+    together, size = config.maintenance_of(section).rewrite.max_file_group_size_bytes, table.spec.target_file_size
+    if size * 2 > together:
+        yield (
+            f"maintenance.rewrite sorts {together / 2**20:.0f} MB of files together (max-file-group-size-bytes), and "
+            f"they become files of {size / 2**20:.0f} MB, so that readers hardly skip any: set the table's property "
+            "write.target-file-size-bytes (Delta: delta.targetFileSize) to an eighth of it, such as 33554432"
+        )
 
 
 def _names(columns: tuple[ColumnSpec, ...]) -> str:

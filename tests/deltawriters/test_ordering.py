@@ -124,12 +124,18 @@ def test_equal_values_are_no_loss_for_the_other_column() -> None:
 
 
 def test_rows_are_taken_from_several_batches() -> None:
-    parts = [
-        pa.RecordBatch.from_pydict({"n": list(range(start, start + size))}) for start, size in ((0, 3), (3, 1), (4, 6))
-    ]
+    nested = pa.struct({"list": pa.list_(pa.string()), "map": pa.map_(pa.string(), pa.int64())})
+
+    def batch(numbers: range) -> pa.RecordBatch:
+        ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes([n] * 16) for n in numbers], pa.binary(16)))
+        values = [{"list": ["x"] * n, "map": [("k", n)]} if n % 3 else None for n in numbers]
+        return pa.RecordBatch.from_arrays([pa.array(numbers), ids, pa.array(values, nested)], ["n", "id", "nested"])
+
+    parts = [batch(range(3)), batch(range(3, 4)), batch(range(4, 10))]
     numbers = np.array([9, 0, 3, 3, 2, 7])
-    assert _taken(parts, numbers)["n"].to_pylist() == numbers.tolist()
-    assert _taken(parts[:1], np.array([2, 0]))["n"].to_pylist() == [2, 0]
+    whole = pa.Table.from_batches(parts).to_pylist()
+    assert _taken(parts, numbers).to_pylist() == [whole[n] for n in numbers]
+    assert _taken(parts[:1], np.array([2, 0])).to_pylist() == [whole[2], whole[0]]
 
 
 @pytest.mark.parametrize(
