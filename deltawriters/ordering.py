@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from deltawriters.collapse import Ints, order_rank
+from deltawriters.collapse import Ints, ordered_as_numbers
 from deltawriters.partitioning import storage
 
 
@@ -30,7 +31,9 @@ class RowOrder:
     def permutation(self, rows: pa.Table) -> Ints:
         """The numbers of the rows in this order. Equal rows stay as they are."""
         columns = [storage(rows.column(name)) for name in self.columns]
-        return np.argsort(z_values(columns) if self.curved else order_rank(columns), kind="stable")
+        if self.curved:
+            return np.argsort(z_values(columns), kind="stable")
+        return np.lexsort([_rank(column) for column in reversed(columns)])
 
 
 def z_values(columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
@@ -46,11 +49,22 @@ def z_values(columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
     return _interleaved([_smaller(column) >> np.uint64(too_fine) for column in columns], bits)
 
 
+def _rank(column: pa.Array) -> Ints:
+    """How many other values are smaller, for each value. Only values that differ are compared: texts often repeat."""
+    encoded = pc.dictionary_encode(ordered_as_numbers(column), null_encoding="encode")
+    values = pa.table([encoded.dictionary], ["value"])
+    ascending = pc.sort_indices(values, sort_keys=[("value", "ascending", "at_start")]).to_numpy()
+    rank = np.empty(len(ascending), np.int64)
+    rank[ascending] = np.arange(len(ascending))
+    ranks: Ints = rank[encoded.indices.to_numpy(zero_copy_only=False)]
+    return ranks
+
+
 def _smaller(column: pa.Array) -> npt.NDArray[np.uint64]:
     """How many rows have a smaller value, for each row."""
-    _, number, counts = np.unique(order_rank([column]), return_inverse=True, return_counts=True)
-    smaller = np.cumsum(counts) - counts
-    return smaller[number].astype(np.uint64)
+    rank = _rank(column)
+    counts = np.bincount(rank)
+    return (np.cumsum(counts) - counts)[rank].astype(np.uint64)
 
 
 def _interleaved(columns: Sequence[npt.NDArray[np.uint64]], bits: int) -> npt.NDArray[np.uint64]:

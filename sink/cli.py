@@ -119,6 +119,7 @@ Does once, without a budget, what a run does for its tables beside the stream (s
 what it does:
   converts  equality deletes that others have left into deletes by position (deletes: position)
   rewrites  files that are small, have many deleted rows, or many delete files; each group of files is a commit
+            (with --rewrite-all each file once: the rows of existing files come into the order of sort or zorder)
   expires   snapshots that are older than maintenance.expire says, except what the sink still needs
   orphans   files in the table's folder that no snapshot has, if they are older than maintenance.orphans says
 
