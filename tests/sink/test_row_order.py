@@ -1,6 +1,7 @@
 """Rows are written in an order that lets readers skip files: `maintenance.rewrite.sort` and `zorder`."""
 
 import logging
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from sink.commands.maintain import maintain
 from sink.config import Config, load
 from sink.errors import ConfigError
 from tests.delta.harness import DeltaJob
-from tests.rewrites import only_sink, rewriting, rewritten_files
+from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
 from tests.sink.harness import Job, by_pyiceberg, merging_soon
 
 KINDS = ("v2", "v3", "delta")
@@ -62,6 +63,9 @@ class RandomChanges:
     def __init__(self, job: Job, seed: int) -> None:
         self._job = job
         self._random = Random(seed)
+        self._regions = [None, "eu", "us", "a-long-name-of-a-region"]
+        if not (isinstance(job, DeltaJob) and job.partition_by):  # to which an empty text is NULL
+            self._regions.append("")
         self._rows: dict[int, str | None] = {}
 
     def write(self, batches: int) -> None:
@@ -71,7 +75,7 @@ class RandomChanges:
                 if key in self._rows and self._random.random() < 0.4:
                     changes.append(("-D", {"id": key, "region": self._rows.pop(key)}))
                 else:
-                    self._rows[key] = self._random.choice([None, "", "eu", "us", "a long name of a region"])
+                    self._rows[key] = self._random.choice(self._regions)
                     changes.append(("+U", {"id": key, "region": self._rows[key]}))
             self._job.write(changes)
 
@@ -144,19 +148,23 @@ def test_row_ids_stay_with_their_rows(spark: SparkSession, tmp_path: Path, order
 
 SIDE = 32
 """Of a square of rows: each x with each y."""
-FILES = 16
+FILES = 17
 
 
 def square(
-    spark: SparkSession, folder: Path, kind: str, order: Mapping[str, Any] | None, **table: Any
+    spark: SparkSession, folder: Path, kind: str, order: Mapping[str, Any] | None, size: int = 2500, **table: Any
 ) -> tuple[Job, list[dict[str, Any]]]:
-    """A table whose rows come in no order, and the rows."""
-    columns = {"id": "bigint", "x": "int", "y": "int"}
-    job = new_job(spark, folder, kind, order, 1000, columns=columns, table={"merge_small_files": False} | table)
-    rows = [{"id": n, "x": n % SIDE, "y": n // SIDE} for n in range(SIDE * SIDE)]
-    Random(1).shuffle(rows)
-    for start in range(0, len(rows), 128):
-        job.write([("+I", row) for row in rows[start : start + 128]])
+    """A table whose rows come in no order, and the rows. With the usual size of files it has about `FILES`."""
+    columns = {"id": "bigint", "x": "int", "y": "int", "more": "string"}
+    job = new_job(spark, folder, kind, order, size, columns=columns, table={"merge_small_files": False} | table)
+    random = Random(1)
+    rows = [
+        {"id": n, "x": n % SIDE, "y": n // SIDE, "more": b64encode(random.randbytes(48)).decode()}
+        for n in range(SIDE * SIDE)
+    ]
+    random.shuffle(rows)
+    for start in range(0, len(rows), 64):
+        job.write([("+I", row) for row in rows[start : start + 64]])
     job.run()
     return job, sorted(rows, key=lambda row: row["id"])
 
@@ -174,32 +182,31 @@ def test_a_filtered_scan_skips_files(spark: SparkSession, tmp_path: Path, kind: 
     for name, order in orders.items():
         job, rows = square(spark, tmp_path / name, kind, order)
         sink = only_sink(job)
-        assert sink.end_rewrite(rewritten_files(sink)) is not None
+        assert sink.end_rewrite(rewritten_files(sink, replace(ALL_FILES, rewrite_all=True))) is not None
         assert job.rows() == rows
         files = len(data_files(job))
         assert FILES / 2 <= files <= FILES * 2
         shares[name] = [planned(job, condition) / files for condition in WINDOWS]
-    assert shares["none"] == [1, 1, 1]
+    assert shares["none"][:2] == [1, 1]
     by_x, by_y, both = shares["sort"]
     assert by_x <= 0.25
     assert by_y == 1
     assert both == by_x
     by_x, by_y, both = shares["zorder"]
-    assert by_x <= 0.5
-    assert by_y <= 0.5
-    assert both <= 0.25
+    assert by_x <= 0.6
+    assert by_y <= 0.6
+    assert both <= 0.3
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("on_driver", [True, False])
 def test_small_files_that_are_merged_are_sorted_together(spark: SparkSession, tmp_path: Path, on_driver: bool) -> None:
     """Not each group that makes a file by itself: then all files would have the same values."""
-    order = {"sort": ["x"]}
-    with merging_soon(every=8, on_driver=on_driver):
-        job, rows = square(spark, tmp_path, "v3", order, merge_small_files=True)
+    with merging_soon(every=16, on_driver=on_driver):
+        job, rows = square(spark, tmp_path, "v3", {"sort": ["x"]}, 14000, merge_small_files=True)
     files = len(data_files(job))
-    assert FILES / 2 <= files <= FILES * 2
-    assert planned(job, WINDOWS[0]) / files <= 0.25
+    assert 3 <= files <= 6
+    assert planned(job, WINDOWS[0]) <= files / 2
     assert job.rows() == rows
     assert job.check_index() is not None
 
@@ -209,7 +216,7 @@ def test_small_files_that_are_merged_are_sorted_together(spark: SparkSession, tm
 def test_a_table_that_was_in_no_order_is_rewritten_once(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """By `--rewrite-all`, after which nothing is to do."""
     job, rows = square(spark, tmp_path, kind, None)
-    job.table = {**job.table, "maintenance": {"rewrite": {"sort": ["x"], "max-file-group-size-bytes": 8000}}}
+    job.table = {**job.table, "maintenance": {"rewrite": {"sort": ["x"], "max-file-group-size-bytes": 40000}}}
     assert planned(job, WINDOWS[0]) == len(data_files(job))
     before = set(data_files(job))
     (would,) = maintain(spark, job.config(), [], dry_run=True, rewrite_all=True)
@@ -218,7 +225,7 @@ def test_a_table_that_was_in_no_order_is_rewritten_once(spark: SparkSession, tmp
     assert (done.error, done.failed_groups) == (None, 0)
     assert done.rewritten_data_files == len(before)
     assert not before & set(data_files(job))
-    assert planned(job, WINDOWS[0]) < len(data_files(job)) / 2, "each group has a file or two with these rows"
+    assert planned(job, WINDOWS[0]) <= len(data_files(job)) / 2, "each group has a file or two with these rows"
     assert job.rows() == rows
     assert job.check_index() is not None
     # those that are left over of groups may be small, and are merged; then all is as it should be
@@ -226,9 +233,9 @@ def test_a_table_that_was_in_no_order_is_rewritten_once(spark: SparkSession, tmp
         (again,) = maintain(spark, job.config(), [], dry_run=False)
         assert again.error is None
     assert again.rewritten_data_files == 0
-    job.write([("+U", {"id": 5, "x": 100, "y": 100})])
+    job.write([("+U", {"id": 5, "x": 100, "y": 100, "more": "changed"})])
     job.run()
-    rows[5] = {"id": 5, "x": 100, "y": 100}
+    rows[5] = {"id": 5, "x": 100, "y": 100, "more": "changed"}
     assert job.rows() == rows
 
 
@@ -257,7 +264,7 @@ def test_tables_whose_deletes_are_by_value_are_not_rewritten_as_a_whole(spark: S
 @pytest.mark.parametrize("mode", ["upsert", "append"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_files_are_sorted(spark: SparkSession, tmp_path: Path, kind: str, mode: Any) -> None:
-    job = new_job(spark, tmp_path, kind, SORT, 1 << 20, mode=mode)
+    job = new_job(spark, tmp_path, kind, SORT, 1 << 20, mode=mode, key=("id",) if mode == "upsert" else ())
     rows: list[tuple[str, int]] = [("us", 2), ("eu", 3), ("us", 1), ("eu", -3), ("eu", 0)]
     job.write([("+I", {"id": key, "region": region}) for region, key in rows])
     job.run()
