@@ -5,7 +5,7 @@ The parts nest, and all have the same two verbs, `write` and `close() -> list[Co
 
     DeltaWriter                     one per task: collapses changes, keeps key -> (file, pos) for the commit
     ├─ PartitionedWriter            splits rows by partition value: fanout while rows keep coming, clustered at the end
-    │  └─ RollingFileWriter         starts a new data file at the target size
+    │  └─ RollingFileWriter         starts a new data file at the target size; may sort rows (`ordering.py`)
     │     └─ ParquetFileWriter      one Parquet file and its column metrics
     ├─ Deletes                      rows of this commit that a later change superseded, in the format's way
     └─ KeyDeletes                   keys that the table may hold from earlier snapshots, if the format has such deletes

@@ -9,6 +9,7 @@ import pyarrow as pa
 from changelog.rows import RowKind
 from deltawriters.delta import WriteResult
 from deltawriters.files import DataFiles, FileFactory
+from deltawriters.ordering import RowOrder
 from deltawriters.partitioning import PartitionedWriter, as_table_types
 from deltawriters.table import TableSpec, TaskId
 
@@ -21,13 +22,13 @@ class AppendWriter:
 
     `write` takes record batches of changelog rows. All of them must be +I, and none a `_rowdelta_bad` row.
 
-    :param lasting: see `PartitionedWriter`.
+    :param order: see `PartitionedWriter`, and for `lasting`.
     """
 
-    def __init__(self, table: TableSpec, task: TaskId, *, lasting: bool = False) -> None:
+    def __init__(self, table: TableSpec, task: TaskId, order: RowOrder | None = None, *, lasting: bool = False) -> None:
         self._table = table
         self._factory = FileFactory(table, task)
-        self._data = PartitionedWriter(table, self._factory, DataFiles(), lasting=lasting)
+        self._data = PartitionedWriter(table, self._factory, DataFiles(), order, lasting=lasting)
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
         self._rows = 0

@@ -98,7 +98,7 @@ def order_rank(columns: Sequence[pa.Array]) -> Ints:
     """One integer for each row. The integers compare like the tuples of `columns`: nulls come first, and two integers
     are equal exactly when the tuples are equal.
     """
-    varying = [_ordered_as_numbers(column) for column in columns if not _constant(column)]
+    varying = [ordered_as_numbers(column) for column in columns if not _constant(column)]
     if not varying:
         return np.zeros(len(columns[0]), np.int64)
     if len(varying) == 1 and pa.types.is_integer(varying[0].type) and varying[0].null_count == 0:
@@ -118,7 +118,7 @@ def order_rank(columns: Sequence[pa.Array]) -> Ints:
     return rank
 
 
-def _ordered_as_numbers(column: pa.Array) -> pa.Array:
+def ordered_as_numbers(column: pa.Array) -> pa.Array:
     """Floating-point numbers as int64 in the same order: 0.0 equals -0.0, and NaN is above all numbers, as in Spark.
     Columns of other types stay as they are.
     """

@@ -41,6 +41,7 @@ from deltawriters.content import ContentFile, FileContent
 from deltawriters.deletes import FLUSH_THRESHOLD, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory, Locations
 from deltawriters.keyindex import IndexedFile, low_hash
+from deltawriters.ordering import RowOrder
 from deltawriters.partial import Completed, Partials
 from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, indexed, key_columns, register, resolve
@@ -113,7 +114,7 @@ class DeltaWriter:
     the column `_rowdelta_unavailable`, rows may be partial. The writer keeps them until it is closed, since any later
     change may be one that they build on.
 
-    :param lasting: see `PartitionedWriter`.
+    :param order: see `PartitionedWriter`, and for `lasting`.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class DeltaWriter:
         options: DeltaOptions,
         task: TaskId,
         index: IndexTask | None = None,
+        order: RowOrder | None = None,
         *,
         lasting: bool = False,
     ) -> None:
@@ -130,7 +132,7 @@ class DeltaWriter:
         self._options = options
         self._factory = FileFactory(table, task)
         self._files = DataFiles()
-        self._data = PartitionedWriter(table, self._factory, self._files, lasting=lasting)
+        self._data = PartitionedWriter(table, self._factory, self._files, order, lasting=lasting)
         self._superseded = None
         if options.copy_on_write:
             self._superseded = SupersededRows(table, self._factory, self._files, lasting=lasting)

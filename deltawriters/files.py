@@ -1,6 +1,8 @@
 """The files of one task: a factory that names the files and remembers their paths, and the rolling data file writer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +11,9 @@ from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, Partition
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.table import TableSpec, TaskId
+
+if TYPE_CHECKING:
+    from deltawriters.ordering import RowOrder
 
 
 class FileFactory:
@@ -73,12 +78,21 @@ class RollingFileWriter:
     """Writes the data files of one partition. It starts a new file when the current file has reached the table's target
     size.
 
+    :param order: in which the rows of each write are written. None leaves them as they come.
     :param lasting: see `ParquetFileWriter`.
     """
 
     def __init__(
-        self, table: TableSpec, factory: FileFactory, files: DataFiles, partition: Partition, *, lasting: bool = False
+        self,
+        table: TableSpec,
+        factory: FileFactory,
+        files: DataFiles,
+        partition: Partition,
+        order: "RowOrder | None" = None,
+        *,
+        lasting: bool = False,
     ) -> None:
+        self._order = order
         self._lasting = lasting
         self._table = table
         self._factory = factory
@@ -92,14 +106,11 @@ class RollingFileWriter:
         """Write `rows` (the table's columns and Arrow types), and return the place of each row."""
         file = np.empty(rows.num_rows, np.int64)
         pos = np.empty(rows.num_rows, np.int64)
-        start = 0
-        for chunk in self._row_groups(self._table.file_rows(rows)):
+        for numbers, chunk in self._row_groups(rows):
             writer = self._writer()
-            stop = start + chunk.num_rows
-            file[start:stop] = self._number
-            pos[start:stop] = np.arange(writer.rows, writer.rows + chunk.num_rows)
+            file[numbers] = self._number
+            pos[numbers] = np.arange(writer.rows, writer.rows + chunk.num_rows)
             writer.write(chunk)
-            start = stop
             if writer.size() >= self._table.target_file_size:
                 self._roll()
         return Locations(file, pos)
@@ -134,11 +145,40 @@ class RollingFileWriter:
         self._done.append(self._table.data_file(self._current.path, self._partition, facts))
         self._current = None
 
-    def _row_groups(self, rows: pa.Table) -> list[pa.Table]:
-        """Cut `rows` into row groups. A row group is at most as large as the smaller of row group size and target file
-        size, in Arrow bytes. So a file exceeds its target size by at most one row group.
+    def _row_groups(self, rows: pa.Table) -> Iterator[tuple[slice | Ints, pa.Table]]:
+        """Cut `rows` into row groups, as a data file has them, each with the numbers of its rows. A row group is at
+        most as large as the smaller of row group size and target file size, in Arrow bytes. So a file exceeds its
+        target size by at most one row group.
         """
+        in_file = self._table.file_rows(rows)
         limit = min(self._table.row_group_size, self._table.target_file_size)
-        per_row = max(1, rows.nbytes // max(1, rows.num_rows))
+        per_row = max(1, in_file.nbytes // max(1, rows.num_rows))
         length = max(1, limit // per_row)
-        return [rows.slice(offset, length) for offset in range(0, rows.num_rows, length)]
+        if self._order is None:
+            for start in range(0, rows.num_rows, length):
+                chunk = in_file.slice(start, length)
+                yield slice(start, start + chunk.num_rows), chunk
+            return
+        order = self._order.permutation(rows)
+        batches = in_file.to_batches()
+        for start in range(0, rows.num_rows, length):
+            numbers = order[start : start + length]
+            yield numbers, _taken(batches, numbers)
+
+
+def _taken(batches: list[pa.RecordBatch], numbers: Ints) -> pa.Table:
+    """Some rows of several batches, in any order. All batches together may be larger than memory has room for twice, so
+    they aren't joined.
+    """
+    if len(batches) == 1:
+        return pa.Table.from_batches([batches[0].take(pa.array(numbers))])
+    ends = np.cumsum([len(batch) for batch in batches])
+    by_place = np.argsort(numbers)
+    batch, ascending = np.searchsorted(ends, numbers[by_place], side="right"), numbers[by_place]
+    parts = []
+    for number in np.unique(batch).tolist():
+        start = ends[number] - len(batches[number])
+        parts.append(batches[number].take(pa.array(ascending[batch == number] - start)))
+    back = np.empty_like(by_place)
+    back[by_place] = np.arange(len(numbers))
+    return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))

@@ -1,6 +1,7 @@
 """Writes each row to the rolling writer of its partition."""
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,9 @@ import pyarrow as pa
 from deltawriters.content import ContentFile, Partition
 from deltawriters.files import DataFiles, FileFactory, Locations, RollingFileWriter
 from deltawriters.table import TableSpec
+
+if TYPE_CHECKING:
+    from deltawriters.ordering import RowOrder
 
 MAX_OPEN_WRITERS = 64
 """Fanout limit: each open Parquet file holds column buffers, so a task keeps at most this many open at a time."""
@@ -46,10 +50,20 @@ class PartitionedWriter:
     `MAX_OPEN_WRITERS`, it finishes the least recently used file. In the last write of a task, it writes one partition
     after the other and closes each file at once (clustered), so it holds only one file's buffers at a time.
 
+    :param order: see `RollingFileWriter`.
     :param lasting: pack all files for a long life, not only the files of large writes (`LASTING_BYTES`).
     """
 
-    def __init__(self, table: TableSpec, factory: FileFactory, files: DataFiles, *, lasting: bool = False) -> None:
+    def __init__(
+        self,
+        table: TableSpec,
+        factory: FileFactory,
+        files: DataFiles,
+        order: "RowOrder | None" = None,
+        *,
+        lasting: bool = False,
+    ) -> None:
+        self._order = order
         self._lasting = lasting
         self._table = table
         self._factory = factory
@@ -68,7 +82,9 @@ class PartitionedWriter:
             writer = self._open.pop(partition, None)
             if writer is None:
                 lasting = self._lasting or rows.nbytes >= LASTING_BYTES
-                writer = RollingFileWriter(self._table, self._factory, self._files, partition, lasting=lasting)
+                writer = RollingFileWriter(
+                    self._table, self._factory, self._files, partition, self._order, lasting=lasting
+                )
             self._open[partition] = writer
             part = rows if len(numbers) == rows.num_rows else rows.take(pa.array(numbers))
             written = writer.write(part)

@@ -31,12 +31,19 @@ from deltawriters.keyindex import (
     write_run,
 )
 from deltawriters.old_rows import DeletedRows
+from deltawriters.ordering import RowOrder
 from deltawriters.partitioning import PartitionedWriter, storage
 from deltawriters.resolve import indexed, key_columns
 from deltawriters.table import OtherColumnsError, TableSpec, TaskId
 from deltawriters.vectors import positions_of
 
 _FLUSH_BYTES = 128 * 1024 * 1024
+_SORTED_BYTES = 1024 * 1024 * 1024
+"""A task sorts at most this many bytes of rows at once, with what it needs to sort them. Of a larger group each part is
+sorted by itself.
+"""
+_BYTES_TO_SORT = 72
+"""For each row: the hashes of its key, its place, and numbers by which it is sorted."""
 _RUN_ENTRIES = 4_000_000
 """A task holds this many index entries (24 bytes each) before it writes a run."""
 
@@ -162,10 +169,18 @@ class Rewriter:
     :param index: the table's key index of the snapshot that has the files.
     :param sequence: sequence of the runs that the rewriter writes.
     :param hash_keys: computes the high hashes of keys.
+    :param order: in which the rows of a group are written. None leaves them as they are. So do copies.
     """
 
     def __init__(
-        self, table: TableSpec, key: Sequence[str], index: IndexSlice, sequence: int, hash_keys: HashKeys, task: TaskId
+        self,
+        table: TableSpec,
+        key: Sequence[str],
+        index: IndexSlice,
+        sequence: int,
+        hash_keys: HashKeys,
+        task: TaskId,
+        order: RowOrder | None = None,
     ) -> None:
         self._table = table
         self._key = list(key)
@@ -173,6 +188,7 @@ class Rewriter:
         self._sequence = sequence
         self._hash_keys = hash_keys
         self._task = task
+        self._order = order
         self._factory = FileFactory(table, task)
         self._files = DataFiles()
         self._entries: list[Entries] = []
@@ -195,7 +211,9 @@ class Rewriter:
                 else:
                     self._delete_again(group, deletes)
 
-        return self._written(self._table.of_moved_rows, moved(), lambda files: [*deletes.close(files), *apart])
+        return self._written(
+            self._table.of_moved_rows, moved(), lambda files: [*deletes.close(files), *apart], self._order
+        )
 
     def copy(self, groups: Iterable[CopyGroup]) -> Rewritten:
         """Write the rows that stay of all groups, and their index runs. After any exception, all files written here are
@@ -213,17 +231,21 @@ class Rewriter:
         table: TableSpec,
         moved: Iterator[Moved],
         finish: Callable[[list[ContentFile]], list[ContentFile]],
+        order: RowOrder | None = None,
     ) -> Rewritten:
-        data = PartitionedWriter(table, self._factory, self._files, lasting=True)
+        data = PartitionedWriter(table, self._factory, self._files, order, lasting=True)
         count = 0
         try:
             for rows, high, low, superseding in moved:
                 located = data.write(rows)
                 file = located.file.astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
-                self._entries.append(Entries(high, low, file, located.pos.astype(np.uint32), ()))
+                pos = located.pos.astype(np.uint32)
+                for start in range(0, len(high), _RUN_ENTRIES):
+                    part = slice(start, start + _RUN_ENTRIES)
+                    self._entries.append(Entries(high[part], low[part], file[part], pos[part], ()))
+                    if sum(len(part.high) for part in self._entries) >= _RUN_ENTRIES:
+                        self._write_run()
                 count += len(high)
-                if sum(len(part.high) for part in self._entries) >= _RUN_ENTRIES:
-                    self._write_run()
             files = finish(data.close())
             self._write_run()
         except BaseException:
@@ -277,10 +299,12 @@ class Rewriter:
         return live
 
     def _live_rows(self, group: RewriteGroup, deleted: Mapping[str, Ints]) -> Iterator[Moved]:
-        """The rows to keep, about a row group at a time.
+        """The rows to keep, about a row group at a time. Rows that are to be sorted come all at once, if they aren't
+        too many.
 
         :param deleted: positions that delete files delete, by path of the data file.
         """
+        at_once, per_row = (_FLUSH_BYTES, 0) if self._order is None else (_SORTED_BYTES, _BYTES_TO_SORT)
         waiting, size = list[Moved](), 0
         for small in group.files:
             rows = self._rows_of(small, group)
@@ -294,8 +318,8 @@ class Rewriter:
             live = np.sort(query)
             self._check_live(small, live, len(rows), deleted)
             waiting.append((rows.take(pa.array(live)), high[live], low[live], alone[live]))
-            size += waiting[-1][0].nbytes
-            if size >= _FLUSH_BYTES:
+            size += waiting[-1][0].nbytes + len(live) * per_row
+            if size >= at_once:
                 yield _joined(waiting)
                 waiting, size = [], 0
         if any(len(high) for _, high, _, _ in waiting):

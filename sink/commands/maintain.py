@@ -60,6 +60,7 @@ def maintain(
     dry_run: bool,
     only_convert: bool = False,
     where: str | None = None,
+    rewrite_all: bool = False,
 ) -> Iterator[Maintained]:
     """Look after tables, one after the other. One that fails doesn't stop the others: its result has the error.
 
@@ -67,13 +68,15 @@ def maintain(
     :param dry_run: only find out what would be done.
     :param only_convert: only say by position what equality deletes say.
     :param where: a condition in Spark SQL. Only files that may have such rows are rewritten.
+    :param rewrite_all: rewrite each file once, whether it pays or not.
     :raises ConfigError: there is no such table.
     """
     source = open_source(spark, config, {})
     for resolved in chosen_tables(find_tables(config, source), names):
         result = Maintained(resolved.section.target, dry_run)
         try:
-            _maintain(_opened(spark, config, resolved, source), result, where, only_convert=only_convert)
+            sink = _opened(spark, config, resolved, source)
+            _maintain(sink, result, where, only_convert=only_convert, rewrite_all=rewrite_all)
         except RowdeltaError as error:
             result.error = error
         yield result
@@ -91,13 +94,15 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
     return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)
 
 
-def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_convert: bool) -> None:
+def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_convert: bool, rewrite_all: bool) -> None:
     settings = sink.maintenance
-    options = options_of(settings, least_gain=1)
+    options = replace(options_of(settings, least_gain=1), rewrite_all=rewrite_all)
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
     elif deletes_by_value(sink.plan.section):
-        if not only_convert:
+        if rewrite_all:
+            result.skipped = "--rewrite-all is for tables with deletes: position or copy-on-write"
+        elif not only_convert:
             _compact(sink, result, replace(limits_of(settings, least_gain=1), where=where))
     elif not sink.has_key_index:
         result.skipped = "tables that only grow are not rewritten (mode: append)"
@@ -106,6 +111,8 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         result.converted_equality_deletes = count()
         if not only_convert:
             only = None if where is None else sink.table.files_where(where)
+            if rewrite_all and only is None:  # those that there are now, and not what comes of them
+                only = frozenset(file.small.path for file in sink.table.rewritables())
             (_find if result.dry_run else _rewrite)(sink, result, options, only)
     if only_convert:
         return

@@ -2,15 +2,18 @@
 
 import re
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Self
 
 from cronsim import CronSim, CronSimError
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from sink.config.options import MisplacedError
 from sink.config.section import Section, Text
 
 _AGE = re.compile(r"(\d+) (minute|hour|day|week)s?")
 _UNITS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks"}
+_MOST_CURVED = 4
+"""Columns of a Z-order curve. With more of them, a filter on one of them skips too little."""
 _SHORTEST_ORPHANS = timedelta(days=1)
 """A file may be written for hours before its commit. Iceberg's own procedure refuses a shorter time too."""
 
@@ -67,7 +70,12 @@ class OrphansSection(Section):
 
 
 class RewriteSection(Section):
-    """`rewrite:` which files are rewritten, by the names of Iceberg's `rewrite_data_files`."""
+    """`rewrite:` which files are rewritten, by the names of Iceberg's `rewrite_data_files`, and in which order rows are
+    written.
+
+    :param sort: columns, one after the other. Empty: rows stay in the order in which they come.
+    :param zorder: columns of a Z-order curve, instead of `sort`.
+    """
 
     model_config = ConfigDict(alias_generator=_hyphenated, populate_by_name=True)
 
@@ -75,6 +83,34 @@ class RewriteSection(Section):
     delete_ratio_threshold: Annotated[float, Field(gt=0, le=1)] = 0.1
     delete_file_threshold: Annotated[int, Field(ge=1)] = 8
     max_file_group_size_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+    sort: Annotated[list[str], Field(min_length=1)] = Field(default_factory=list)
+    zorder: list[str] = Field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[str, list[str]] | None:
+        """`sort` or `zorder`, and its columns; None if there is neither."""
+        return next(((name, columns) for name in ("sort", "zorder") if (columns := getattr(self, name))), None)
+
+    @field_validator("zorder")
+    @classmethod
+    def _zorder(cls, value: list[str]) -> list[str]:
+        if not 2 <= len(value) <= _MOST_CURVED:
+            instead = f"; for one column write sort: [{value[0]}]" if len(value) == 1 else ""
+            plural = "s" * (len(value) != 1)
+            raise ValueError(f"got {len(value)} column{plural}, expected 2 to {_MOST_CURVED}{instead}")
+        return value
+
+    @model_validator(mode="after")
+    def _is_one_order(self) -> Self:
+        if self.sort and self.zorder:
+            raise MisplacedError(
+                "got sort and zorder, expected one of them: rows have one order. Leave out one of them", "zorder"
+            )
+        name, columns = self.order or ("", [])
+        for column in columns:
+            if columns.count(column) > 1:
+                raise MisplacedError(f"{name} names {column!r} twice. Name it once", name)
+        return self
 
 
 class MaintenanceSection(Section):
@@ -119,6 +155,9 @@ class MaintenanceSection(Section):
         rewrites = f"rewrites within {self.budget:g} of what is written"
         if not self.budget or not can_rewrite:
             rewrites = "no rewrites"
+        if self.rewrite.order is not None:
+            name, columns = self.rewrite.order
+            rewrites += f", rows {'sorted by' if name == 'sort' else 'in Z-order of'} {', '.join(columns)}"
         expire, orphans = self.expire, self.orphans
         old = (
             "snapshots stay"

@@ -451,6 +451,32 @@ class TableSection(Section):
             raise MisplacedError(f"table {self.target}: got keep, but {why}, or unavailable: reject", "unavailable")
         return self
 
+    @model_validator(mode="after")
+    def _order_fits(self) -> Self:
+        order = self.maintenance.rewrite.order if self.maintenance is not None else None
+        if order is None:
+            return self
+        name, columns = order
+        path = ("maintenance", "rewrite", name)
+        if self.mode != "append" and self.deletes == "equality":
+            raise MisplacedError(
+                f"table {self.target}: got {name}, but with deletes: equality Iceberg's procedure rewrites its files, "
+                f"which isn't told an order. Write deletes: position or copy-on-write, or leave {name} out",
+                *path,
+            )
+        if self.compact_every is not None:
+            raise MisplacedError(
+                f"table {self.target}: got {name}, but what compact_every runs would leave the rows in another order. "
+                "Leave out one of them",
+                *path,
+            )
+        for column in columns if self.columns is not None else ():
+            if column not in self._stored:
+                raise MisplacedError(
+                    f"{name} names {column!r}, which is not in columns{did_you_mean(column, self._stored)}", *path
+                )
+        return self
+
     @property
     def is_pattern(self) -> bool:
         """Whether `source` is a regular expression. It is one if `target` has a reference such as `$1`. Special
@@ -615,6 +641,18 @@ class Config(Section):
                 "sink.dead_letter_options replaces the source's options, so it needs kafka.bootstrap.servers",
                 "sink",
                 "dead_letter_options",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _orders_are_of_tables(self) -> Self:
+        order = self.maintenance.rewrite.order
+        if order is not None:
+            name, columns = order
+            raise MisplacedError(
+                f"got [{', '.join(columns)}], but columns are those of one table, and here all tables are meant. Write "
+                f"it into the table's entry: maintenance: {{rewrite: {{{name}: [{', '.join(columns)}]}}}}",
+                *("maintenance", "rewrite", name),
             )
         return self
 
@@ -918,6 +956,8 @@ class Config(Section):
         if table.maintenance is None:
             return self.maintenance
         given, own = (section.model_dump(exclude_unset=True) for section in (self.maintenance, table.maintenance))
+        if "rewrite" in given and "rewrite" in own:  # an order of rows is a table's, and limits are often all tables'
+            own["rewrite"] = given["rewrite"] | own["rewrite"]
         return MaintenanceSection.model_validate(given | own)
 
     def table_folder(self, target: str) -> str | None:

@@ -144,6 +144,7 @@ class TaskPlans:
             order_column(len(section.order_by)) if self._config.source.type == "kafka" else None,
             index,
             lasting=files_last(section),
+            order=self._plan.order,
         )
 
     def hash(self, begun: Begun, tasks: int) -> KeyHash:

@@ -517,7 +517,9 @@ class TableSink:
             return  # somebody altered the table
         try:
             key_index.synchronize(self._stored)
-            if not self._minor_compaction.run(self._spec, key_index, self._stored.operation, self._rewriting.moving):
+            if not self._minor_compaction.run(
+                self._spec, key_index, self._stored.operation, self._rewriting.moving, self.plan.order
+            ):
                 return
         except IndexLostError as error:
             self._forget_index(error)
@@ -538,7 +540,7 @@ class TableSink:
             return None
         try:
             self._key_index.synchronize(self._stored)
-            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes, only)
+            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes, only, self.plan.order)
         except IndexLostError as error:
             self._forget_index(error)
             return None

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from deltawriters import TableSpec
 from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup, SmallFile
 from sink.errors import TemporaryError
 from sink.run.engine import Engine
@@ -40,6 +41,8 @@ _FEWEST = 4
 """With fewer files in a partition, merging doesn't pay."""
 _OTHER_LEVEL = 8
 """A file isn't merged with smaller ones if it is this many times larger than they are on average."""
+_SORTED_TOGETHER = 256 * 1024 * 1024
+"""Bytes of files whose rows are sorted together. If each group made one file, all files would have the same values."""
 _ON_DRIVER = 4 * 1024 * 1024
 """Up to this many bytes of files, the driver merges them itself: a Spark job would cost more than it saves."""
 
@@ -62,15 +65,14 @@ def _chosen(files: Sequence[Mergeable]) -> list[Mergeable]:
 
 
 def _groups(
-    chosen: Sequence[Mergeable], applying: Sequence[Mergeable], spec_id: int, target_file_size: int
+    chosen: Sequence[Mergeable], applying: Sequence[Mergeable], spec_id: int, group_size: int
 ) -> Iterator[RewriteGroup]:
-    """Groups of a partition's files, so that tasks can share the work. Each group has about as much data as a file
-    should have. The delete files are a group of their own.
+    """Groups of a partition's files, so that tasks can share the work. The delete files are a group of their own.
 
     :param chosen: the files to merge.
     :param applying: the partition's position delete files (Iceberg v2) of all writers.
     :param spec_id: id of the partitioning.
-    :param target_file_size: in bytes.
+    :param group_size: bytes of data of each group, about.
     """
     partition = chosen[0].partition
     all_deletes = tuple(file.small for file in applying)
@@ -79,7 +81,7 @@ def _groups(
     for small in data:
         waiting.append(small)
         size += small.size_in_bytes
-        if size >= target_file_size:
+        if size >= group_size:
             yield RewriteGroup(spec_id, partition, tuple(waiting), applying=all_deletes)
             waiting, size = [], 0
     if waiting:
@@ -121,7 +123,14 @@ class MinorCompaction:
     def is_due(self) -> bool:
         return _are_enough(self._commits, self._files)
 
-    def run(self, spec: TableSpec, key_index: KeyIndex, operation: str, moving: Collection[str] = frozenset()) -> bool:
+    def run(
+        self,
+        spec: TableSpec,
+        key_index: KeyIndex,
+        operation: str,
+        moving: Collection[str] = frozenset(),
+        order: RowOrder | None = None,
+    ) -> bool:
         """Merge the small files, if there are enough of them. A failure before the commit is only logged. The observer
         hears of the beginning and, whatever happens, of the end.
 
@@ -129,6 +138,7 @@ class MinorCompaction:
         :param key_index: the index of the current snapshot.
         :param operation: the commit that stored the sink's position.
         :param moving: paths of data files that a rewrite is moving rows from (`sink.run.rewriting`). They are left out.
+        :param order: in which rows are written. None leaves them as they are.
         :return: whether there is a new snapshot.
         :raises IndexLostError: the index has to be built again.
         :raises TableError: see `Committer.rewrite`.
@@ -137,13 +147,15 @@ class MinorCompaction:
         self._observer(RewriteStarted(self._table.name, "minor compaction"))
         done = RewriteDone(self._table.name, "minor compaction")
         try:
-            made = self._run(spec, key_index, operation, moving)
+            made = self._run(spec, key_index, operation, moving, order)
             done = made or done
             return made is not None
         finally:
             self._observer(done)
 
-    def _run(self, spec: TableSpec, key_index: KeyIndex, operation: str, moving: Collection[str]) -> RewriteDone | None:
+    def _run(
+        self, spec: TableSpec, key_index: KeyIndex, operation: str, moving: Collection[str], order: RowOrder | None
+    ) -> RewriteDone | None:
         started = time.monotonic()
         written_for = self._table.layout
         try:
@@ -163,18 +175,17 @@ class MinorCompaction:
         written = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
         name = uuid4().hex[:16]
         by_partition = [[self._counted(file, key_index) for file in chosen] for chosen in by_partition]
+        size = spec.target_file_size if order is None else max(spec.target_file_size, _SORTED_TOGETHER)
         groups = [
             group
             for chosen in by_partition
-            for group in _groups(
-                chosen, found.deletes.get(chosen[0].partition, ()), found.spec_id, spec.target_file_size
-            )
+            for group in _groups(chosen, found.deletes.get(chosen[0].partition, ()), found.spec_id, size)
         ]
         gone = [file.path for group in groups for file in group.files]
         scan_seconds = time.monotonic() - started
         try:
             plan = task.RewritePlan(
-                spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name
+                spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name, order
             )
             on_driver = sum(group.size_in_bytes for group in groups) <= _ON_DRIVER
             new = moved(self._engine, plan, groups, written.paths, on_driver=on_driver)

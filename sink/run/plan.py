@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.errors import PySparkException
@@ -16,7 +16,9 @@ from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
+from deltawriters.ordering import RowOrder
 from sink.config import Config, TableSection
+from sink.config.options import did_you_mean
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.columns import parse_type, wanted_columns
 from sink.run.computed import check_computed
@@ -51,6 +53,7 @@ class TablePlan:
     :param derived_partition: the table is partitioned by a computed or metadata column, so a change doesn't say in
         which partition the old row is.
     :param warnings: sentences for people about properties and features of the table that the sink doesn't follow.
+    :param order: in which rows are written.
     """
 
     section: TableSection
@@ -60,6 +63,7 @@ class TablePlan:
     computed: tuple[tuple[str, str], ...] = ()
     derived_partition: bool = False
     warnings: tuple[str, ...] = ()
+    order: RowOrder | None = None
 
     @property
     def is_decoded_whole(self) -> bool:
@@ -122,7 +126,9 @@ def plan_table(
     check_computed(catalogs.spark, plan, path)
     rules = config.capabilities(section.target).properties
     ignored = rules.ignored(section.properties) if table is None else table.not_followed()
-    return replace(plan, warnings=tuple(ignored))
+    order = _row_order(section, path, columns)
+    warnings = [*ignored, *(_large_files(config, section, table) if table is not None and order is not None else ())]
+    return replace(plan, warnings=tuple(warnings), order=order)
 
 
 def open_table(
@@ -360,12 +366,7 @@ def _changelog(
             dtype = parse_type(column.type, f"{path}.order_by[{number}]")
         else:
             dtype = types.get(column.name, T.LongType())
-        if not isinstance(dtype, T.AtomicType) or dtype.typeName() == "variant":
-            raise ConfigError(
-                f"{path}.order_by[{number}]: got {column.name} of type {dtype.simpleString()}, which has no order; "
-                "expected a number, "
-                "a string, a date or a timestamp. Name another column."
-            )
+        _check_ordered(column.name, dtype, f"{path}.order_by[{number}]")
         order_by.append((column.name, dtype))
     return ChangelogSpec(
         columns=columns,
@@ -453,6 +454,46 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
     if extra and section.schema_changes != "evolve":
         raise TableError(
             f"{section.target} has a column {extra[0]!r} that columns doesn't name. Add it, or leave columns out."
+        )
+
+
+def _check_ordered(name: str, dtype: T.DataType, path: str) -> None:
+    """:raises ConfigError: values of the column's type can't be compared."""
+    if not isinstance(dtype, T.AtomicType) or dtype.typeName() == "variant":
+        raise ConfigError(
+            f"{path}: got {name} of type {dtype.simpleString()}, which has no order; expected a number, a string, a "
+            "date or a timestamp. Name another column."
+        )
+
+
+def _row_order(section: TableSection, path: str, columns: tuple[ColumnSpec, ...]) -> RowOrder | None:
+    """In which order rows are written.
+
+    :raises ConfigError: not all of the columns are there, or have an order.
+    """
+    order = section.maintenance.rewrite.order if section.maintenance is not None else None
+    if order is None:
+        return None
+    kind, names = order
+    types = {column.name: column.type for column in columns}
+    for number, name in enumerate(names):
+        place = f"{path}.maintenance.rewrite.{kind}[{number}]"
+        if name not in types:
+            raise ConfigError(
+                f"{place}: there is no column {name!r}{did_you_mean(name, types)}. The columns are: {_names(columns)}."
+            )
+        _check_ordered(name, types[name], place)
+    return RowOrder(tuple(names), curved=kind == "zorder")
+
+
+def _large_files(config: Config, section: TableSection, table: TableState) -> Iterator[str]:
+    """A warning if the order of rows is of no use to readers: each file has rows of the whole range of values."""
+    together, size = config.maintenance_of(section).rewrite.max_file_group_size_bytes, table.spec.target_file_size
+    if size * 2 > together:
+        yield (
+            f"maintenance.rewrite sorts {together / 2**20:.0f} MB of files together (max-file-group-size-bytes), and "
+            f"they become files of {size / 2**20:.0f} MB, so that readers hardly skip any: set the table's property "
+            "write.target-file-size-bytes (Delta: delta.targetFileSize) to an eighth of it, such as 33554432"
         )
 
 

@@ -25,6 +25,7 @@ class RewriteOptions:
     :param delete_file_threshold: likewise, with so many delete files.
     :param max_file_group_size: bytes that are rewritten by one commit.
     :param least_gain: that a commit must be worth to a scan, in bytes. Each takes time, and makes a snapshot.
+    :param rewrite_all: every file is rewritten, whatever it costs and gains.
     """
 
     min_input_files: int = 5
@@ -33,6 +34,7 @@ class RewriteOptions:
     delete_file_threshold: int = 8
     max_file_group_size: int = 512 * 1024 * 1024
     least_gain: int = 1
+    rewrite_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ def chosen(
     candidates = list[_Candidate]()
     for found in partitions.values():
         candidates += [_moving(group, target_file_size) for group in _packed(found, options, target_file_size, size)]
-        candidates += _merging_deletes(found, options)
-    candidates = [candidate for candidate in candidates if candidate.gain >= options.least_gain]
+        if not options.rewrite_all:
+            candidates += _merging_deletes(found, options)
+    candidates = [candidate for candidate in candidates if options.rewrite_all or candidate.gain >= options.least_gain]
     candidates.sort(key=lambda candidate: -candidate.gain / max(1, candidate.cost))
     for candidate in candidates:
         if most_bytes is None or candidate.cost <= most_bytes:
@@ -80,7 +83,8 @@ def _packed(
     dear = [
         file
         for file in files
-        if file.small.path in merged
+        if options.rewrite_all
+        or file.small.path in merged
         or file.deleted >= options.delete_ratio_threshold * max(1, file.rows)
         or file.deletes >= options.delete_file_threshold
     ]

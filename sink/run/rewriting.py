@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from deltawriters import TableSpec
 from deltawriters.keyindex import RunInfo
+from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup
 from sink.run.engine import Engine
 from sink.run.job_errors import JOB_ERRORS, before_commit, job_error
@@ -49,6 +50,7 @@ class Begun:
     :param spec: the table for which the new files are written.
     :param written_for: its `Target.layout`.
     :param group: what is rewritten.
+    :param order: in which its rows are written.
     :param files: the new files, as in `ChangeSet`.
     :param runs: entries of the moved rows.
     :param written_bytes: of `files`.
@@ -64,6 +66,7 @@ class Begun:
     group: RewriteGroup
     uncommitted: Uncommitted
     is_counted: bool = False
+    order: RowOrder | None = None
     files: list[str] = field(default_factory=list)
     runs: list[RunInfo] = field(default_factory=list)
     written_bytes: int = 0
@@ -107,12 +110,14 @@ class Rewriting:
         options: RewriteOptions,
         most_bytes: int | None = None,
         only: Collection[str] | None = None,
+        order: RowOrder | None = None,
     ) -> Begun | None:
         """Choose what pays most. Call this between micro-batches, with the index synchronized.
 
         :param spec: the table.
         :param most_bytes: don't rewrite more than this. None if it doesn't matter.
         :param only: paths of the data files that may be rewritten. None for all.
+        :param order: in which rows are written. None leaves them as they are.
         :return: None if nothing pays.
         :raises TemporaryError: see `Target.rewritables`.
         """
@@ -131,6 +136,7 @@ class Rewriting:
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
         begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), group, uncommitted)
         begun.is_counted = most_bytes is not None
+        begun.order = order
         begun.scan_seconds = time.monotonic() - started
         self.moving = _paths(group)
         return begun
@@ -142,7 +148,7 @@ class Rewriting:
         """
         started = time.monotonic()
         pin = begun.pin
-        plan = task.RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name)
+        plan = task.RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name, begun.order)
         try:
             new = moved(self._engine, plan, [begun.group], begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is

@@ -32,6 +32,7 @@ from deltawriters.combine import combined
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
 from deltawriters.old_rows import tell
+from deltawriters.ordering import RowOrder
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter
@@ -77,6 +78,7 @@ class TaskPlan:
     :param source_partition: the order column with the Kafka partition. The task reports which partitions had snapshot
         rows. None if nobody needs this report.
     :param lasting: pack all data files for a long life (`sink.run.plan.files_last`).
+    :param order: in which rows are written.
     """
 
     table: TableSpec
@@ -87,6 +89,7 @@ class TaskPlan:
     source_partition: str | None
     index: IndexPlan | None = None
     lasting: bool = False
+    order: RowOrder | None = None
 
 
 @dataclass(frozen=True)
@@ -332,9 +335,9 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
     index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
     writer: DeltaWriter | AppendWriter
     if plan.options is None:
-        writer = AppendWriter(plan.table, task, lasting=plan.lasting)
+        writer = AppendWriter(plan.table, task, plan.order, lasting=plan.lasting)
     else:
-        writer = DeltaWriter(plan.table, plan.options, task, index, lasting=plan.lasting)
+        writer = DeltaWriter(plan.table, plan.options, task, index, plan.order, lasting=plan.lasting)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
     snapshot_partitions, streamed_partitions = set[int](), set[int]()
@@ -494,7 +497,10 @@ def build_index(
 
 @dataclass(frozen=True)
 class RewritePlan:
-    """What every task must know that moves rows to new files (`deltawriters.rewrite.Rewriter`)."""
+    """What every task must know that moves rows to new files (`deltawriters.rewrite.Rewriter`).
+
+    :param order: in which rows are written.
+    """
 
     table: TableSpec
     key: tuple[str, ...]
@@ -502,6 +508,7 @@ class RewritePlan:
     sequence: int
     hash: KeyHash
     operation: str
+    order: RowOrder | None = None
 
 
 Groups = Sequence[RewriteGroup] | Sequence[CopyGroup]
@@ -524,7 +531,7 @@ def rewritten(plan: RewritePlan, task: TaskId, groups: Groups, written: Callable
     :param written: is called with the paths of the new files.
     :return: the `files` and their `bytes`, the `runs` for the key index, as JSON objects, and the number of `rows`.
     """
-    rewriter = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task)
+    rewriter = Rewriter(plan.table, plan.key, plan.index, plan.sequence, plan.hash, task, plan.order)
     small = [group for group in groups if isinstance(group, RewriteGroup)]
     result = rewriter.rewrite(small) if small else rewriter.copy(g for g in groups if isinstance(g, CopyGroup))
     written(result.paths)

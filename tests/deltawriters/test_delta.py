@@ -27,6 +27,7 @@ from deltawriters import (
     resolve,
 )
 from deltawriters.keyindex import IndexSlice, RunInfo, low_hash, xxhash64
+from deltawriters.ordering import RowOrder
 from deltawriters.resolve import IndexTask
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.lake import Lake
@@ -384,11 +385,12 @@ OPERATIONS = st.lists(
     batch_rows=st.integers(1, 9),
     flush_bytes=st.sampled_from([1, 300, 1 << 20]),
     most_text=st.sampled_from([partitioning.MOST_TEXT, 200, 10]),
+    order=st.sampled_from([None, RowOrder(("region", "amount")), RowOrder(("amount", "shop"), curved=True)]),
     random=st.randoms(use_true_random=False),
 )
 def test_the_table_equals_the_source(
     operations: list[Any], spec: str, version: int, mode: Any, commits: int, tasks: int,
-    batch_rows: int, flush_bytes: int, most_text: int, random: Any,
+    batch_rows: int, flush_bytes: int, most_text: int, order: RowOrder | None, random: Any,
 ) -> None:  # fmt: skip
     """:param most_text: of a commit's keys, from which on 32-bit offsets don't do."""
     source = Source()
@@ -405,7 +407,7 @@ def test_the_table_equals_the_source(
                 random.shuffle(mine)
                 options = DeltaOptions(KEY, mode, table_is_empty=not lake.snapshots, flush_bytes=flush_bytes,
                                        position_delete_threshold=3)  # fmt: skip
-                writer = DeltaWriter(table, options, TaskId(task, commit * 10 + task, "op"))
+                writer = DeltaWriter(table, options, TaskId(task, commit * 10 + task, "op"), order=order)
                 for offset in range(0, len(mine), batch_rows):
                     writer.write(batch(mine[offset : offset + batch_rows]))
                 files += writer.close().files

@@ -32,7 +32,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from changelog.decoding import decoded_schema
 from changelog.rows import BAD, KIND, TRUNCATE, UNAVAILABLE, RowKind, order_column, unavailable_bits
 from changelog.spec import ChangelogSpec
-from deltawriters import DeltaOptions
+from deltawriters import DeltaOptions, rewrite
 from deltawriters.keyindex import runs as index_runs
 from sink.config import Config
 from sink.deadletters import table as dead_letters
@@ -112,6 +112,7 @@ class Story:
     :param is_strict: see `Store`.
     :param leaves_idle_out: see `MemoryEngine`.
     :param rewrites: whether files are rewritten beside the micro-batches.
+    :param order: how rows are ordered in files.
     """
 
     operations: tuple[Operation, ...]
@@ -128,6 +129,7 @@ class Story:
     merges: Literal["never", "on the driver", "in tasks"] = "never"
     deletes: Literal["position", "copy-on-write"] = "position"
     rewrites: bool = False
+    order: Literal["none", "sort", "zorder"] = "none"
     seed: int = 0
 
     @classmethod
@@ -164,6 +166,7 @@ class Story:
             merges=random.choice(("never", "on the driver", "in tasks")),
             deletes=random.choice(("position", "copy-on-write")),
             rewrites=random.random() < 0.5,
+            order=random.choice(("none", "sort", "zorder")),
             seed=seed,
         )
 
@@ -403,7 +406,7 @@ class Player:
         self._foreign = iter(range(1 << 30))
         self._files = iter(range(1 << 30))
         self._content: dict[str, list[Row]] = {}
-        self.config = _config(story.key, story.mode, story.deletes, merges=story.merges != "never")
+        self.config = _config(story.key, story.mode, story.deletes, story.order, merges=story.merges != "never")
         self.store.on_add = lambda snapshot: self.kept.update({snapshot.id: frozenset(self.offsets())})
 
     def play(self) -> None:
@@ -822,8 +825,8 @@ def _error(step: str) -> Exception:
 
 
 @cache
-def _config(key: tuple[str, ...], mode: str, deletes: str, *, merges: bool) -> tuple[Config, ResolvedTable]:
-    table = {
+def _config(key: tuple[str, ...], mode: str, deletes: str, order: str, *, merges: bool) -> tuple[Config, ResolvedTable]:
+    table: dict[str, Any] = {
         "source": "/nowhere/t",
         "target": TARGET,
         "key": list(key),
@@ -832,6 +835,8 @@ def _config(key: tuple[str, ...], mode: str, deletes: str, *, merges: bool) -> t
         "deletes": deletes,
         "merge_small_files": merges,
     }
+    if order != "none":
+        table["maintenance"] = {"rewrite": {order: ["region", "value"]}}
     config = Config.model_validate(
         {
             "sink": {"id": "story", "checkpoint": "/nowhere"},
@@ -849,6 +854,7 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
     options = partial(DeltaOptions, flush_bytes=story.flush_bytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt, "DeltaOptions", options)
+        patch.setattr(rewrite, "_SORTED_BYTES", story.flush_bytes)
         patch.setattr(merge_levels, "EVERY", 2)
         patch.setattr(minor_compaction, "_ENOUGH", 1)
         patch.setattr(minor_compaction, "_FEWEST", 2)

@@ -185,7 +185,7 @@ def test_tables_that_exist(
     spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('write.update.mode' = 'copy-on-write')")
     warnings = [
         "the property write.update.mode (copy-on-write) is not followed: the sink always adds delete files",
-        "the table's sort order is not followed: rows are not sorted by it",
+        "the table's sort order is not followed: rows are not sorted by it; maintenance.rewrite.sort sorts them",
         "the write default of column region is not followed: a field that messages lack becomes null",
     ]
     checked = seen(check, spark, job.config())

@@ -89,7 +89,7 @@ RULES: Mapping[str, Rule] = {
 PROPERTIES = PropertyRules(RULES)
 
 FEATURES: Mapping[str, Rule] = {
-    "sort order": Rule("warning", "rows are not sorted by it"),
+    "sort order": Rule("warning", "rows are not sorted by it; maintenance.rewrite.sort sorts them"),
     "write default of a column": Rule("warning", "a field that messages lack becomes null"),
     "column of type variant": Rule("refused", "the writers are in Python, and PyIceberg has no such type"),
     "branch or tag as target": Rule("refused", "commits go to main"),
