@@ -8,6 +8,7 @@ this: in a container, a body that is too short would shift all bodies behind it.
 Fields that aren't wanted are skipped.
 """
 
+from array import array as Packed
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -28,6 +29,15 @@ _PADDING = 16  # bytes after the last body, so that a look-ahead needs no check
 _MAX_VARINT = 10
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _MOST_PIECES = 4096
+_WIDTHS = {"boolean": 1, "float": 4, "double": 8}
+_SCANNED = ("int", "long", "enum", "fixed", *_WIDTHS)
+"""Kinds whose values are found without reading those before them: by their width, or by the last byte of each."""
+_FEW = 32
+"""Fewer bodies walk alone: by then a step of NumPy takes as long as as many steps of Python."""
+_MANY = 1024
+"""Arrays of so many scanned items are read alone, however many bodies there are."""
+_LONG = 64
+_WINDOW = 1024
 _MAX_DEPTH = 64  # of skipped values, since their schema may be recursive; other schemas are less deep
 
 
@@ -63,12 +73,13 @@ class _Bodies:
     def __init__(self, values: pa.BinaryArray, skip: int) -> None:
         offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
         used = values.buffers()[2]
-        self._data = np.zeros(int(offsets[-1] - offsets[0]) + _PADDING, np.uint8)
+        self.data = np.zeros(int(offsets[-1] - offsets[0]) + _PADDING, np.uint8)
         if used is not None:
-            self._data[:-_PADDING] = np.frombuffer(used, np.uint8)[offsets[0] : offsets[-1]]
+            self.data[:-_PADDING] = np.frombuffer(used, np.uint8)[offsets[0] : offsets[-1]]
         # entry i is the 64-bit word that begins at byte i
-        self._words = np.ndarray(len(self._data) - 7, "<u8", self._data, strides=(1,))
-        self._buffer = pa.py_buffer(self._data)
+        self._words = np.ndarray(len(self.data) - 7, "<u8", self.data, strides=(1,))
+        self._buffer = pa.py_buffer(self.data)
+        self.bytes = self.data.data
         self.end = offsets[1:] - offsets[0]
         self.begin = np.minimum(offsets[:-1] - offsets[0] + skip, self.end)
         self.bad = np.zeros(len(values), np.bool_)
@@ -165,58 +176,94 @@ class _Bodies:
     def _items(self, node: Node, rows: _Ints, at: _Ints, want: Want, depth: int) -> tuple[pa.Array | None, _Ints]:
         """Read arrays or maps. They are blocks of items, and the last block is empty.
 
-        The k-th items of all bodies are read together, so the longest array decides how many steps are needed. An item
-        takes at least one byte (`avro_schema.parse` makes sure), so there are at most as many steps as the longest body
-        has bytes.
+        The k-th items of all bodies are read together. Such a step takes nearly as long for one body as for a hundred.
+        So where few bodies are left, each walks alone to the end of its array, and what they find is read together.
         """
         at = at.copy()
-        keys: list[pa.Array] = []
-        items: list[pa.Array] = []
-        owners: list[_Ints] = []
+        found = _Items()
+        is_scanned = node.kind == "array" and node.item.kind in _SCANNED
         active = np.arange(len(rows))
-        while len(active):
+        while len(active) >= _FEW:
             left, at[active] = self._long(rows[active], at[active])
             sized = np.flatnonzero(left < 0)
-            _, at[active[sized]] = self._long(rows[active[sized]], at[active[sized]])
+            size, at[active[sized]] = self._long(rows[active[sized]], at[active[sized]])
             # the absolute value of the smallest int64 is negative: it is the number itself
             left = np.abs(left)
             self.reject(rows[active], (left < 0) | (left > self.end[rows[active]] - at[active]))
-            going = (left > 0) & ~self.bad[rows[active]]
+            going = left > 0
+            if want is False:
+                _, at[active[sized]] = self._bytes(rows[active[sized]], at[active[sized]], size, False)
+                left[sized] = 0
+            going &= ~self.bad[rows[active]]
             active, left = active[going], left[going]
-            now, remaining = active, left
-            while len(now):
-                if node.kind == "map":
-                    key, at[now] = self.read(_STRING, rows[now], at[now], want is not False, depth + 1)
-                    if key is not None:
-                        keys.append(key)
-                if len(owners) >= _MOST_PIECES:
-                    # a message may have a million items, and an array for each would take 1 GB
-                    owners = [np.concatenate(owners)]
-                    keys, items = _joined(keys), _joined(items)
-                item, at[now] = self.read(node.item, rows[now], at[now], want is not False, depth + 1)
-                if item is not None:
-                    items.append(item)
-                owners.append(now)
+            many = is_scanned & (left >= _MANY)
+            beside = (left > 0) & ~many
+            now, remaining = active[beside], left[beside]
+            while len(now) >= _FEW:
+                at[now] = self._entries(node, rows, now, at[now], want, depth, found)
                 going = (remaining > 1) & ~self.bad[rows[now]]
                 now, remaining = now[going], remaining[going] - 1
+            alone, left = np.concatenate([active[many], now]), np.concatenate([left[many], remaining])
+            if len(alone):
+                order = np.argsort(alone)
+                at[alone] = self._rest(node, rows, alone[order], at[alone[order]], left[order], want, depth, found)
+                active = np.setdiff1d(active, alone)
             active = active[~self.bad[rows[active]]]
+        at[active] = self._rest(node, rows, active, at[active], np.zeros_like(active), want, depth, found)
         if want is False:
             return None, at
-        return self._lists(node, len(rows), keys, items, owners), at
+        return self._lists(node, len(rows), found), at
 
-    def _lists(
-        self, node: Node, count: int, keys: list[pa.Array], items: list[pa.Array], owners: list[_Ints]
-    ) -> pa.Array:
-        """`count` lists or maps, made of items. `items` has the first items of all lists, then the second items, and so
-        on. `owners` has the number of the list that each item belongs to.
+    def _rest(
+        self, node: Node, rows: _Ints, lists: _Ints, at: _Ints, left: _Ints, want: Want, depth: int, found: "_Items"
+    ) -> _Ints:
+        """Read some arrays or maps to their ends, one after the other.
+
+        :param lists: their numbers, ascending: list i is of the body `rows[i]`.
+        :param at: the cursors.
+        :param left: how many items are left of the block in which each cursor is. Where 0, a block begins.
+        :return: the new cursors.
         """
-        owner = np.concatenate([np.zeros(0, np.int64), *owners])
+        begins: Packed[int] | None = None if want is False else Packed("q")
+        counts = np.zeros(len(lists), np.int64)
+        after = at.copy()
+        for number, (row, cursor, count) in enumerate(zip(rows[lists], at.tolist(), left.tolist(), strict=True)):
+            if self.bad[row]:  # its cursor may be anywhere
+                continue
+            before = len(begins or ())
+            try:
+                after[number] = _Walk(self, int(row)).items(node, cursor, count, depth, begins)
+            except _BrokenError:
+                self.bad[row] = True
+                if begins is not None:
+                    del begins[before:]
+            counts[number] = len(begins or ()) - before
+        if begins:
+            owners = np.repeat(lists, counts)
+            self._entries(node, rows, owners, np.frombuffer(begins, np.int64), want, depth, found)
+        return after
+
+    def _entries(
+        self, node: Node, rows: _Ints, lists: _Ints, at: _Ints, want: Want, depth: int, found: "_Items"
+    ) -> _Ints:
+        """Read one item for each of `lists`, which may have a list several times."""
+        key = None
+        if node.kind == "map":
+            key, at = self.read(_STRING, rows[lists], at, want is not False, depth + 1)
+        item, at = self.read(node.item, rows[lists], at, want is not False, depth + 1)
+        if item is not None:
+            found.add(key, item, lists)
+        return at
+
+    def _lists(self, node: Node, count: int, found: "_Items") -> pa.Array:
+        """`count` lists or maps, made of items."""
+        owner = np.concatenate([np.zeros(0, np.int64), *found.lists])
         order = pa.array(np.argsort(owner, kind="stable"))
         offsets = np.zeros(count + 1, np.int32)
         offsets[1:] = np.cumsum(np.bincount(owner, minlength=count))
-        child = pa.chunked_array(items, node.item.arrow()).combine_chunks().take(order)
+        child = pa.chunked_array(found.items, node.item.arrow()).combine_chunks().take(order)
         if node.kind == "map":
-            names = pa.chunked_array(keys, pa.string()).combine_chunks().take(order)
+            names = pa.chunked_array(found.keys, pa.string()).combine_chunks().take(order)
             return pa.MapArray.from_arrays(pa.array(offsets), names, child)
         if node.is_entries:
             return pa.MapArray.from_arrays(pa.array(offsets), child.field("key"), child.field("value"))
@@ -247,14 +294,14 @@ class _Bodies:
 
     def _fixed_width(self, rows: _Ints, at: _Ints, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], _Ints]:
         """Read a little-endian number for each of `rows`."""
-        found = self._data[at[:, None] + np.arange(dtype.itemsize)].view(dtype).reshape(len(rows))
+        found = self.data[at[:, None] + np.arange(dtype.itemsize)].view(dtype).reshape(len(rows))
         return found, self._move(rows, at + dtype.itemsize)
 
     def _long(self, rows: _Ints, at: _Ints) -> tuple[_Ints, _Ints]:
         """Read a zigzag-coded number for each of `rows`. Each byte has seven bits of the number, the lowest bits first.
         The eighth bit says that another byte follows.
         """
-        byte = self._data[at]
+        byte = self.data[at]
         value = byte.astype(np.uint64)
         after = at + 1
         more = np.flatnonzero(byte & 0x80)
@@ -281,7 +328,7 @@ class _Bodies:
         for place in range(8, _MAX_VARINT):
             if not len(longer):
                 break
-            byte = self._data[at[longer] + place]
+            byte = self.data[at[longer] + place]
             value[longer] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * place)
             size[longer] = place + 1
             if place == _MAX_VARINT - 1:  # the tenth byte has one bit of the number, and no byte may follow
@@ -300,8 +347,156 @@ class _Bodies:
 _STRING = Node("string")
 
 
-def _joined(arrays: list[pa.Array]) -> list[pa.Array]:
-    return [pa.concat_arrays(arrays)] if arrays else []
+class _Items:
+    """Items of lists or maps, in pieces. Each list's items are in order.
+
+    :ivar lists: the number of the list that each item belongs to.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[pa.Array] = []
+        self.items: list[pa.Array] = []
+        self.lists: list[_Ints] = []
+        self._loose = 0
+
+    def add(self, key: pa.Array | None, item: pa.Array, lists: _Ints) -> None:
+        if key is not None:
+            self.keys.append(key)
+        self.items.append(item)
+        self.lists.append(lists)
+        self._loose += 1
+        if self._loose == _MOST_PIECES:
+            # a message may have a million items, and an array for each would take 1 GB
+            for parts in (self.keys, self.items):
+                parts[-_MOST_PIECES:] = [pa.concat_arrays(parts[-_MOST_PIECES:])] if parts else []
+            self.lists[-_MOST_PIECES:] = [np.concatenate(self.lists[-_MOST_PIECES:])]
+            self._loose = 0
+
+
+class _BrokenError(Exception):
+    """The body doesn't fit the schema."""
+
+
+class _Walk:
+    """A cursor that walks alone, without NumPy where it would take a step for each item. What it accepts and what it
+    refuses is as `_Bodies.read` does it for values that aren't wanted.
+
+    :raises _BrokenError: from all methods: the body doesn't fit the schema.
+    """
+
+    def __init__(self, bodies: _Bodies, row: int) -> None:
+        self._bodies = bodies
+        self._row = row
+        self._bytes = bodies.bytes
+        self._end = int(bodies.end[row])
+
+    def items(self, node: Node, at: int, left: int, depth: int, begins: "Packed[int] | None") -> int:
+        """Walk to the end of an array or a map.
+
+        :param left: items that are left of the block; 0 if a block begins.
+        :param begins: gets the places where the items begin. None if they aren't wanted.
+        :return: the new cursor, as in all methods.
+        """
+        item = node.item
+        while True:
+            if node.kind == "array" and item.kind in _SCANNED and left >= _LONG:
+                places, at = self._scanned(item, at, left, depth + 1)
+                if begins is not None:
+                    begins.frombytes(places.tobytes())
+            else:
+                for _ in range(left):
+                    if begins is not None:
+                        begins.append(at)
+                    if node.kind == "map":
+                        at = self._value(_STRING, at, depth + 1)
+                    at = self._value(item, at, depth + 1)
+            left, at = self._long(at)
+            if left < 0:
+                size, at = self._long(at)
+                left = self._fitting(-left, at)
+                if begins is None:
+                    at += self._fitting(size, at)
+                    left = 0
+            elif left == 0:
+                return at
+            self._fitting(left, at)
+
+    def _value(self, node: Node, at: int, depth: int) -> int:
+        if depth > _MAX_DEPTH:
+            raise _BrokenError
+        kind = node.kind
+        if kind == "record":
+            for child in node.fields.values():
+                at = self._value(child, at, depth + 1)
+            return at
+        if kind in ("array", "map"):
+            return self.items(node, at, 0, depth, None)
+        if kind == "null":
+            return at
+        if kind in _WIDTHS or kind == "fixed":
+            width = _WIDTHS.get(kind, node.size)
+            self._fitting(width, at)
+            if kind == "boolean" and self._bytes[at] > 1:
+                raise _BrokenError
+            return at + width
+        number, at = self._long(at)
+        if kind == "union":
+            if not 0 <= number < len(node.branches):
+                raise _BrokenError
+            return self._value(node.branches[number], at, depth)
+        if kind in ("string", "bytes"):
+            return at + self._fitting(number, at)
+        if (kind == "int" and not -(2**31) <= number < 2**31) or (
+            kind == "enum" and not 0 <= number < len(node.symbols)
+        ):
+            raise _BrokenError
+        return at
+
+    def _scanned(self, node: Node, at: int, count: int, depth: int) -> tuple[_Ints, int]:
+        """Where each of `count` numbers begins. They are found by looking at all bytes at once."""
+        if node.kind in _WIDTHS or node.kind == "fixed":
+            width = _WIDTHS.get(node.kind, node.size)
+            after = at + self._fitting(count * width, at)
+            begins = np.arange(at, after, width)
+        else:
+            ends = self._ends(at, count)
+            begins, after = np.concatenate([[at], ends[:-1]]), int(ends[-1])
+        self._bodies.read(node, np.full(count, self._row), begins, False, depth)
+        if self._bodies.bad[self._row]:
+            raise _BrokenError
+        return begins, after
+
+    def _ends(self, at: int, count: int) -> _Ints:
+        """Where each of `count` varints ends: behind a byte without the eighth bit."""
+        found: list[_Ints] = []
+        while count:
+            window = self._bodies.data[at : min(at + max(count, _WINDOW), self._end)]
+            if not len(window):
+                raise _BrokenError
+            found.append(at + 1 + np.flatnonzero(window < 0x80)[:count])
+            at += len(window)
+            count -= len(found[-1])
+        return np.concatenate(found)
+
+    def _long(self, at: int) -> tuple[int, int]:
+        value = 0
+        for place in range(_MAX_VARINT):
+            if at >= self._end:
+                raise _BrokenError
+            byte = self._bytes[at]
+            at += 1
+            value |= (byte & 0x7F) << (7 * place)
+            if byte < 0x80:
+                if value >= 2**64:
+                    raise _BrokenError
+                return (value >> 1) ^ -(value & 1), at
+        raise _BrokenError
+
+    def _fitting(self, size: int, at: int) -> int:
+        """`size`, if so many bytes are left."""
+        if not 0 <= size <= self._end - at:
+            raise _BrokenError
+        return size
 
 
 def _is_utf8(value: bytes) -> bool:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import types as T
 
-from changelog.avro_body import read_bodies
-from changelog.avro_schema import SchemaError, parse
+from changelog.avro_body import arrow_type, read_bodies
+from changelog.avro_schema import SchemaError, UnsupportedSchemaError, parse
 from changelog.row_kind_parquet import PlainRows
 from tests.changelog.messages import decode, messages, raw_records, spec
 
@@ -211,6 +211,120 @@ def test_an_array_of_many_items() -> None:
     assert good == [True, True, True]
     assert np.array_equal(array.value_lengths().to_numpy(), [count, 0, count])
     assert set(array.flatten().to_pylist()) == {3}
+
+
+def calls(schema: Any, want: Any, *bodies: bytes) -> int:
+    """How many functions are called to read bodies, all of which are good."""
+    values, node, count = pa.array(bodies, pa.binary()), parse(json.dumps(schema)), 0
+
+    def seen(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        _, good = read_bodies(node, values, 0, want)
+    finally:
+        sys.setprofile(None)
+    assert good.all()
+    return count
+
+
+MANY = 100_000
+LISTS = {
+    "numbers": ({"type": "array", "items": "int"}, zigzag(MANY) + b"\x06" * MANY + b"\0"),
+    "one-item blocks": ({"type": "array", "items": "int"}, b"\x02\x06" * (MANY // 2) + b"\0"),
+    "one-item blocks with sizes": ({"type": "array", "items": "int"}, b"\x01\x02\x06" * (MANY // 3) + b"\0"),
+    "a block with a size": (
+        {"type": "array", "items": "string"},
+        zigzag(-MANY) + zigzag(MANY) + b"\0" * MANY + b"\0",
+    ),
+    "texts": ({"type": "array", "items": "string"}, zigzag(MANY) + b"\0" * MANY + b"\0"),
+    "records": ({"type": "array", "items": record("R", a="int")}, zigzag(MANY) + b"\0" * MANY + b"\0"),
+    "unions": ({"type": "array", "items": ["null", "int"]}, zigzag(MANY) + b"\0" * MANY + b"\0"),
+    "lists": ({"type": "array", "items": {"type": "array", "items": "int"}}, zigzag(MANY) + b"\0" * MANY + b"\0"),
+    "a map": ({"type": "map", "values": "int"}, zigzag(MANY // 2) + b"\0" * MANY + b"\0"),
+}
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+@pytest.mark.parametrize("name", LISTS)
+def test_a_message_of_very_many_items_takes_few_steps(name: str, is_wanted: bool) -> None:
+    """A megabyte of them is a kilobyte for the broker, if it is packed."""
+    dtype, items = LISTS[name]
+    steps = calls(record("T", x=dtype), is_wanted or {}, items)
+    if name == "numbers" or (name == "a block with a size" and not is_wanted):
+        assert steps < 1000
+    else:
+        # a step of NumPy is ten calls and more
+        assert steps < 10 * MANY
+
+
+@pytest.mark.parametrize("bodies", [1, 100])
+def test_items_of_many_pieces_are_copied_twice_at_most(bodies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = 0
+
+    def concatenated(parts: Any, concatenate: Any = np.concatenate) -> Any:
+        nonlocal copied
+        found = concatenate(parts)
+        copied += len(found)
+        return found
+
+    count = 12_000
+    dtype = {"type": "array", "items": record("R", a="int")}
+    body = zigzag(count) + b"\x06" * count + b"\0"
+    monkeypatch.setattr(np, "concatenate", concatenated)
+    array, good = read(dtype, True, *[body] * bodies)
+    assert all(good)
+    assert len(array.flatten()) == count * bodies
+    assert copied < 2.1 * count * bodies
+    copied = 0
+    read(record("T", x=dtype), {}, *[body] * bodies)
+    assert copied < 1000, "nothing is kept of what isn't wanted"
+
+
+DAMAGED = (
+    {"type": "array", "items": "int"},
+    {"type": "array", "items": "long"},
+    {"type": "array", "items": "boolean"},
+    {"type": "array", "items": "double"},
+    {"type": "array", "items": {"type": "fixed", "name": "F", "size": 3}},
+    {"type": "array", "items": {"type": "enum", "name": "E", "symbols": ["a", "b"]}},
+    {"type": "array", "items": "string"},
+    {"type": "array", "items": ["null", "int", "string"]},
+    {"type": "map", "values": ["null", "bytes"]},
+    {"type": "array", "items": record("R", a="int", b={"type": "array", "items": "float"}, c="null")},
+    {"type": "array", "items": {"type": "map", "values": {"type": "array", "items": "long"}}},
+    record("A", inner={"type": "array", "items": "A"}, n="int"),
+    TREE,
+)
+
+
+@pytest.mark.parametrize("dtype", DAMAGED, ids=str)
+def test_a_body_is_good_or_bad_whatever_is_beside_it(dtype: Any) -> None:
+    """Few bodies are read in another way than many, and so are long arrays."""
+    random = np.random.default_rng(5)
+    bodies = []
+    for number in range(400):
+        size = int(random.integers(1, 20))
+        content = random.choice([0, 0, 1, 2, 2, 3, 4, 6, 8, 128, 255], size).astype(np.uint8).tobytes()
+        if number % 4 == 0:  # a long block
+            rest = bytes(random.choice([0, 2], 1200).tolist())
+            content = zigzag(int(random.choice([70, 1100, -70]))) + content + rest
+        bodies.append(zigzag(1) + content)
+    schema = record("T", id="long", x=dtype)
+    node = parse(json.dumps(schema))
+    try:
+        arrow_type(node, True)
+        wants: list[Any] = [{"id": True}, True]
+    except UnsupportedSchemaError:
+        wants = [{"id": True}]
+    for want in wants:
+        together, good = read(schema, want, *bodies)
+        alone = [read(schema, want, body) for body in bodies]
+        assert [one for _, (one,) in alone] == good
+        found = [(array.to_pylist(), value) for (array, (one,)), value in zip(alone, together, strict=True) if one]
+        assert all(repr(values) == repr([value.as_py()]) for values, value in found)
 
 
 def test_a_small_file_of_very_many_rows() -> None:
