@@ -350,7 +350,7 @@ _STRING = Node("string")
 class _Items:
     """Items of lists or maps, in pieces. Each list's items are in order.
 
-    :ivar lists: the number of the list that each item belongs to.
+    :param lists: the number of the list that each item belongs to.
     """
 
     def __init__(self) -> None:
