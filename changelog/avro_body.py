@@ -348,9 +348,8 @@ _STRING = Node("string")
 
 
 class _Items:
-    """Items of lists or maps, in pieces. Each list's items are in order.
-
-    :param lists: the number of the list that each item belongs to.
+    """Items of lists or maps, in pieces. Each list's items are in order. `lists` has the number of the list that each
+    item belongs to.
     """
 
     def __init__(self) -> None:

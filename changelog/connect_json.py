@@ -12,23 +12,28 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import WireType
+from changelog.changes import Rejected, WireType
 from changelog.json_records import compact, parse
+from changelog.rows import BadRecord
 
 PAYLOAD = b',"payload":'
 """The bytes that the converter writes between schema and payload."""
 
 Rows = npt.NDArray[np.int64]
 
+_MOST_LEVELS = 128
+"""A schema may have so many levels of JSON, two for each struct in a struct. Schemas of tables have a few."""
+_DEEP_SCHEMA = "the schema is nested too deeply"
 
-def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]:
+
+def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array] | Rejected]:
     """Group values by the text of their schema, and remove the envelope.
 
     Kafka Connect always spells a schema in the same way and writes it first. So only distinct beginnings are parsed.
 
     :param values: binary, without nulls.
     :return: for each group the schema as JSON (empty if the values have no schema), the row numbers (None means all
-        rows), and the payloads.
+        rows), and the payloads. Messages whose schema or payload is nested too deeply are `Rejected`.
     """
     if _have_no_envelope(values):
         yield b"", None, values
@@ -53,7 +58,11 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]
         numbers = beginnings.indices.to_numpy()
         for number, beginning in enumerate(beginnings.dictionary.to_pylist()):
             chosen = np.flatnonzero((numbers == number) & ends)
-            schema = _schema(beginning + b"}")
+            try:
+                schema = _schema(beginning + b"}")
+            except _TooDeepError as error:
+                yield Rejected(pa.array(members[chosen]), BadRecord.UNPARSEABLE, str(error))
+                continue
             if schema:
                 yield schema, members[chosen], bodies.take(pa.array(chosen))
             else:
@@ -61,7 +70,11 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array]]
         odd += members[~ends].tolist()
     again: dict[bytes, list[tuple[int, bytes]]] = {}
     for row in odd:
-        schema, payload = _opened(values[row].as_py())
+        try:
+            schema, payload = _opened(values[row].as_py())
+        except _TooDeepError as error:
+            yield Rejected(pa.array([row], pa.int64()), BadRecord.UNPARSEABLE, str(error))
+            continue
         again.setdefault(schema, []).append((row, payload))
     for schema, pairs in again.items():
         yield schema, np.array([row for row, _ in pairs]), pa.array([text for _, text in pairs], pa.binary())
@@ -73,6 +86,10 @@ def _have_no_envelope(values: pa.Array) -> bool:
     """A quick check: no value begins with a field that may belong to an envelope."""
     objects = pc.all(pc.starts_with(values, '{"')).as_py()
     return objects and not any(pc.any(pc.starts_with(values, f'{{"{letter}')).as_py() for letter in "sp")
+
+
+class _TooDeepError(Exception):
+    """The message is nested too deeply. The text says what of it is."""
 
 
 class MalformedSchemaError(ValueError):
@@ -123,7 +140,25 @@ def _schema(text: bytes) -> bytes:
     except (ValueError, RecursionError):
         return b""
     schema = document.get("schema") if isinstance(document, dict) and len(document) == 1 else None
-    return compact(schema).encode() if isinstance(schema, dict) and "fields" in schema else b""
+    return _spelled(schema) if isinstance(schema, dict) and "fields" in schema else b""
+
+
+def _spelled(schema: Any) -> bytes:
+    """The schema as compact JSON."""
+    level = [schema]
+    for _ in range(_MOST_LEVELS):
+        nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [part for parts in nested for part in parts]
+        if not level:
+            return compact(schema).encode()
+    raise _TooDeepError(_DEEP_SCHEMA)
+
+
+def _payload(payload: Any) -> bytes:
+    try:
+        return compact(payload).encode()
+    except RecursionError:
+        raise _TooDeepError("the value is nested too deeply") from None
 
 
 def _opened(text: bytes) -> tuple[bytes, bytes]:
@@ -134,6 +169,6 @@ def _opened(text: bytes) -> tuple[bytes, bytes]:
         return b"", text
     if not isinstance(document, dict) or not isinstance(document.get("schema"), dict) or "payload" not in document:
         if isinstance(document, dict) and set(document) == {"schema", "payload"}:
-            return b"", compact(document["payload"]).encode()  # "schema": null
+            return b"", _payload(document["payload"])  # "schema": null
         return b"", text
-    return compact(document["schema"]).encode(), compact(document["payload"]).encode()
+    return _spelled(document["schema"]), _payload(document["payload"])

@@ -75,7 +75,11 @@ class DebeziumJson:
             if self._flattened:
                 yield from self._reader(b"").tombstones(records, np.flatnonzero(values.is_null()))
             values = values.drop_null()
-        for schema, members, texts in by_schema(values):
+        for group in by_schema(values):
+            if isinstance(group, Rejected):
+                yield replace(group, record=pa.array(rows[group.record.to_numpy()]))
+                continue
+            schema, members, texts = group
             chosen = rows if members is None else rows[members]
             try:
                 reader = self._reader(schema)
@@ -113,7 +117,10 @@ class _Keys:
         """
         keys = records.column("key").take(record)
         places = np.flatnonzero(keys.is_valid())
-        for schema, members, texts in by_schema(keys.drop_null()) if len(places) else ():
+        for group in by_schema(keys.drop_null()) if len(places) else ():
+            if isinstance(group, Rejected):
+                continue
+            schema, members, texts = group
             chosen = places if members is None else places[members]
             try:
                 types, reader = self._reader(schema)

@@ -111,8 +111,10 @@ class DmsJson:
             unknown=found.unknown,
         )
         if self._seeks:
-            lacks = Lacks(records.column("value").take(rows.record), "data", rows.after)
+            record = rows.record
+            lacks = Lacks(records.column("value").take(record), "data", rows.after)
             rows = yield from self._images.without_partial(rows, lambda column: lacks(column.field))
+            yield from lacks.rejected(record)
         yield from self._images.changes(rows)
 
 

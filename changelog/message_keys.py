@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from changelog import connect_json
 from changelog.avro_schema import SchemaError
-from changelog.changes import MessageKey, Truncates
+from changelog.changes import MessageKey, Rejected, Truncates
 from changelog.json_records import parse
 from changelog.schema_registry import Schemas, by_schema
 
@@ -114,7 +114,11 @@ class MessageKeys:
             keys, rows = keys.filter(rest), rows[rest.to_numpy(zero_copy_only=False)]
             if not len(rows):
                 return
-        for schema, members, texts in connect_json.by_schema(keys):
+        for group in connect_json.by_schema(keys):
+            if isinstance(group, Rejected):
+                yield None, int(rows[group.record.to_numpy()].min())
+                continue
+            schema, members, texts = group
             chosen = rows if members is None else rows[members]
             if len(chosen) and schema:
                 yield _declared(parse(schema)), int(chosen.min())

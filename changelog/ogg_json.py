@@ -111,6 +111,7 @@ class OggJson:
                 return pc.or_(lacks(column.field), _is_true(flag))
 
             rows = yield from self._images.without_partial(rows, missing, ": is the update compressed?")
+            yield from lacks.rejected(record)
         yield from self._images.changes(rows)
 
 

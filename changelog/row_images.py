@@ -460,9 +460,26 @@ class Lacks:
         found[rows] = pc.fill_null(pc.invert(stated), False).to_numpy(zero_copy_only=False)
         for row in rows[texts.is_null().to_numpy(zero_copy_only=False)].tolist():
             if row not in self._parsed:
-                self._parsed[row] = parse(self._values[row].as_py())[self._side]
-            found[row] = name not in self._parsed[row]
+                self._parsed[row] = self._image(row)
+            image = self._parsed[row]
+            found[row] = image is not None and name not in image
         return pa.array(found)
+
+    def rejected(self, record: pa.Array) -> Iterator[Rejected]:
+        """Reject the messages of which it couldn't be told.
+
+        :param record: int64; the messages, by row number in the raw batch.
+        """
+        deep = [row for row, image in self._parsed.items() if image is None]
+        if deep:
+            reason = "the value is nested too deeply"
+            yield Rejected(record.take(pa.array(deep)), BadRecord.UNPARSEABLE, reason)
+
+    def _image(self, row: int) -> Any:
+        try:
+            return parse(self._values[row].as_py())[self._side]
+        except RecursionError:
+            return None
 
     @cached_property
     def _texts(self) -> pa.Array:

@@ -1069,6 +1069,14 @@ def _construct(
     if isinstance(node, yaml.SequenceNode):
         return [_construct(child, (*path, i), lines, file) for i, child in enumerate(node.value)]
     value = yaml.SafeLoader("").construct_object(node)
+    if isinstance(value, bool | int | float) and path and is_secret(str(path[-1])):
+        if isinstance(value, bool) and node.value.lower() not in ("true", "false"):
+            raise ConfigError(
+                f"{file}:{lines[path]}: {_dotted(path)}: got {MASK}, which is not text in YAML, expected text. "
+                "Write it in quotes."
+            )
+        # as it is written, since YAML's 0123 is 83; and as text, so that it is masked
+        return str(node.value)
     if isinstance(value, str):
         return REFERENCE.sub(lambda reference: _resolved(reference, path, lines[path], file), value)
     return value if isinstance(value, bool | int | float | None) else str(node.value)

@@ -99,6 +99,44 @@ def test_bytes_that_are_no_text() -> None:
         assert sorted(d.error is None for d in found) == [False, True, True]
 
 
+@pytest.mark.parametrize("depth", [50, 100, 200, 300, 450, 480, 600, 700, 900])
+@pytest.mark.parametrize("spelling", ["plain", "spaces", "key", "payload", "null"])
+@pytest.mark.parametrize("options", [{}, {"flattened": "true"}], ids=str)
+def test_schemas_and_payloads_that_are_nested_deeply(depth: int, spelling: str, options: dict[str, str]) -> None:
+    deep = '{"type":"struct","fields":[' + '{"type":"struct","field":"a","fields":[' * depth + "]}" * depth + "]}"
+    nested = '{"after":' + '{"a":' * depth + "1" + "}" * (depth + 1)
+    plain = '{"type":"struct","fields":[]}'
+    envelope = '{{"schema":{},"payload":{}}}'
+    value = {
+        "plain": envelope.format(deep, '{"op":"c","after":{"id":1}}'),
+        "spaces": envelope.format(deep, '{"op":"c","after":{"id":1}}').replace(',"payload":', ', "payload": '),
+        "key": '{"op":"c","after":{"id":1}}',
+        "payload": envelope.format(plain, nested).replace(',"payload":', ', "payload": '),
+        "null": envelope.format("null", nested).replace(',"payload":', ', "payload": '),
+    }[spelling]
+    records = raw_records(messages(value, '{"op":"c","after":{"id":2}}'))
+    if spelling == "key":
+        keys = pa.array([envelope.format(deep, '{"id":1}').encode(), b'{"id":2}'], records.schema.field("key").type)
+        records = records.set_column(records.schema.get_field_index("key"), records.schema.field("key"), keys)
+    found = decode("debezium-json", records, spec({"id": "bigint"}, options=options, schema_changes="evolve"))
+    assert not [one.error for one in found if "decoder_failed" in (one.error or "")]
+    if spelling in ("plain", "spaces") and depth >= 100:
+        assert "unparseable" in {(one.error or "").partition(":")[0] for one in found}
+
+
+@pytest.mark.parametrize("depth", [300, 900, 2000])
+@pytest.mark.parametrize("unavailable", [True, False])
+def test_partial_updates_that_are_nested_deeply(depth: int, unavailable: bool) -> None:
+    deep = '{"a":' * depth + "1" + "}" * depth
+    record = '{"op_type":"U","before":{"id":1,"v":"a"},"after":{"id":1,"v":null,"deep":' + deep + "}}"
+    found = decode(
+        "ogg-json", raw_records(messages(record)), spec({"id": "bigint", "v": "string"}, keeps_unavailable=unavailable)
+    )
+    assert not [one.error for one in found if "decoder_failed" in (one.error or "")]
+    if depth == 2000:
+        assert [one.error for one in found] == ["unparseable: the value is nested too deeply"]
+
+
 def zigzag(number: int) -> bytes:
     number = (number << 1 ^ number >> 63) & (2**64 - 1)
     encoded = bytearray()

@@ -12,8 +12,8 @@ import yaml
 from pyspark.sql import SparkSession
 
 from sink import redaction
-from sink.config import Config
-from sink.errors import RowdeltaError, summary
+from sink.config import Config, load
+from sink.errors import ConfigError, RowdeltaError, summary
 from sink.redaction import masked, redacted, spark_pattern
 from sink.spark import session
 from sink.targets.iceberg.catalog import IcebergCatalogs
@@ -190,6 +190,29 @@ def test_a_configuration_that_was_read_is_known(tmp_path: Path) -> None:
     text = KAFKA.replace("{type: hadoop, warehouse: ./warehouse}", "{type: rest, token: hunter2hunter2, unknown: {}}")
     refusal(tmp_path, text)
     assert masked("hunter2hunter2") == "****"
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("password", ["12345678", "01234567", "0x12345678", "1_000_000", "1234567.50", "1.5e+10"])
+def test_a_password_of_digits_is_known_and_stays_as_it_is_written(tmp_path: Path, password: str) -> None:
+    file = tmp_path / "sink.yaml"
+    text = KAFKA.replace("{type: hadoop, warehouse: ./warehouse}", f"{{type: rest, uri: u, token: {password}}}")
+    file.write_text(text)
+    assert load(file).catalogs["lake"]["token"] == password
+    assert masked(f"refused: {password}") == "refused: ****"
+
+
+@pytest.mark.parametrize(("text", "is_text"), [("true", True), ("False", True), ("yes", False), ("Off", False)])
+def test_a_secret_that_yaml_reads_as_yes_or_no(tmp_path: Path, text: str, is_text: bool) -> None:
+    """Others than `true` and `false` may be meant as passwords."""
+    config = KAFKA.replace("{type: hadoop, warehouse: ./warehouse}", f"{{type: rest, uri: u, token: {text}}}")
+    (tmp_path / "sink.yaml").write_text(config)
+    if is_text:
+        assert load(tmp_path / "sink.yaml").catalogs["lake"]["token"] == text
+        return
+    with pytest.raises(ConfigError, match=r"sink\.yaml:\d+: catalogs\.lake\.token: .* in quotes") as caught:
+        load(tmp_path / "sink.yaml")
+    assert text not in str(caught.value).split("got")[1].split()
 
 
 FOREIGN = (
