@@ -556,7 +556,7 @@ def _verify(args: argparse.Namespace) -> int:
         for outcome in verify.verify(spark, config, args.table, args.limit, args.timeout):
             outcomes.append(outcome)
             for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):
-                print(printable(line), flush=True)
+                print(printable_row(line) if args.json else printable(line), flush=True)
     return verify.exit_code(outcomes)
 
 
@@ -579,7 +579,7 @@ def _maintain(args: argparse.Namespace) -> int:
         for result in results:
             codes.append(maintain.exit_code(result))
             for line in [maintain.as_json(result)] if args.json else maintain.lines(result):
-                print(printable(line), flush=True)
+                print(printable_row(line) if args.json else printable(line), flush=True)
     return min((code for code in codes if code), default=0)
 
 

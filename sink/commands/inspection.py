@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from sink.commands.access import Access, by_spark, check_settings, without_spark
-from sink.config import Config
+from sink.config import Config, TableSection
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
 from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.redaction import redacted
@@ -156,10 +156,10 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
-        yield from _upkeep(table.upkeep(), maintenance_of(config, section, table), datetime.now(UTC))
+        yield from _upkeep(section, table.upkeep(), maintenance_of(config, section, table), datetime.now(UTC))
 
 
-def _upkeep(found: Upkeep | None, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
+def _upkeep(section: TableSection, found: Upkeep | None, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
     """What maintenance has done for a table and has still to do, as far as it is known without a look at each file."""
     if found is None or not found.data_files:
         return
@@ -167,7 +167,7 @@ def _upkeep(found: Upkeep | None, settings: MaintenanceSection, now: datetime) -
     yield f"  files: {size} on average, {found.deleted_rows / max(1, found.rows):.1%} of their rows are deleted"
     if found.rewritten_at is not None:
         yield f"  rewritten last: {found.rewritten_files:,} files at {shown_time(found.rewritten_at)}"
-    if found.equality_deletes:
+    if found.equality_deletes and section.has_index:  # without a key index they are how the table deletes
         yield f"  due: {found.equality_deletes:,} equality deletes; rowdelta maintain says them by position"
     if found.snapshots:
         yield f"  {_snapshots(found.snapshots, settings.expire, now)}"

@@ -10,6 +10,7 @@ from sink.config import Config
 from sink.config.maintenance import age
 from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.printing import one_line
+from sink.redaction import masked
 from sink.run.inference import SparkSample
 from sink.run.keys import table_key, with_key
 from sink.run.maintenance import limits_of, options_of
@@ -195,4 +196,4 @@ def _lines(result: Maintained) -> Iterator[str]:
 def as_json(result: Maintained) -> str:
     """A result for machines."""
     values = asdict(result)
-    return json.dumps({**values, "error": None if result.error is None else str(result.error)})
+    return json.dumps({**values, "error": None if result.error is None else masked(str(result.error))})

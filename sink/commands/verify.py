@@ -1,6 +1,7 @@
 """`rowdelta verify`: compares tables with their sources. It changes nothing."""
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,9 +10,11 @@ from pyspark.sql import SparkSession
 from sink.config import Config, TableSection, VerifySection
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import Selection
-from sink.errors import ConfigError, RowdeltaError, TableError
+from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError, summary
 from sink.printing import one_line
+from sink.redaction import masked
 from sink.run.inference import SparkSample
+from sink.run.job_errors import JOB_ERRORS
 from sink.run.keys import table_key, with_key
 from sink.run.patterns import ResolvedTable, chosen_tables, find_tables, source_pattern
 from sink.run.pipeline import open_source
@@ -24,6 +27,8 @@ from sink.verify.postgres import Postgres
 from sink.verify.rounds import Outcome, Patience, Rounds, Verdict
 from sink.verify.source import SparkTable, VerifySource
 from sink.verify.topic import Topic
+
+log = logging.getLogger("rowdelta")
 
 _PACKAGES = "spark.jars.packages"
 _REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
@@ -62,10 +67,14 @@ def verify(spark: SparkSession, config: Config, names: Sequence[str], limit: int
         if config.verify_of(table.section) is None:
             raise ConfigError(f"{table.path}: {table.section.target} has no verify section. {_WAY_OUT}")
     for table in chosen:
+        target = table.section.target
         try:
             yield _verify(spark, config, table, limit, timeout)
         except RowdeltaError as error:
-            yield Outcome(table.section.target, "", error=error)
+            yield Outcome(target, "", error=error)
+        except JOB_ERRORS as error:
+            failed = TemporaryError(f"{target}: it could not be compared: {summary(error)}. Run again.")
+            yield Outcome(target, "", error=failed)
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:
@@ -141,7 +150,7 @@ def as_json(outcome: Outcome) -> str:
             "different": outcome.different,
             "differences": [difference(found) for found in outcome.differences],
             "dead_letters": outcome.dead_letters,
-            "error": None if outcome.error is None else str(outcome.error),
+            "error": None if outcome.error is None else masked(str(outcome.error)),
         }
     )
 
@@ -165,7 +174,10 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
         outcome = Rounds(plan, target, source, topic, property_prefix(config), patience, limit).run()
     finally:
         source.close()
-    outcome.dead_letters = _dead_letters(spark, config, section)
+    try:
+        outcome.dead_letters = _dead_letters(spark, config, section)
+    except (RowdeltaError, *JOB_ERRORS) as error:  # what was found out stays true
+        log.warning("%s: its dead letters could not be counted: %s", section.target, summary(error))
     return outcome
 
 

@@ -63,7 +63,7 @@ class KafkaSource(Topics):
         failures: dict[str, RowdeltaError] = {}
         with self._admin() as admin:
             topics = [table.source for table, _ in tables]
-            earliest, latest = admin.offsets(topics, admin.earliest()), admin.offsets(topics, admin.latest())
+            earliest, latest = admin.limits(topics)
             for table, position in tables:
                 try:
                     self._starts[table.source] = self._start(admin, table, position, from_start, earliest, latest)
@@ -205,8 +205,7 @@ class KafkaSource(Topics):
 
     def last_records(self, table: TableSection, count: int) -> DataFrame | None:
         with self._admin() as admin:
-            topic = [table.source]
-            earliest, latest = admin.offsets(topic, admin.earliest()), admin.offsets(topic, admin.latest())
+            earliest, latest = admin.limits([table.source])
         first, end = earliest.get(table.source, {}), latest.get(table.source, {})
         begin = {p: max(first.get(p, 0), to - count) for p, to in end.items() if to > first.get(p, 0)}
         if not begin:
@@ -216,7 +215,7 @@ class KafkaSource(Topics):
     def behind(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Mapping[str, Mapping[str, Behind]]:
         with self._admin() as admin:
             topics = [table.source for table, _ in tables]
-            latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
+            earliest, latest = admin.limits(topics)
             reached = {
                 (table.source, p): max(int((position or {}).get(p, first)), first)
                 for table, position in tables
@@ -238,7 +237,7 @@ class KafkaSource(Topics):
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
         with self._admin() as admin:
             topics = list(sources)
-            earliest, latest = admin.offsets(topics, admin.earliest()), admin.offsets(topics, admin.latest())
+            earliest, latest = admin.limits(topics)
         return [topic for topic in topics if latest.get(topic) != earliest.get(topic)]
 
     def _admin(self) -> "_Admin":

@@ -101,8 +101,7 @@ class PlainTopics(Topics):
         :raises ConfigError: there is no such topic.
         """
         with self._admin() as admin:
-            topic = [table.source]
-            first, end = admin.offsets(topic, admin.earliest()), admin.offsets(topic, admin.latest())
+            first, end = admin.limits([table.source])
         if table.source not in first or table.source not in end:
             raise admin.no_topic(table.source)
         ends = end[table.source]

@@ -46,6 +46,18 @@ class Admin(ABC):
     def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
         """Topic -> offsets that `spec` selects. A topic that doesn't exist is left out."""
 
+    def limits(self, topics: Sequence[str]) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
+        """The first offsets and the ends of topics. Topics and partitions that were created between both looks are left
+        out: the next call has them.
+        """
+        first, end = self.offsets(topics, self.earliest()), self.offsets(topics, self.latest())
+        both = {topic: first[topic].keys() & end[topic].keys() for topic in first if topic in end}
+
+        def known(offsets: Mapping[str, Offsets]) -> dict[str, Offsets]:
+            return {topic: {p: offsets[topic][p] for p in offsets[topic] if p in both[topic]} for topic in both}
+
+        return known(first), known(end)
+
     def no_topic(self, topic: str) -> ConfigError:
         return ConfigError(f"Kafka at {self.servers} has no topic {topic!r}. Create it, or correct tables[].source.")
 
@@ -70,7 +82,7 @@ class Topics(ABC):
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         with self._admin() as admin:
             topics = [table.source for table, _ in tables]
-            latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
+            earliest, latest = admin.limits(topics)
 
         def behind(topic: str, position: Position) -> str:
             if topic not in latest or topic not in earliest:
@@ -94,7 +106,7 @@ class Topics(ABC):
     ) -> Sequence[str | RowdeltaError]:
         with self._admin() as admin:
             topics = [table.source for table, _ in tables]
-            latest, earliest = admin.offsets(topics, admin.latest()), admin.offsets(topics, admin.earliest())
+            earliest, latest = admin.limits(topics)
 
             def found(table: TableSection, position: Position | None) -> str | RowdeltaError:
                 topic = table.source

@@ -579,7 +579,11 @@ class Target(TableState):
 
     @abstractmethod
     def set_property(self, name: str, value: str | None) -> None:
-        """Set a property, or (None) remove it, in a commit that changes no row."""
+        """Set a property, or (None) remove it, in a commit that changes no row.
+
+        :raises TableError: the table is gone, or the catalog refuses.
+        :raises TemporaryError: the catalog doesn't answer, or others commit all the time.
+        """
 
     @abstractmethod
     def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:

@@ -26,7 +26,7 @@ _FETCH_ROWS = "5000"
 """Rows of one round trip. By default drivers hold a whole result in memory."""
 _SOCKET_TIMEOUT = 3_600
 """Seconds that a server may be silent. A query that looks up keys without an index reads the whole table first."""
-INTEGER = r"-?\d{1,20}"
+INTEGER = "-?[0-9]{1,20}"
 """Fits the texts of all integers of 64 bits. A database compares longer numbers with a column of them, too."""
 _REFUSED = ("28", "3D", "08004", "42")
 """Beginnings of SQLSTATEs that mean a wrong user, password, database or table."""

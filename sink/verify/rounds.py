@@ -275,7 +275,7 @@ class Rounds:
             self.outcome.differences += shown_differences(found, self._layout, room)
 
     def _read_source(self, scope: DataFrame | None) -> DataFrame:
-        fields = [column.field for column in self._compared]
+        fields = list(dict.fromkeys(column.field for column in self._compared))  # columns may share one
         keys = self._looked_up(scope)
         with self._source.reading(fields, keys) as reading:
             if scope is None:

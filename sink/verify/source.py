@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+from changelog.row_kind_columns import quoted
 from sink.errors import ConfigError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.verify.conversion import Kind, Selected
@@ -77,12 +78,13 @@ class VerifySource(Protocol):
 
 
 class SparkTable:
-    """A table that Spark reads, as it is when it is first read."""
+    """A table that Spark reads."""
 
     is_live = False
 
     def __init__(self, spark: SparkSession, name: str) -> None:
         self.name = name
+        self._spark = spark
         try:
             self._frame = spark.table(name)
         except JAVA_ERRORS as error:
@@ -100,7 +102,8 @@ class SparkTable:
 
     @contextmanager
     def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[Reading]:
-        yield Reading(self._frame.select(*(f"`{name}`" for name in columns)), "")
+        # named anew: a table of a catalog is read as it is now, as after changes since the last reading
+        yield Reading(self._spark.table(self.name).select(*map(quoted, columns)), "")
 
     def delivered(self) -> tuple[Delivered, str]:
         return Delivered.UNKNOWN, "a table doesn't tell"

@@ -178,10 +178,14 @@ def test_rest_catalog_gone_and_back(spark: SparkSession, tmp_path: Path, rest_ca
     write(tmp_path, "1.json", [("+I", 1, "eu")], 0)
     Pipeline(spark, config).run()
     write(tmp_path, "2.json", [("+I", 2, "eu")], 10)
+    table = IcebergCatalogs(spark).load("flaky.gone.orders")
+    assert table is not None
     rest_catalog.stop()
     try:
         with pytest.raises(TemporaryError, match="catalog flaky"):
             Pipeline(spark, config).run()
+        with pytest.raises(TemporaryError, match="catalog flaky"):
+            table.set_property("owner", "ada")
     finally:
         rest_catalog.start()
     Pipeline(spark, config).run()

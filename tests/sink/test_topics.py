@@ -60,6 +60,23 @@ def test_lag(position: Mapping[str, int] | None, lag: str) -> None:
     assert Cluster(20, 100).lag([(TABLE, position)]) == [lag]
 
 
+class Growing(Cluster):
+    """A partition is created after each look."""
+
+    def __init__(self) -> None:
+        super().__init__(20, 100)
+        self._partitions = 0
+
+    def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
+        self._partitions += 1
+        return {topic: {str(p): spec for p in range(self._partitions)} for topic in topics}
+
+
+def test_a_partition_that_is_created_between_two_looks() -> None:
+    assert Growing().lag([(TABLE, {"0": 90})]) == ["10 messages behind"]
+    assert Growing().check([(TABLE, {"0": 90})], ()) == ["topic t: 1 partitions, 80 messages"]
+
+
 @pytest.mark.parametrize(
     ("position", "options", "error"),
     [

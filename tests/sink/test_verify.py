@@ -150,6 +150,7 @@ def test_a_table_against_one_that_spark_reads(spark: SparkSession, tmp_path: Pat
                 "id": "bigint",
                 "name": {"type": "string", "from": "title"},
                 "amount": "decimal(12,2)",
+                "label": {"type": "string", "from": "title"},  # two columns of one field
                 "twice": {"type": "decimal(14,2)", "expression": "amount * 2"},
             },
             "exclude": ["secret"],
@@ -188,8 +189,9 @@ def test_a_table_against_one_that_spark_reads(spark: SparkSession, tmp_path: Pat
     assert different[5:] == [
         "  id=7: differs in amount",
         "    amount: source 7.5001, table 7.50",
-        "  id=8: differs in name",
+        "  id=8: differs in name, label",
         "    name: source NULL, table n8",
+        "    label: source NULL, table n8",
         "  id=9: missing in source",
         "  id=10: missing in table",
         "  id=11: 1 in source, 2 in table",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
-from sink.errors import RowdeltaError, TemporaryError
+from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.base import (
     ChangeSet,
@@ -284,8 +284,8 @@ class IcebergCommitter(Committer):
             return
         try:
             self._table.set_property(f"{prefix}.sequence-number", noted)
-        except JAVA_ERRORS as error:  # the next start tries again; only a rollback before that would need it
-            log.info("%s: the sequence number could not be stored: %s", self._table.name, java_message(error))
+        except (TableError, TemporaryError) as error:  # the next start tries again; only a rollback until then needs it
+            log.info("the sequence number could not be stored: %s", error)
 
     def rewrite(self, request: Rewrite) -> None:
         """Try to commit once. Nothing is lost if a rewrite has to wait for the next time.

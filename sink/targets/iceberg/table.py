@@ -509,7 +509,10 @@ class IcebergTable(IcebergState, Target):
 
     def set_property(self, name: str, value: str | None) -> None:
         update = self.java.updateProperties()
-        (update.remove(name) if value is None else update.set(name, value)).commit()
+        try:
+            (update.remove(name) if value is None else update.set(name, value)).commit()
+        except JAVA_ERRORS as error:
+            raise table_error(self.name, error) from None
         self.look()
 
     def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
