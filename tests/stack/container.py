@@ -17,7 +17,7 @@ from typing import Any
 
 import docker  # type: ignore[import-untyped]
 import yaml
-from docker.errors import APIError, DockerException, ImageNotFound  # type: ignore[import-untyped]
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound  # type: ignore[import-untyped]
 from docker.types import Mount  # type: ignore[import-untyped]
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
@@ -161,7 +161,8 @@ class Container(Runner):
         """Stop the server for good, and remove the container with its volumes."""
         self._is_started = False
         if self._container is not None:
-            self._container.stop()
+            with suppress(NotFound):  # closed before
+                self._container.stop()
 
     @property
     def is_started(self) -> bool:

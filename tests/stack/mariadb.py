@@ -84,3 +84,15 @@ def running_mariadb() -> Iterator[MariaDB]:
             yield server
         finally:
             server.close()
+
+
+@contextmanager
+def running_mysql() -> Iterator[MySQL]:
+    """Likewise, of `mysql_or_mariadb`."""
+    with tempfile.TemporaryDirectory(prefix="rowdelta-mysql-") as folder:
+        server = mysql_or_mariadb(Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()

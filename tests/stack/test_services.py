@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from select import POLLIN, poll
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psycopg
@@ -12,9 +13,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.stack.jars import sqlite_jdbc_jar
 from tests.stack.kafka import Kafka, running_kafka
-from tests.stack.mariadb import running_mariadb
+from tests.stack.mariadb import running_mysql
 from tests.stack.postgres import running_postgres
+from tests.stack.registry import running_registry
 from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
+from tests.stack.s3 import running_s3
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,17 @@ def test_rest_catalog_comes_back_with_its_namespaces(rest_catalog: RestCatalog) 
         assert json.load(response)["namespaces"] == [["shop"]]
 
 
+def test_registry_and_store_come_back() -> None:
+    with running_registry() as registry, running_s3() as store:
+        for server in (registry, store):
+            server.kill()
+            server.start()
+        with urlopen(f"{registry.url}/subjects") as response:
+            assert json.load(response) == []
+        with pytest.raises(HTTPError, match="403"):  # it is there, and wants to know who asks
+            urlopen(f"{store.endpoint}/{store.BUCKET}")
+
+
 def test_sqlite_driver_is_a_jar() -> None:
     assert sqlite_jdbc_jar().suffix == ".jar"
 
@@ -92,8 +106,8 @@ def test_postgres_hangs_and_dies_and_comes_back_with_its_rows() -> None:
             assert connection.execute("SELECT * FROM t ORDER BY id").fetchall() == [(1,), (2,)]
 
 
-def test_mariadb_dies_and_comes_back_with_its_rows() -> None:
-    with running_mariadb() as server:
+def test_mysql_dies_and_comes_back_with_its_rows() -> None:
+    with running_mysql() as server:
         server.execute("CREATE TABLE t (id int);\nINSERT INTO t VALUES (1);\n")
         server.kill()
         server.start()
