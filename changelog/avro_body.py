@@ -206,7 +206,8 @@ class _Bodies:
             alone, left = np.concatenate([active[many], now]), np.concatenate([left[many], remaining])
             if len(alone):
                 order = np.argsort(alone)
-                at[alone] = self._rest(node, rows, alone[order], at[alone[order]], left[order], want, depth, found)
+                alone, left = alone[order], left[order]
+                at[alone] = self._rest(node, rows, alone, at[alone], left, want, depth, found)
                 active = np.setdiff1d(active, alone)
             active = active[~self.bad[rows[active]]]
         at[active] = self._rest(node, rows, active, at[active], np.zeros_like(active), want, depth, found)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -363,6 +364,36 @@ def test_a_body_is_good_or_bad_whatever_is_beside_it(dtype: Any) -> None:
         assert [one for _, (one,) in alone] == good
         found = [(array.to_pylist(), value) for (array, (one,)), value in zip(alone, together, strict=True) if one]
         assert all(repr(values) == repr([value.as_py()]) for values, value in found)
+
+
+@pytest.mark.parametrize("item", ["int", "double", "string", {"type": "map", "values": "int"}], ids=str)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_long_and_short_arrays_in_one_batch(item: Any, is_nested: bool) -> None:
+    """What is behind an array is read at the array's own end, wherever long ones and the few last ones are."""
+    random = np.random.default_rng(7)
+    one: Any = {"int": 5, "double": 0.5, "string": "s"}[item] if isinstance(item, str) else {"k": 1}
+    fields = {"xs": {"type": "array", "items": item}, "behind": "string"}
+    of_x: Any = {"type": "array", "items": record("I", **fields)} if is_nested else record("I", **fields)
+    schema = record("T", id="long", x=of_x, last="string")
+    parsed = fastavro.parse_schema(schema)
+    for _ in range(8):
+        sizes = random.choice([0, 0, 0, 1, 2, 40, 70, 1100, 2500], 45).tolist()
+        made = [{"xs": [one] * size, "behind": f"n{number}"} for number, size in enumerate(sizes)]
+        inner: list[Any] = [[made[n], made[n - 1]] for n in range(len(made))] if is_nested else made
+        bodies = []
+        for number, x in enumerate(inner):
+            written = io.BytesIO()
+            fastavro.schemaless_writer(written, parsed, {"id": number, "x": x, "last": f"l{number}"})
+            bodies.append(written.getvalue())
+        table, good = read(schema, {"id": True, "last": True}, *bodies)
+        assert all(good)
+        assert table.to_pylist() == [{"id": n, "last": f"l{n}"} for n in range(len(bodies))]
+        table, good = read(schema, True, *bodies)
+        assert all(good)
+        whole = table.to_pylist()
+        assert [row["last"] for row in whole] == [f"l{n}" for n in range(len(bodies))]
+        found = [[each["behind"] for each in (row["x"] if is_nested else [row["x"]])] for row in whole]
+        assert found == [[each["behind"] for each in (x if is_nested else [x])] for x in inner]
 
 
 def test_a_small_file_of_very_many_rows() -> None:
