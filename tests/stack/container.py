@@ -114,6 +114,7 @@ class Container(Runner):
         self._ports = {own: port}
         volumes = [volume.split(":") for volume in described.get("volumes", [])]
         self._mounts = [Mount(target, None) for source, target, *_ in volumes if not source.startswith(".")]
+        self._network = _network()  # now: servers start in threads, and each would make one
         self._container: DockerContainer | None = None
         self._is_started = False
 
@@ -180,7 +181,7 @@ class Container(Runner):
                 docker_client_kw={"timeout": _COMMAND_SECONDS},
                 env=self.environment,
                 name=self.name,
-                network=_network(),
+                network=self._network,
                 # as in the compose file's network: the health check may ask for it
                 hostname=self._name,
                 entrypoint=list(map(_text, self._described.get("entrypoint", []))) or None,
