@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from select import POLLIN, poll
-from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from pyarrow.fs import S3FileSystem
 
 from tests.stack.jars import sqlite_jdbc_jar
 from tests.stack.kafka import Kafka, running_kafka
@@ -70,15 +70,20 @@ def test_rest_catalog_comes_back_with_its_namespaces(rest_catalog: RestCatalog) 
         assert json.load(response)["namespaces"] == [["shop"]]
 
 
-def test_registry_and_store_come_back() -> None:
+def test_registry_and_store_come_back_and_the_store_with_its_objects() -> None:
     with running_registry() as registry, running_s3() as store:
+        files = S3FileSystem(
+            access_key=store.KEY, secret_key=store.SECRET, region=store.REGION, endpoint_override=store.endpoint
+        )
+        with files.open_output_stream(f"{store.BUCKET}/kept") as stream:
+            stream.write(b"before")
         for server in (registry, store):
             server.kill()
             server.start()
         with urlopen(f"{registry.url}/subjects") as response:
             assert json.load(response) == []
-        with pytest.raises(HTTPError, match="403"):  # it is there, and wants to know who asks
-            urlopen(f"{store.endpoint}/{store.BUCKET}")
+        with files.open_input_stream(f"{store.BUCKET}/kept") as stream:
+            assert stream.read() == b"before"
 
 
 def test_sqlite_driver_is_a_jar() -> None:
