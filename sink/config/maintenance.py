@@ -73,7 +73,7 @@ class RewriteSection(Section):
     """`rewrite:` which files are rewritten, by the names of Iceberg's `rewrite_data_files`, and in which order rows are
     written.
 
-    :param sort: columns, one after the other. Empty: rows stay in the order in which they come.
+    :param sort: columns, one after the other. None: rows stay in the order in which they come.
     :param zorder: columns of a Z-order curve, instead of `sort`.
     """
 
@@ -83,8 +83,8 @@ class RewriteSection(Section):
     delete_ratio_threshold: Annotated[float, Field(gt=0, le=1)] = 0.1
     delete_file_threshold: Annotated[int, Field(ge=1)] = 8
     max_file_group_size_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
-    sort: Annotated[list[str], Field(min_length=1)] = Field(default_factory=list)
-    zorder: list[str] = Field(default_factory=list)
+    sort: Annotated[list[str], Field(min_length=1)] | None = None
+    zorder: list[str] | None = None
 
     @property
     def order(self) -> tuple[str, list[str]] | None:
@@ -93,8 +93,8 @@ class RewriteSection(Section):
 
     @field_validator("zorder")
     @classmethod
-    def _zorder(cls, value: list[str]) -> list[str]:
-        if not 2 <= len(value) <= _MOST_CURVED:
+    def _zorder(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and not 2 <= len(value) <= _MOST_CURVED:
             instead = f"; for one column write sort: [{value[0]}]" if len(value) == 1 else ""
             plural = "s" * (len(value) != 1)
             raise ValueError(f"got {len(value)} column{plural}, expected 2 to {_MOST_CURVED}{instead}")
