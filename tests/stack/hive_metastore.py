@@ -1,14 +1,12 @@
 """A Hive metastore, of the version that PySpark has, over an embedded database (Derby)."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pyspark
 
 from tests.stack.jars import HERE
-from tests.stack.process import Process, Service, free_ports, java, listens
+from tests.stack.process import Process, Service, free_ports, java, listens, running
 
 
 class HiveMetastore(Service):
@@ -29,13 +27,6 @@ class HiveMetastore(Service):
         self._runner = Process([program, *own, *options], folder / "hive-metastore.log", lambda: listens(port))
 
 
-@contextmanager
-def running_hive_metastore() -> Iterator[HiveMetastore]:
+def running_hive_metastore() -> AbstractContextManager[HiveMetastore]:
     """A started metastore; its tables are gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-hive-") as folder:
-        metastore = HiveMetastore(Path(folder))
-        try:
-            metastore.start()
-            yield metastore
-        finally:
-            metastore.close()
+    return running(HiveMetastore, "hive")

@@ -1,8 +1,6 @@
 """A Kafka broker of one node: a container where Docker runs, else a local process from Maven's packages."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tests.stack.container import Container, has
 from tests.stack.jars import HERE, jars
-from tests.stack.process import Process, Service, ServiceError, finish, free_ports, java, wait_until
+from tests.stack.process import Process, Service, ServiceError, finish, free_ports, java, running, wait_until
 from tests.stack.tls import Tls
 
 # Not random: some random ids begin with "-", which the format tool reads as an option.
@@ -123,16 +121,9 @@ def container_or_process(folder: Path, certificate: Tls | None = None) -> Kafka:
     return ContainerKafka(certificate) if has("kafka") else LocalKafka(folder, certificate)
 
 
-@contextmanager
-def running_kafka() -> Iterator[Kafka]:
+def running_kafka() -> AbstractContextManager[Kafka]:
     """A started broker: a container where Docker has the image, else a process. Its topics end with the block."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-kafka-") as folder:
-        broker = container_or_process(Path(folder))
-        try:
-            broker.start()
-            yield broker
-        finally:
-            broker.close()
+    return running(container_or_process, "kafka")
 
 
 class LocalKafka(Kafka):

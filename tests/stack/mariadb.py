@@ -1,14 +1,12 @@
 """MariaDB with a binlog of rows and GTIDs; it stands for MySQL, which Debian doesn't have."""
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tests.stack.container import has
 from tests.stack.mysql import ContainerMySQL, MySQL
-from tests.stack.process import Process, as_user, finish, give_to, installed, unprivileged
+from tests.stack.process import Process, as_user, finish, give_to, installed, running, unprivileged
 
 _SETTINGS = {
     "bind-address": "127.0.0.1",
@@ -74,25 +72,11 @@ def mysql_or_mariadb(folder: Path) -> MySQL:
     return ContainerMySQL() if has("mysql") else MariaDB(folder)
 
 
-@contextmanager
-def running_mariadb() -> Iterator[MariaDB]:
+def running_mariadb() -> AbstractContextManager[MariaDB]:
     """A started server; its databases are gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-mariadb-") as folder:
-        server = MariaDB(Path(folder))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+    return running(MariaDB, "mariadb")
 
 
-@contextmanager
-def running_mysql() -> Iterator[MySQL]:
+def running_mysql() -> AbstractContextManager[MySQL]:
     """Likewise, of `mysql_or_mariadb`."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-mysql-") as folder:
-        server = mysql_or_mariadb(Path(folder))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+    return running(mysql_or_mariadb, "mysql")

@@ -1,15 +1,13 @@
 """PostgreSQL with logical decoding."""
 
 import signal
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psycopg
 
 from tests.stack.container import Container, has
-from tests.stack.process import Process, Service, as_user, finish, free_ports, give_to, installed, unprivileged
+from tests.stack.process import Process, Service, as_user, finish, free_ports, give_to, installed, running, unprivileged
 
 # Debian keeps the server's programs out of the PATH.
 _FOLDERS = "/usr/lib/postgresql"
@@ -104,13 +102,6 @@ def program(name: str) -> str:
     return installed(name, sorted(Path(_FOLDERS).glob("*/bin"), reverse=True), "postgresql", "postgresql")
 
 
-@contextmanager
-def running_postgres() -> Iterator[Postgres]:
+def running_postgres() -> AbstractContextManager[Postgres]:
     """A started server; its databases are gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-postgres-") as folder:
-        server = Postgres(Path(folder))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+    return running(Postgres, "postgres")

@@ -13,10 +13,10 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 START_SECONDS = 120
 STOP_SECONDS = 5
@@ -291,6 +291,31 @@ class Service:
     def close(self) -> None:
         """Stop it for good, and give back what it used."""
         self._runner.close()
+
+
+class _Closable(Protocol):
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+_Server = TypeVar("_Server", bound=_Closable)
+
+
+@contextmanager
+def running(made: Callable[[Path], _Server], name: str) -> Iterator[_Server]:
+    """A started server. What it kept is gone when the block ends.
+
+    :param made: makes it, with a folder for its files.
+    :param name: of the folder.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"rowdelta-{name}-") as folder:
+        server = made(Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
 
 
 def as_user(user: str | None) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """A schema registry with Confluent's API (Apicurio): a process keeps its schemas in memory, a container in Kafka."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -10,7 +8,7 @@ from urllib.request import urlopen
 from tests.stack.container import Container, has
 from tests.stack.jars import HERE, jars
 from tests.stack.kafka import ContainerKafka, Kafka
-from tests.stack.process import Process, Service, free_ports, java
+from tests.stack.process import Process, Service, free_ports, java, running
 
 
 class Registry(Service):
@@ -66,13 +64,6 @@ class Registry(Service):
             return False
 
 
-@contextmanager
-def running_registry() -> Iterator[Registry]:
+def running_registry() -> AbstractContextManager[Registry]:
     """A started registry; its schemas are gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-registry-") as folder:
-        registry = Registry(Path(folder))
-        try:
-            registry.start()
-            yield registry
-        finally:
-            registry.close()
+    return running(Registry, "registry")

@@ -1,16 +1,14 @@
 """Iceberg's REST catalog fixture, over a SQLite database and a folder or bucket."""
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from tests.stack.container import Container, has
 from tests.stack.jars import HERE, jars
-from tests.stack.process import Process, Service, free_ports, java
+from tests.stack.process import Process, Service, free_ports, java, running
 from tests.stack.s3 import S3
 
 
@@ -78,13 +76,6 @@ class RestCatalog(Service):
             return False
 
 
-@contextmanager
-def running_rest_catalog() -> Iterator[RestCatalog]:
+def running_rest_catalog() -> AbstractContextManager[RestCatalog]:
     """A started REST catalog; its tables are gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-rest-catalog-") as folder:
-        catalog = RestCatalog(Path(folder))
-        try:
-            catalog.start()
-            yield catalog
-        finally:
-            catalog.close()
+    return running(RestCatalog, "rest-catalog")

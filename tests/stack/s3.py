@@ -1,15 +1,13 @@
 """An S3 store over a folder, which refuses requests that aren't signed with its key: versitygw or S3Proxy."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from tests.stack.container import Container, has
 from tests.stack.jars import HERE, jars
-from tests.stack.process import Process, Service, free_ports, java
+from tests.stack.process import Process, Service, free_ports, java, running
 
 
 class S3(Service):
@@ -62,13 +60,6 @@ class S3(Service):
             return False
 
 
-@contextmanager
-def running_s3() -> Iterator[S3]:
+def running_s3() -> AbstractContextManager[S3]:
     """A started store; its objects are gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-s3-") as folder:
-        store = S3(Path(folder))
-        try:
-            store.start()
-            yield store
-        finally:
-            store.close()
+    return running(S3, "s3")
