@@ -176,9 +176,10 @@ def _taken(batches: list[pa.RecordBatch], numbers: Ints) -> pa.Table:
     by_place = np.argsort(numbers)
     batch, ascending = np.searchsorted(ends, numbers[by_place], side="right"), numbers[by_place]
     parts = []
-    for number in np.unique(batch).tolist():
+    found, first = np.unique(batch, return_index=True)
+    for number, places in zip(found.tolist(), np.split(ascending, first[1:]), strict=True):
         start = ends[number] - len(batches[number])
-        parts.append(batches[number].take(pa.array(ascending[batch == number] - start)))
+        parts.append(batches[number].take(pa.array(places - start)))
     back = np.empty_like(by_place)
     back[by_place] = np.arange(len(numbers))
     return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))
