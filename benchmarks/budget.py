@@ -16,7 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.bench import FILES_PER_BATCH, RowdeltaCase
@@ -42,6 +44,8 @@ class Measured:
     """:param batch_seconds: whole triggers, in order.
     :param written_bytes: by the micro-batches; `rewritten_bytes` by rewrites (read; they write a little less).
     :param scans: micro-batches applied -> seconds of a scan of that state.
+    :param files: likewise, its data files.
+    :param dead: likewise, rows in them that are deleted, for each row that isn't.
     :param compacted_scan: likewise, after a compaction of the last state.
     """
 
@@ -52,6 +56,8 @@ class Measured:
     rewritten_bytes: int = 0
     rewrites: int = 0
     scans: dict[int, float] = field(default_factory=dict)
+    files: dict[int, int] = field(default_factory=dict)
+    dead: dict[int, float] = field(default_factory=dict)
     compacted_scan: float = 0.0
 
     @property
@@ -111,6 +117,14 @@ class _Streamed(RowdeltaCase):
                 path.unlink()
         return self._spark.read.format("delta").load(str(earlier))
 
+    def data_files(self, state: DataFrame) -> list[str]:
+        """Paths of those that have live rows."""
+        if self.delta_folder is None:
+            found = [row[0] for row in state.select("_file").distinct().collect()]
+        else:
+            found = state.inputFiles()
+        return [unquote(urlsplit(file).path) for file in found]
+
     def compacted(self) -> DataFrame:
         if self.delta_folder is None:
             name = self.case.table.removeprefix(f"{CATALOG}.")
@@ -153,6 +167,10 @@ def _measure(case: _Streamed, data: Dataset) -> Measured:
     snapshots = case.stream(data)
     marks = [data.batches * mark // MARKS for mark in range(1, MARKS + 1)]
     states = {mark: case.state(snapshots[mark - 1]) for mark in marks}
+    for mark, state in states.items():
+        paths = case.data_files(state)
+        rows = sum(pq.read_metadata(path).num_rows for path in paths)
+        measured.files[mark], measured.dead[mark] = len(paths), rows / data.totals[mark].count - 1
     compacted = case.compacted()
     seconds: dict[int, list[float]] = {mark: [] for mark in [*marks, 0]}
     for _ in range(SCANS):
@@ -163,11 +181,14 @@ def _measure(case: _Streamed, data: Dataset) -> Measured:
             assert found == data.totals[mark or data.batches], f"{measured} after {mark}: {found}"
     measured.compacted_scan = statistics.median(seconds.pop(0))
     measured.scans = {mark: statistics.median(taken) for mark, taken in seconds.items()}
-    scans = " ".join(f"{each / measured.compacted_scan:.2f}" for each in measured.scans.values())
+    scans = " ".join(
+        f"{each / measured.compacted_scan:.2f} ({measured.files[mark]}, {measured.dead[mark]:.2f})"
+        for mark, each in measured.scans.items()
+    )
     print(
         f"  {measured.format:6} budget {measured.budget:<5} {measured.mean:.2f} s a micro-batch, {measured.rewrites} "
         f"rewrites of {measured.rewritten_bytes / 1e6:,.0f} MB, written {measured.written_bytes / 1e6:,.0f} MB, scans "
-        f"{scans} of {measured.compacted_scan:.2f} s compacted",
+        f"(data files, dead rows) {scans} of {measured.compacted_scan:.2f} s compacted",
         flush=True,
     )
     return measured

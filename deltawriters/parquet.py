@@ -91,6 +91,8 @@ def rows_without(
     with io.new_input(path).open() as stream:
         file = pq.ParquetFile(stream, pre_buffer=True, coerce_int96_timestamp_unit="us")
         names = list(choose(file.schema_arrow))
+        # a name with a dot would be looked for inside of structs
+        wanted = None if names == file.schema_arrow.names else names
         groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
         ends = np.cumsum([group.num_rows for group in groups])
         sizes = np.array([max(1, group.total_byte_size) for group in groups])
@@ -100,7 +102,7 @@ def rows_without(
                 continue
             start = end - groups[group].num_rows
             places = np.arange(start, end)
-            rows = file.read_row_group(group, names, use_threads=False) if names else pa.table({})
+            rows = file.read_row_group(group, wanted, use_threads=False) if names else pa.table({})
             first, last = np.searchsorted(left_out, [start, end])
             if first < last:
                 kept = np.ones(end - start, np.bool_)

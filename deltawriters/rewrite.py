@@ -238,6 +238,7 @@ class Rewriter:
         try:
             for rows, high, low, superseding in moved:
                 located = data.write(rows)
+                del rows  # before the next ones are read
                 file = located.file.astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
                 pos = located.pos.astype(np.uint32)
                 for start in range(0, len(high), _RUN_ENTRIES):
@@ -278,11 +279,12 @@ class Rewriter:
                     rows, high, low = rows.filter(pa.array(live)), high[live], low[live]
                 waiting.append((rows, high, low, np.zeros(len(high), np.bool_)))
                 size += rows.nbytes
+                del rows, keys
                 if size >= _FLUSH_BYTES:
-                    yield _joined(waiting)
-                    waiting, size = [], 0
+                    yield _taken(waiting)
+                    size = 0
         if any(len(high) for _, high, _, _ in waiting):
-            yield _joined(waiting)
+            yield _taken(waiting)
 
     def _live_by_index(
         self, path: str, places: Ints, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]
@@ -307,61 +309,46 @@ class Rewriter:
         at_once, per_row = (_FLUSH_BYTES, 0) if self._order is None else (_SORTED_BYTES, _BYTES_TO_SORT)
         waiting, size = list[Moved](), 0
         for small in group.files:
-            rows = self._rows_of(small, group)
-            keys = rows.select(self._key)
-            high = self._hash_keys(_as_spark_types(keys))
-            low = low_hash(key_columns(self._table, keys), self._index.base)
-            located = self._index.probe(high, low, 0, 2**64)
-            own = next((n for n, file in enumerate(located.files) if file.path == small.path), -1)
-            query = located.query[(located.file == own) & (located.pos == located.query)]
-            alone = np.bincount(located.query, minlength=len(high)) == 1
-            live = np.sort(query)
-            self._check_live(small, live, len(rows), deleted)
-            waiting.append((rows.take(pa.array(live)), high[live], low[live], alone[live]))
-            size += waiting[-1][0].nbytes + len(live) * per_row
-            if size >= at_once:
-                yield _joined(waiting)
-                waiting, size = [], 0
+            check = _LiveCheck(small, deleted)
+            for places, rows in self._rows_of(small, group):
+                keys = rows.select(self._key)
+                high = self._hash_keys(_as_spark_types(keys))
+                low = low_hash(key_columns(self._table, keys), self._index.base)
+                located = self._index.probe(high, low, 0, 2**64)
+                own = next((n for n, file in enumerate(located.files) if file.path == small.path), -1)
+                query = located.query[(located.file == own) & (located.pos == places[located.query])]
+                alone = np.bincount(located.query, minlength=len(high)) == 1
+                live = np.sort(query)
+                check.add(places, live)
+                waiting.append((rows.take(pa.array(live)), high[live], low[live], alone[live]))
+                size += waiting[-1][0].nbytes + len(live) * per_row
+                del rows, keys
+                if size >= at_once:
+                    yield _taken(waiting)
+                    size = 0
+            check.finish()
         if any(len(high) for _, high, _, _ in waiting):
-            yield _joined(waiting)
+            yield _taken(waiting)
 
-    def _rows_of(self, small: SmallFile, group: RewriteGroup) -> pa.Table:
-        """All rows of a file, in the columns of `of_moved_rows`.
+    def _rows_of(self, small: SmallFile, group: RewriteGroup) -> Iterator[tuple[Ints, pa.Table]]:
+        """All rows of a file, a row group at a time: positions, and their rows in the columns of `of_moved_rows`.
 
         :raises OtherColumnsError: it has other columns than the table, and must not, or its rows have ids.
         """
+        begun = False
         try:
-            return self._table.moved_rows(small, _partition(group))
+            for part in self._table.moved_rows(small, _partition(group)):
+                begun = True
+                yield part
         except OtherColumnsError:
             schema = self._table.of_moved_rows.arrow_schema
-            if not group.any_columns or not schema.equals(self._table.of_copied_rows.arrow_schema):
+            if begun or not group.any_columns or not schema.equals(self._table.of_copied_rows.arrow_schema):
                 raise
+        else:
+            return
         file = IndexedFile(small.path, group.spec_id, json.loads(group.partition))
         touched = TouchedFile(file, small.size_in_bytes, small.first_row_id, small.sequence_number)
-        parts = [rows for _, rows in self._table.copied_rows(touched, np.empty(0, np.int64))]
-        return pa.concat_tables(parts) if parts else schema.empty_table()
-
-    def _check_live(self, small: SmallFile, live: Ints, rows: int, deleted: Mapping[str, Ints]) -> None:
-        """Check that the index knows the same live rows as the table. The rewrite would lose a row that the index
-        doesn't know.
-
-        :param live: positions of the live rows by the index, ascending.
-        :param rows: number of rows in the file.
-        :param deleted: positions that delete files delete, by path of the data file.
-        :raises CorruptIndexError: the index knows other rows.
-        """
-        if small.live_rows is not None:
-            is_right, expected = len(live) == small.live_rows, small.live_rows
-        else:
-            kept = np.ones(rows, np.bool_)
-            if small.path in deleted:
-                kept[deleted[small.path]] = False
-            is_right, expected = np.array_equal(live, np.flatnonzero(kept)), int(np.count_nonzero(kept))
-        if not is_right:
-            raise CorruptIndexError(
-                f"the index and the table have different live rows for {small.path}: "
-                f"the index knows {len(live):,}, the table has {expected:,}"
-            )
+        yield from self._table.copied_rows(touched, np.empty(0, np.int64))
 
     def _deleted(self, group: RewriteGroup) -> dict[str, Ints]:
         """The positions that delete files delete in the group's data files, by path of the data file."""
@@ -424,8 +411,53 @@ def _partition(group: RewriteGroup) -> Partition:
     return Partition(group.spec_id, group.partition)
 
 
-def _joined(parts: Sequence[Moved]) -> Moved:
+class _LiveCheck:
+    """Checks that the index knows the same live rows of a file as the table. A rewrite would lose a row that the index
+    doesn't know.
+
+    :param deleted: positions that delete files delete, by path of the data file.
+    """
+
+    def __init__(self, small: SmallFile, deleted: Mapping[str, Ints]) -> None:
+        self._small = small
+        self._deleted = np.sort(deleted.get(small.path, np.empty(0, np.int64)))
+        self._known = 0
+        self._expected = 0
+        self._is_right = True
+
+    def add(self, places: Ints, live: Ints) -> None:
+        """A part of the file's rows.
+
+        :param places: their positions: all between the first and the last.
+        :param live: which of them are live by the index, ascending.
+        """
+        self._known += len(live)
+        if self._small.live_rows is None:
+            kept = np.ones(len(places), np.bool_)
+            first, last = np.searchsorted(self._deleted, [places[0], places[-1] + 1])
+            kept[self._deleted[first:last] - places[0]] = False
+            self._expected += int(np.count_nonzero(kept))
+            self._is_right &= np.array_equal(live, np.flatnonzero(kept))
+
+    def finish(self) -> None:
+        """All rows were added.
+
+        :raises CorruptIndexError: the index knows other rows.
+        """
+        if self._small.live_rows is not None:
+            self._expected = self._small.live_rows
+            self._is_right = self._known == self._expected
+        if not self._is_right:
+            raise CorruptIndexError(
+                f"the index and the table have different live rows for {self._small.path}: "
+                f"the index knows {self._known:,}, the table has {self._expected:,}"
+            )
+
+
+def _taken(parts: list[Moved]) -> Moved:
+    """All parts as one. Nothing holds them afterwards, so that their memory is free when the caller is done with it."""
     tables, high, low, alone = zip(*parts, strict=True)
+    parts.clear()
     return pa.concat_tables(tables), np.concatenate(high), np.concatenate(low), np.concatenate(alone)
 
 

@@ -173,10 +173,10 @@ class TableSpec(ABC):
         """
 
     @abstractmethod
-    def moved_rows(self, small: "SmallFile", partition: Partition) -> pa.Table:
-        """All rows of a data file, also deleted ones, as a minor compaction moves them.
+    def moved_rows(self, small: "SmallFile", partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
+        """All rows of a data file, also deleted ones, as a minor compaction moves them, a row group at a time.
 
-        :return: columns and types of `of_moved_rows.arrow_schema`.
+        :return: positions, and their rows, with columns and types of `of_moved_rows.arrow_schema`.
         :raises OtherColumnsError: the file has other columns than the table.
         """
 

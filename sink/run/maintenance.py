@@ -22,7 +22,7 @@ from sink.config.maintenance import MaintenanceSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
 from sink.run.plan import deletes_by_value
-from sink.run.rewrite_plan import OPEN_COST, RewriteOptions
+from sink.run.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
 from sink.spark.session import MAINTENANCE_POOL, activate
 from sink.targets.base import CommitUnknownError, CompactionLimits
@@ -33,8 +33,10 @@ SECONDS = 5.0
 """Between two looks at all tables."""
 PAUSE = 60.0
 """Seconds until a table is looked at again in which nothing paid, unless its micro-batches have written much since."""
+_MUCH = FEW_OPENED * OPEN_COST
+"""Micro-batches that write so many bytes may have deleted rows of as many, so that a rewrite may pay now."""
 LEAST_GAIN = 32 * OPEN_COST
-"""About a second of a scan. For less a table isn't worth a commit, and a snapshot more."""
+"""About a second of a scan. A commit, and a snapshot more, is worth it in the largest table too."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _SELDOM = 20
@@ -48,7 +50,9 @@ class _Table:
     """What is known of a table since its sink was opened.
 
     :param wasted: bytes that rewrites have written which were given up.
-    :param looked_at: when nothing paid, and how much its micro-batches had written then.
+    :param looked_at: when nothing paid.
+    :param look_seconds: that it took to find this out.
+    :param written_then: by its micro-batches, in bytes.
     :param convert_from: when equality deletes are looked for again.
     :param expired_at: when it was last looked whether old snapshots can be removed.
     :param cleaned_at: likewise, orphans. When these were removed, the table itself knows.
@@ -57,6 +61,7 @@ class _Table:
     sink: TableSink
     wasted: int = 0
     looked_at: float = float("-inf")
+    look_seconds: float = 0.0
     written_then: int = 0
     convert_from: float = float("-inf")
     expired_at: float = float("-inf")
@@ -240,8 +245,8 @@ class Maintenance:
 
     def _credit(self, known: _Table, settings: MaintenanceSection) -> int:
         """Bytes that may be rewritten now. 0 if it isn't time to look."""
-        now, written = time.monotonic(), known.sink.written_bytes
-        if now - known.looked_at < PAUSE and written < 2 * known.written_then:
+        since, written = time.monotonic() - known.looked_at, known.sink.written_bytes - known.written_then
+        if since < _SELDOM * known.look_seconds or (since < PAUSE and written < _MUCH):
             return 0
         return max(0, known.sink.credit(settings.budget) - known.wasted)
 
@@ -255,6 +260,7 @@ class Maintenance:
             begun = sink.begin_rewrite(options_of(settings, LEAST_GAIN), credit) if has_turn else None
         if begun is None:
             known.looked_at, known.written_then = now, written
+            known.look_seconds = time.monotonic() - now
             return False
         is_written = False
         try:

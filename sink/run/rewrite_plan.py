@@ -1,6 +1,6 @@
 """Which data files a rewrite takes: those that cost a reader most for each byte that is written again."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deltawriters.rewrite import RewriteGroup
@@ -10,6 +10,10 @@ OPEN_COST = 4 * 1024 * 1024
 """Bytes that a reader could scan in the time in which it opens a file. Spark plans with the same
 (`spark.sql.files.openCostInBytes`).
 """
+_LEAST_SHARE = 0.03
+"""Of a scan's whole cost. A commit that gains so much is worth it in a small table too."""
+FEW_OPENED = 4
+"""A commit must be worth as many bytes as a reader could scan while it opens so many files, however small the table."""
 _MOST_POSITIONS = 8_000_000
 """Positions that a task merges at once. It holds 16 bytes of each, and as much again to sort them."""
 
@@ -24,7 +28,8 @@ class RewriteOptions:
     :param delete_ratio_threshold: a file with this share of deleted rows is rewritten.
     :param delete_file_threshold: likewise, with so many delete files.
     :param max_file_group_size: bytes that are rewritten by one commit.
-    :param least_gain: that a commit must be worth to a scan, in bytes. Each takes time, and makes a snapshot.
+    :param least_gain: that a commit must be worth to a scan, in bytes. Each takes time, and makes a snapshot. In a
+        table that is scanned quickly, a share of its scan is enough.
     :param rewrite_all: every file is rewritten, whatever it costs and gains.
     """
 
@@ -65,11 +70,17 @@ def chosen(
         candidates += [_moving(group, target_file_size) for group in _packed(found, options, target_file_size, size)]
         if not options.rewrite_all:
             candidates += _merging_deletes(found, options)
-    candidates = [candidate for candidate in candidates if options.rewrite_all or candidate.gain >= options.least_gain]
+    least = min(options.least_gain, max(FEW_OPENED * OPEN_COST, int(_LEAST_SHARE * _scan_cost(files))))
+    candidates = [candidate for candidate in candidates if options.rewrite_all or candidate.gain >= least]
     candidates.sort(key=lambda candidate: -candidate.gain / max(1, candidate.cost))
     for candidate in candidates:
         if most_bytes is None or candidate.cost <= most_bytes:
             yield candidate.group
+
+
+def _scan_cost(files: Iterable[Rewritable]) -> int:
+    """Of a scan of all files: bytes to read, and the time to open files as bytes."""
+    return sum(file.small.size_in_bytes + OPEN_COST * (1 + file.deletes) for file in files)
 
 
 def _packed(

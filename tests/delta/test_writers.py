@@ -73,6 +73,11 @@ def write(table: DeltaTableSpec, rows: Mapping[str, Sequence[Any]]) -> list[Cont
     return writer.close()
 
 
+def all_rows(table: DeltaTableSpec, small: SmallFile, partition: Partition) -> pa.Table:
+    """Of a data file, as a rewrite moves them."""
+    return pa.concat_tables(rows for _, rows in table.moved_rows(small, partition))
+
+
 def adds(files: Sequence[ContentFile]) -> list[dict[str, Any]]:
     return [file.description["add"] for file in files]
 
@@ -217,7 +222,7 @@ def test_mapped_columns_have_physical_names_and_ids(tmp_path: Path, mode: str) -
     }
     small = SmallFile(file.path, file.size_in_bytes, None, 1)
     (partition,) = [partition for partition, _ in table.split_by_partition(pa.table({"part": ["p"]}))]
-    moved = table.moved_rows(small, partition)
+    moved = all_rows(table, small, partition)
     assert moved.schema == table.of_moved_rows.arrow_schema
     assert [row["id"] for row in moved.to_pylist()] == [1, 2, 3]
     assert moved.column("a").to_pylist()[2] == {"b": None, "d": 2.0}
@@ -389,7 +394,7 @@ def test_the_live_rows_are_the_last_of_each_key(
         found = []
         for file in files:
             partition = Partition(0, json.dumps(file.description["add"]["partitionValues"]))
-            every = table.moved_rows(SmallFile(file.path, 1, None, 1), partition)
+            every = all_rows(table, SmallFile(file.path, 1, None, 1), partition)
             assert len(every) == stats(file)["numRecords"] == file.record_count
             descriptor = file.description["add"].get("deletionVector")
             assert (file.vector is not None) is (descriptor is not None) is (stats(file)["tightBounds"] is False)
@@ -444,7 +449,7 @@ def test_moved_rows_keep_their_ids(tmp_path: Path) -> None:
     table = table_at(tmp_path, field("id", "long"), field("day", "date"), by=["day"], properties=tracked)
     (file,) = write(table, {"id": [1, 2, 3], "day": [date(2024, 1, 2)] * 3})
     ((partition, _),) = table.split_by_partition(pa.table({"day": pa.array([date(2024, 1, 2)], pa.date32())}))
-    rows = table.moved_rows(SmallFile(file.path, 1, 100, 7), partition)
+    rows = all_rows(table, SmallFile(file.path, 1, 100, 7), partition)
     moved = PartitionedWriter(table.of_moved_rows, FileFactory(table, TaskId(0, 2, "op")), DataFiles())
     moved.write(rows.slice(1), last=True)
     (again,) = moved.close()
@@ -456,12 +461,12 @@ def test_moved_rows_keep_their_ids(tmp_path: Path) -> None:
         {"id": 3, "_row-id": 102, "_row-version": 7},
     ]
     # stored ids win
-    twice = table.moved_rows(SmallFile(again.path, 1, 200, 9), partition)
+    twice = all_rows(table, SmallFile(again.path, 1, 200, 9), partition)
     assert twice.column("_row-id").to_pylist() == [101, 102]
     assert twice.column("day").to_pylist() == [date(2024, 1, 2)] * 2
     with pytest.raises(OtherColumnsError):
-        table_at(tmp_path, field("id", "long"), field("more", "long")).moved_rows(
-            SmallFile(file.path, 1, None, 1), partition
+        all_rows(
+            table_at(tmp_path, field("id", "long"), field("more", "long")), SmallFile(file.path, 1, None, 1), partition
         )
 
 
@@ -486,7 +491,7 @@ def test_partition_values_are_read_back(tmp_path: Path, dtype: str, values: list
     for partition, numbers in table.split_by_partition(pa.table({"part": part})):
         (number,) = numbers.tolist()
         (file,) = [f for f in files if f.description["add"]["partitionValues"] == json.loads(partition.text)]
-        rows = table.moved_rows(SmallFile(file.path, 1, None, 1), partition)
+        rows = all_rows(table, SmallFile(file.path, 1, None, 1), partition)
         assert rows.column("part").to_pylist() == [values[number]]
         assert rows.column("id").to_pylist() == [number]
 

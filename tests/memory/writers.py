@@ -120,11 +120,14 @@ class MemoryTableSpec(TableSpec):
     def of_moved_rows(self) -> TableSpec:
         return self
 
-    def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
-        rows = parquet(self.files.contents[small.path])
-        if rows.column_names != self.schema.names:
-            raise OtherColumnsError(small.path)
-        return rows.cast(self.schema)
+    def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
+        def checked(stored: pa.Schema) -> list[str]:
+            if stored.names != self.schema.names:
+                raise OtherColumnsError(small.path)
+            return list(stored.names)
+
+        for places, rows in rows_without(self.files, small.path, np.empty(0, np.int64), (0, 1), checked):
+            yield places, rows.cast(self.schema)
 
     def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
         self.files.step("read a data file")

@@ -20,7 +20,6 @@ from functools import cached_property, partial
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
@@ -192,23 +191,26 @@ class DeltaTableSpec(TableSpec):
         """With row tracking, the table with the columns of the stable row ids (PROTOCOL.md, "Row Tracking")."""
         return replace(self, moves_rows=True)
 
-    def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
-        with self.io.new_input(small.path).open() as stream:
-            rows = pq.read_table(stream)
+    def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
         moved = self.of_moved_rows
-        self._check_columns(small, rows.schema, moved)
         values: Mapping[str, str | None] = json.loads(partition.text)
-        columns: list[pa.Array | pa.ChunkedArray] = []
-        for column in self.columns:
-            if column.name in self.partition_columns:
-                columns.append(repeated(column, values[column.physical_name], len(rows)))
-            else:
-                values_in_file = rows.column(column.physical_name)
-                columns.append(as_column(values_in_file, column, small.path, by_id=self.finds_by_id))
-        if moved._lineage:
-            columns += _inherited(rows, small, [part.name for part in moved._lineage])
-        names = moved.arrow_schema.names
-        return as_table_types(pa.Table.from_arrays(columns, names), moved.arrow_schema)
+
+        def checked(stored: pa.Schema) -> list[str]:
+            self._check_columns(small, stored, moved)
+            return list(stored.names)
+
+        for places, rows in rows_without(self.io, small.path, np.empty(0, np.int64), (0, 1), checked):
+            columns: list[pa.Array | pa.ChunkedArray] = []
+            for column in self.columns:
+                if column.name in self.partition_columns:
+                    columns.append(repeated(column, values[column.physical_name], len(rows)))
+                else:
+                    values_in_file = rows.column(column.physical_name)
+                    columns.append(as_column(values_in_file, column, small.path, by_id=self.finds_by_id))
+            if moved._lineage:
+                columns += _inherited(rows, places, small, [part.name for part in moved._lineage])
+            table = pa.Table.from_arrays(columns, moved.arrow_schema.names)
+            yield places, as_table_types(table, moved.arrow_schema)
 
     def present_rows(
         self, file: IndexedFile, positions: Ints, columns: Sequence[str]
@@ -291,10 +293,13 @@ def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _inherited(rows: pa.Table, small: SmallFile, names: list[str]) -> list[pa.ChunkedArray]:
-    """Row ids and row commit versions: the stored ones, or else those that the file gives to its rows."""
+def _inherited(rows: pa.Table, places: Ints, small: SmallFile, names: list[str]) -> list[pa.ChunkedArray]:
+    """Row ids and row commit versions: the stored ones, or else those that the file gives to its rows.
+
+    :param places: positions of the rows in the file.
+    """
     first = small.first_row_id
-    ids = pa.nulls(len(rows), pa.int64()) if first is None else pa.array(np.arange(first, first + len(rows)))
+    ids = pa.nulls(len(rows), pa.int64()) if first is None else pa.array(places + first)
     versions = pa.repeat(pa.scalar(small.sequence_number, pa.int64()), len(rows))
     return [
         pc.coalesce(rows.column(name), pa.chunked_array([values])) if name in rows.column_names else values

@@ -1,12 +1,14 @@
 """Rows that a minor compaction moves keep their row ids (format version 3; spec, "Row Lineage")."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
 from deltawriters.collapse import Ints
+from deltawriters.parquet import rows_without
 from deltawriters.partitioning import as_table_types
 from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import OtherColumnsError
@@ -19,19 +21,23 @@ LINEAGE_FIELDS = (
 )
 
 
-def read_rows(io: FileIO, small: SmallFile, columns: pa.Schema, written: pa.Schema) -> pa.Table:
-    """All rows of a data file, in the columns of `written`.
+def read_rows(io: FileIO, small: SmallFile, columns: pa.Schema, written: pa.Schema) -> Iterator[tuple[Ints, pa.Table]]:
+    """All rows of a data file, a row group at a time.
 
     :param columns: the table's columns.
     :param written: the same, or with the columns of the row lineage.
+    :return: positions, and their rows in the columns of `written`.
     :raises OtherColumnsError: the file has other columns than the table.
     """
-    with io.new_input(small.path).open() as stream:
-        rows = pq.read_table(stream)
-    _check_columns(small, rows.schema, columns)
-    if ROW_ID in written.names:
-        rows = _with_row_ids(rows, np.arange(len(rows)), small.first_row_id, small.sequence_number)
-    return as_table_types(rows, written)
+
+    def checked(stored: pa.Schema) -> list[str]:
+        _check_columns(small, stored, columns)
+        return list(stored.names)
+
+    for places, rows in rows_without(io, small.path, np.empty(0, np.int64), (0, 1), checked):
+        if ROW_ID in written.names:
+            rows = _with_row_ids(rows, places, small.first_row_id, small.sequence_number)
+        yield places, as_table_types(rows, written)
 
 
 def with_row_ids(rows: pa.Table, places: Ints, touched: TouchedFile) -> pa.Table:

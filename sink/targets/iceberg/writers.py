@@ -204,7 +204,7 @@ class IcebergTableSpec(TableSpec):
             deleted |= positions_in(self.io, path, touched.path)
         return deleted
 
-    def moved_rows(self, small: SmallFile, partition: Partition) -> pa.Table:
+    def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
         return read_rows(self.io, small, self.arrow_schema, self.of_moved_rows.arrow_schema)
 
     def present_rows(

@@ -1,0 +1,91 @@
+"""The mover of rows, at files of many row groups."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from deltawriters import TaskId
+from deltawriters import rewrite as mover
+from deltawriters.content import Partition
+from deltawriters.files import DataFiles, FileFactory
+from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, low_hash, write_run
+from deltawriters.rewrite import RewriteGroup, Rewriter, SmallFile
+from sink.targets.iceberg.writers import IcebergTableSpec
+from tests.deltawriters.test_parquet import rows, table_at
+
+ROWS, GROUP = 100_000, 10_000
+
+
+class Moving:
+    """A data file of ten row groups, a third of whose rows are deleted by a position delete file.
+
+    :param unknown: a live row that the key index doesn't know.
+    """
+
+    def __init__(self, folder: Path, unknown: int | None = None) -> None:
+        self.table: IcebergTableSpec = table_at(folder)
+        written = rows(self.table, ROWS)
+        path = f"{self.table.location}/data/old.parquet"
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(written, path, row_group_size=GROUP)
+        dead = np.arange(0, ROWS, 3)
+        self.live = np.setdiff1d(np.arange(ROWS), dead)
+        self.expected = written.take(pa.array(self.live))
+        files = DataFiles()
+        deletes = self.table.deletes(FileFactory(self.table, TaskId(0, 1, "deletes")), files)
+        number = files.add(path, Partition(0, "{}"))
+        deletes.delete(np.full(len(dead), number), dead)
+        (deleted,) = deletes.close([])
+        known = self.live if unknown is None else self.live[self.live != unknown]
+        high = pc.cast(written.column("id"), pa.uint64()).to_numpy()[known]
+        low = low_hash([written.column("id").combine_chunks()])[known]
+        by_hash = np.lexsort((low, high))
+        entries = Entries(
+            high[by_hash],
+            low[by_hash],
+            np.zeros(len(known), np.uint32),
+            known[by_hash].astype(np.uint32),
+            (IndexedFile(path, 0, {}),),
+        )
+        self.index = IndexSlice(str(folder), (), (write_run(self.table.io, str(folder), "run", 1, entries),), dead={})
+        applying = SmallFile(deleted.path, deleted.size_in_bytes, None, 0)
+        self.group = RewriteGroup(
+            0, "{}", (SmallFile(path, Path(path).stat().st_size, None, 1),), applying=(applying,), any_columns=True
+        )
+        self.seen: list[tuple[int, int]] = []
+        """Rows whose keys are hashed at once, and bytes that Arrow holds then."""
+
+    def rewriter(self) -> Rewriter:
+        return Rewriter(self.table, ["id"], self.index, 2, self._hashed, TaskId(0, 2, "move"))
+
+    def _hashed(self, keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        self.seen.append((keys.num_rows, pa.total_allocated_bytes()))
+        hashed: npt.NDArray[np.uint64] = pc.cast(keys.column(0), pa.uint64()).to_numpy()
+        return hashed
+
+
+def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "_FLUSH_BYTES", 1)
+    moving = Moving(tmp_path)
+    moved = moving.rewriter().rewrite([moving.group])
+    assert moved.rows == len(moving.live)
+    data = [file for file in moved.files if file.path.endswith(".parquet")]
+    assert pa.concat_tables(pq.read_table(file.path) for file in data).equals(moving.expected)
+    assert [count for count, _ in moving.seen] == [GROUP] * (ROWS // GROUP)
+    first, last = moving.seen[0][1], moving.seen[-1][1]
+    assert last - first < moving.expected.nbytes / 2, moving.seen
+
+
+@pytest.mark.parametrize("unknown", [1, ROWS // 2, ROWS - 2])
+def test_a_row_that_the_index_lacks_is_found_in_any_row_group(tmp_path: Path, unknown: int) -> None:
+    moving = Moving(tmp_path, unknown)
+    assert unknown in moving.live
+    before = set(tmp_path.rglob("*.parquet"))
+    with pytest.raises(CorruptIndexError, match="the index knows 66,665, the table has 66,666"):
+        moving.rewriter().rewrite([moving.group])
+    assert set(tmp_path.rglob("*.parquet")) == before
