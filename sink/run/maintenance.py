@@ -21,6 +21,7 @@ from sink import logs
 from sink.config.maintenance import MaintenanceSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
+from sink.run.observer import RewriteDone
 from sink.run.plan import deletes_by_value
 from sink.run.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
@@ -177,8 +178,15 @@ class Maintenance:
         self._convert(member, known)
         if deletes_by_value(section) and section.compact_every is None:
             self._compact(member, known, settings)
-        while not self._ending.is_set() and self._rewrite(member, known, settings):
-            pass
+        while not self._ending.is_set():
+            started = time.monotonic()
+            done = self._rewrite(member, known, settings)
+            if done is None:
+                return
+            # The budget hardly limits small rewrites: what they take is time. So they take at most half of it, for all
+            # tables together.
+            if done.bytes < _MUCH:
+                self._finishing.wait(time.monotonic() - started)
 
     def _expire(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""
@@ -250,18 +258,18 @@ class Maintenance:
             return 0
         return max(0, known.sink.credit(settings.budget) - known.wasted)
 
-    def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> bool:
-        """Rewrite the group of files that pays most, if the budget allows it. Returns whether it did."""
+    def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> RewriteDone | None:
+        """Rewrite the group of files that pays most, if the budget allows it."""
         sink, now, written = known.sink, time.monotonic(), known.sink.written_bytes
         credit = self._credit(known, settings)
         if not credit or not sink.has_key_index:
-            return False
+            return None
         with self._turn(member, sink) as has_turn:
             begun = sink.begin_rewrite(options_of(settings, LEAST_GAIN), credit) if has_turn else None
         if begun is None:
             known.looked_at, known.written_then = now, written
             known.look_seconds = time.monotonic() - now
-            return False
+            return None
         is_written = False
         try:
             is_written = sink.write_rewrite(begun)
@@ -271,7 +279,7 @@ class Maintenance:
         if done is None:
             known.wasted += begun.written_bytes
             known.looked_at, known.written_then = now, written
-        return done is not None
+        return done
 
 
 def options_of(settings: MaintenanceSection, least_gain: int) -> RewriteOptions:
