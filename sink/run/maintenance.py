@@ -191,7 +191,7 @@ class Maintenance:
     def _expire(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""
         sink, expire, now = known.sink, settings.expire, time.monotonic()
-        if expire is None or now - known.expired_at < _LOOK_EVERY:
+        if expire is None or now - known.expired_at < min(_LOOK_EVERY, age(expire.older_than).total_seconds()):
             return
         known.expired_at = now
         with self._turn(member, sink) as has_turn:
