@@ -178,6 +178,13 @@ def test_a_rewrite_that_is_worth_it_in_a_small_table_may_not_be_in_a_large_one()
     assert groups([rewritable("dear", size, deleted=50), *others], least_gain=least_gain) == [["dear"]]
 
 
+def test_the_budget_is_saved_for_what_pays_most() -> None:
+    """Large files would never have their turn, if smaller ones that pay less used it up."""
+    files = [rewritable("large", 40 * OPEN_COST, deleted=50), rewritable("small", 6 * OPEN_COST, deleted=20)]
+    assert groups(files, 10 * OPEN_COST, least_gain=1) == []
+    assert groups(files, 20 * OPEN_COST, least_gain=1) == [["large"], ["small"]]
+
+
 @pytest.mark.parametrize(("size", "rests"), [(1000, True), (20_000_000, False)])
 def test_small_rewrites_take_half_of_the_time(monkeypatch: pytest.MonkeyPatch, size: int, rests: bool) -> None:
     """After each one maintenance rests as long as it took, unless the job ends."""
