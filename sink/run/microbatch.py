@@ -917,8 +917,10 @@ class TableSink:
     def _properties(self, written: Written) -> dict[str, str]:
         """Table properties that the commit sets, besides the position."""
         properties = dict[str, str]()
-        streamed = self._streamed() | written.streamed_partitions
-        if streamed:
+        known = self._streamed()
+        # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
+        streamed = written.streamed_partitions | (set() if written.truncates else known)
+        if streamed or known:
             properties[f"{self._prefix}.streamed"] = json.dumps(sorted(streamed))
         before = self._undecoded()
         undecoded = written.undecoded_since(before)

@@ -469,6 +469,35 @@ def test_a_new_snapshot_of_the_source_needs_upsert(spark: SparkSession, tmp_path
     assert job.rows() == expected
 
 
+TRUNCATE = None, {"op": "t", "before": None, "after": None}
+
+
+def test_a_truncate_forgets_what_was_streamed_before_it(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """A snapshot of the source that comes after it writes no row twice. One that comes before it does, until then."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, table={"mode": "changelog", "deletes": "equality"})
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"), "r"), insert(order(2, "b"))])
+    job.run()
+    job.produce([TRUNCATE])
+    job.run()
+    job.produce([insert(order(1, "a"), "r")])
+    job.run()
+    assert job.rows() == [order(1, "a")]
+    # all of it in one micro-batch, twice: streamed rows count if they come after the last one
+    for _ in range(2):
+        job.produce([insert(order(3, "c")), TRUNCATE, insert(order(1, "b"), "r"), insert(order(4, "d"), "r")])
+        job.run()
+        assert job.rows() == [order(1, "b"), order(4, "d")]
+    job.produce([TRUNCATE, insert(order(1, "c"), "r"), insert(order(5, "e"))])
+    job.run()
+    expected = [order(1, "c"), order(5, "e")]
+    for again in ([insert(order(1, "c"), "r")], [TRUNCATE, insert(order(6, "f"), "r")]):
+        job.produce(again)
+        with pytest.raises(DataError, match=r"the source was snapshot again .*Use mode: upsert"):
+            job.run()
+        assert job.rows() == expected
+
+
 def test_unreachable_broker(spark: SparkSession, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     job = KafkaJob(spark, tmp_path, f"127.0.0.1:{port}")
