@@ -22,7 +22,7 @@ from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
-from sink.errors import DataError, RowdeltaError, TableError
+from sink.errors import DataError, RowdeltaError, TableError, TopicGrewError
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
 from sink.run.job_errors import before_commit
@@ -746,6 +746,21 @@ class TableSink:
             self.plan = replace(self.plan, changelog=replace(self.plan.changelog, truncate_refused=refused))
             self._writer.follow(self.plan, self._task_plans)
 
+    def _check_one_partition(self) -> None:
+        """Ask the topic whether a TRUNCATE has a place in an order. Spark asks for the partitions first and for their
+        ends later. A partition that was added in between may have got rows before the TRUNCATE was written, and those
+        would come in the next micro-batch.
+
+        :raises TopicGrewError: it has none. When the table is opened again, the micro-batch has all partitions.
+        """
+        topic = self.plan.section.source
+        count = self._source.partitions(topic)
+        if count > 1:
+            raise TopicGrewError(
+                f"{self.table.name}: {topic} has {count} partitions now, and had one when a TRUNCATE was read from it. "
+                "Nothing says which messages of the others came before it. Nothing was applied."
+            )
+
     def _is_altered(self) -> bool:
         """Whether the table's layout differs from what files are written for."""
         return self.table.layout != self._layout
@@ -788,6 +803,8 @@ class TableSink:
             if written.observed:
                 self._evolve(written.observed)
             self._refuse(written)
+            if written.truncates:
+                self._check_one_partition()
         except (RowdeltaError, SchemaEvolvedError):
             self._uncommitted.delete()
             raise

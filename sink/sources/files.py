@@ -210,6 +210,9 @@ class FilesSource(Directories):
     def start_position(self, table: TableSection) -> Position | None:
         return None
 
+    def partitions(self, source: str) -> int:
+        return 1
+
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
         return sources
 

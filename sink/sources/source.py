@@ -154,6 +154,12 @@ class Source(SourceView, Protocol):
     def start_position(self, table: TableSection) -> Position | None:
         """The start position of a table without a position. It is known after `locate`, and the table stores it."""
 
+    def partitions(self, source: str) -> int:
+        """How many partitions a topic has at the moment. A directory counts as one.
+
+        :raises TemporaryError: the source did not answer.
+        """
+
     def last_records(self, table: TableSection, count: int) -> "DataFrame | None":
         """The last `count` raw records of each partition. None if there are none, or if the source has no partitions.
 

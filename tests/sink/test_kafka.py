@@ -498,6 +498,31 @@ def test_a_truncate_forgets_what_was_streamed_before_it(spark: SparkSession, tmp
         assert job.rows() == expected
 
 
+def test_a_truncate_waits_for_partitions_that_its_micro_batch_does_not_know(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a new partition that came before the TRUNCATE would be in the next micro-batch, and stay."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"))])
+    job.run()
+    job.produce([insert(order(2, "b")), TRUNCATE, insert(order(3, "c"))])
+    batch = KafkaSource.batch
+
+    def grow(self: KafkaSource, *args: Any) -> Any:
+        """It is done after Spark has asked for the topic's partitions, as if Spark had got an old answer."""
+        monkeypatch.setattr(KafkaSource, "batch", batch)
+        admin.create_partitions([NewPartitions(job.topic(), 2)])[job.topic()].result(30)
+        job.produce([insert(order(4, "d"))], partition=1)
+        return batch(self, *args)
+
+    monkeypatch.setattr(KafkaSource, "batch", grow)
+    job.run()
+    assert job.rows() == [order(1, "a"), order(2, "b"), order(3, "c"), order(4, "d")]
+    (letter,) = spark.table(f"lake.{job.name}.dead_letters").collect()
+    assert (letter["offset"], letter["reason"]) == (2, truncate_refused(job.config().tables[0], {"0": 4, "1": 1}))
+
+
 def test_unreachable_broker(spark: SparkSession, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     job = KafkaJob(spark, tmp_path, f"127.0.0.1:{port}")
