@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,8 +49,3 @@ def test_a_truncate_makes_way_for_what_follows_it(data: st.DataObject, messages:
     until_first, _, _ = messages.partition("t")
     since_last = messages.rpartition("t")[2]
     assert told(messages, [places[:cut], places[cut:]], text) == ("r" in until_first, "c" in since_last)
-
-
-@pytest.mark.parametrize(("messages", "expected"), [("ct" + "r", (False, False)), ("rtc", (True, True)), ("", (False, False))])
-def test_examples(messages: str, expected: tuple[bool, bool]) -> None:
-    assert told(messages, [range(len(messages))]) == expected
