@@ -238,6 +238,15 @@ class KafkaSource(Topics):
         with self._admin() as admin:
             return len(admin.partitions([source]).get(source, ()))
 
+    def overlaps(self, source: str, partitions: Collection[str], position: Position) -> bool:
+        with self._admin() as admin:
+            begin = admin.first_since({(source, p): 0 for p in partitions})
+            if not begin:
+                return False
+            oldest = min(timestamp for _, timestamp in begin.values())
+            since = admin.first_since({(source, p): oldest for p in position})
+        return any(offset < int(position[p]) for (_, p), (offset, _) in since.items())
+
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
         with self._admin() as admin:
             topics = list(sources)

@@ -104,11 +104,18 @@ class KafkaJob:
     def lose_checkpoint(self) -> None:
         shutil.rmtree(self.folder / "state", ignore_errors=True)
 
-    def produce(self, messages: Sequence[tuple[Any, Any]], partition: int = 0, table: str = "orders") -> None:
-        """Keys and values: None, bytes as they are, anything else as JSON."""
+    def produce(
+        self, messages: Sequence[tuple[Any, Any]], partition: int = 0, table: str = "orders", timestamp: int = 0
+    ) -> None:
+        """Keys and values: None, bytes as they are, anything else as JSON.
+
+        :param timestamp: of the messages, in milliseconds. 0 means now.
+        """
         producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True})
         for key, value in messages:
-            producer.produce(self.topic(table), value=_bytes(value), key=_bytes(key), partition=partition)
+            producer.produce(
+                self.topic(table), value=_bytes(value), key=_bytes(key), partition=partition, timestamp=timestamp
+            )
         assert producer.flush(60) == 0
 
     def rows(self, table: str = "orders") -> list[dict[str, Any]]:
@@ -521,6 +528,28 @@ def test_a_truncate_waits_for_partitions_that_its_micro_batch_does_not_know(
     assert job.rows() == [order(1, "a"), order(2, "b"), order(3, "c"), order(4, "d")]
     (letter,) = spark.table(f"lake.{job.name}.dead_letters").collect()
     assert (letter["offset"], letter["reason"]) == (2, truncate_refused(job.config().tables[0], {"0": 4, "1": 1}))
+
+
+def test_a_new_partition_with_messages_as_old_as_a_truncate_stops_the_table(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    hour_ago = int(time.time() * 1000) - 3_600_000
+    job.produce([insert(order(1, "a")), TRUNCATE, insert(order(2, "b"))])
+    job.run()
+    admin.create_partitions([NewPartitions(job.topic(), 3)])[job.topic()].result(30)
+    job.produce([insert(order(3, "c"))], partition=1)
+    job.run()
+    expected = [order(2, "b"), order(3, "c")]
+    assert job.rows() == expected
+    job.produce([insert(order(4, "d"))], partition=2, timestamp=hour_ago)
+    with pytest.raises(DataError, match=r"has got partition 2, with messages as old as .*rowdelta\.shop\.truncated"):
+        job.run()
+    assert job.rows() == expected
+    spark.sql(f"ALTER TABLE {job.target()} UNSET TBLPROPERTIES ('rowdelta.shop.truncated')")
+    job.run()
+    assert job.rows() == [*expected, order(4, "d")]
 
 
 def test_unreachable_broker(spark: SparkSession, tmp_path: Path) -> None:
