@@ -43,7 +43,7 @@ _POLL_SECONDS = 0.1
 _SELDOM = 20
 """What micro-batches wait for takes at most about this part of the time."""
 _LOOK_EVERY = 3600.0
-"""Seconds between two looks for old snapshots, and for orphans that are due."""
+"""At most so many seconds are between two looks for old snapshots, and for orphans that are due."""
 
 
 @dataclass
@@ -191,13 +191,16 @@ class Maintenance:
     def _expire(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""
         sink, expire, now = known.sink, settings.expire, time.monotonic()
-        if expire is None or now - known.expired_at < _LOOK_EVERY:
+        if expire is None:
+            return
+        older_than = age(expire.older_than)
+        if now - known.expired_at < min(_LOOK_EVERY, max(PAUSE, older_than.total_seconds())):
             return
         known.expired_at = now
         with self._turn(member, sink) as has_turn:
-            keep = sink.oldest_needed(age(expire.older_than), expire.retain_last) if has_turn else None
+            keep = sink.oldest_needed(older_than, expire.retain_last) if has_turn else None
         if keep is not None:
-            sink.newest_table().expire(age(expire.older_than), expire.retain_last, keep)
+            sink.newest_table().expire(older_than, expire.retain_last, keep)
 
     def _clean(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove files that no state of the table has."""
