@@ -291,6 +291,9 @@ class _Source:
     def is_ahead(self, position: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return bool(position["offset"] > other["offset"])
 
+    def partitions(self, _: str) -> int:
+        return 1
+
 
 class _Catalogs:
     """The catalog of the one table."""
