@@ -54,7 +54,8 @@ _DEAD_UNTIL_LOOKED = 1000
 class Pin:
     """The state of the index from which rows are moved while micro-batches go on.
 
-    :param slice: the state. Its runs stay, and aren't merged, as long as the pin holds.
+    :param slice: the state. The files of its runs stay as long as the pin holds. Runs of the state are merged with each
+        other meanwhile, and later runs with each other.
     :param sequence: age of the entries that say where the rows are then: between those of the state and later ones.
     :param hash: how keys are hashed.
     :param base: the snapshot of the state.
@@ -110,6 +111,9 @@ class KeyIndex:
         self._meanwhile = _Meanwhile()
         self._truncated = False
         self._obsolete: list[str] = []
+        self._held: list[str] = []
+        """Obsolete runs of the pin's state."""
+        self._prepared_truncates = False
         self._spent: set[str] = set()
         self._current_name: str | None = None
         self._damaged = False
@@ -133,7 +137,7 @@ class KeyIndex:
         """The index is damaged. Let the next micro-batch build it again."""
         self._version = None
         self._damaged = True
-        self._pin = None
+        self._unpin()
 
     def synchronize(self, stored: StoredPosition | None) -> None:
         """Bring the index up to the table's current snapshot.
@@ -152,8 +156,10 @@ class KeyIndex:
     def slice(self) -> IndexSlice:
         """The part of the index that the tasks of a micro-batch need."""
         version = self._synchronized()
-        pinned = set(self._pin.slice.runs) if self._pin is not None else ()
-        merge = plan_merge([run for run in version.runs if run not in pinned])
+        pinned_at = self._pinned_at
+        # what was deleted since the pin must be told apart from the rest
+        merge = plan_merge([run for run in version.runs if run.sequence > pinned_at])
+        merge = merge or plan_merge([run for run in version.runs if run.sequence <= pinned_at])
         oldest = min((run.sequence for run in version.runs), default=0)
         return IndexSlice(
             location=f"{self._location}/runs",
@@ -161,9 +167,18 @@ class KeyIndex:
             runs=version.runs,
             dead=dict(version.dead),
             merge=merge,
-            drop_tombstones=any(run.name in merge and run.sequence == oldest for run in version.runs),
+            # those since the pin say which of its rows were deleted
+            drop_tombstones=any(
+                run.name in merge and run.sequence == oldest and (self._pin is None or oldest <= pinned_at)
+                for run in version.runs
+            ),
             base=version.base,
         )
+
+    @property
+    def _pinned_at(self) -> int:
+        """The pin's sequence; -1 without one."""
+        return -1 if self._pin is None else self._pin.sequence
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -300,6 +315,8 @@ class KeyIndex:
             dead |= dict.fromkeys(deleted.found, sequence)
             runs = self._without_dead_ends(runs, dead)
         oldest = min((run.sequence for run in runs), default=0)
+        if self._pin is not None:
+            oldest = min(oldest, self._pin.sequence)  # `adopt` must see what others have removed since
         prepared = replace(
             version,
             sequence=sequence,
@@ -309,6 +326,7 @@ class KeyIndex:
             parquet_deletes=parquet_deletes,
         )
         stored = self._prepared_as(operation, prepared, new_paths)
+        self._prepared_truncates = self._truncated
         commit = IndexCommit(
             base, stored, written.files, written.removed, sorted(deleted.found), new_paths, written.bytes
         )
@@ -392,7 +410,12 @@ class KeyIndex:
     def release(self, pin: Pin) -> None:
         """The state needn't stay any longer."""
         if self._pin is pin:
-            self._pin = None
+            self._unpin()
+
+    def _unpin(self) -> None:
+        self._pin = None
+        self._obsolete += self._held
+        self._held = []
 
     def adopt(
         self,
@@ -414,7 +437,7 @@ class KeyIndex:
         :return: None if others have changed one of the old files, or the index was built again: the rewrite gives way.
         """
         version, removed = self._synchronized(), set(gone)
-        if self._pin is not pin or not set(pin.slice.runs) <= set(version.runs):
+        if self._pin is not pin:
             return None
         if any(version.dead.get(path, -1) > pin.sequence for path in removed):
             return None
@@ -490,7 +513,11 @@ class KeyIndex:
         oldest: dict[str, int] = {}
         for run in sorted(runs, key=lambda run: -run.sequence):
             oldest |= dict.fromkeys(run_files(self._io, f"{self._location}/runs", run), run.sequence)
-        kept = {path: sequence for path, sequence in dead.items() if oldest.get(path, sequence) < sequence}
+        kept = {
+            path: sequence
+            for path, sequence in dead.items()
+            if oldest.get(path, sequence) < sequence or (self._pin is not None and sequence > self._pin.sequence)
+        }
         self._dead_until_looked = max(_DEAD_UNTIL_LOOKED, 2 * len(kept))
         return kept
 
@@ -508,7 +535,13 @@ class KeyIndex:
         if not self._is_guest:
             self._folder.delete([*self._obsolete, *self._spent])
         kept = {run.name for run in self._prepared.runs}
-        self._obsolete = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
+        gone_runs = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
+        self._obsolete = []
+        if self._prepared_truncates:
+            self._unpin()  # no row of the state is live
+        pinned = set() if self._pin is None else {f"runs/{run.name}" for run in self._pin.slice.runs}
+        self._held += [run for run in gone_runs if run in pinned]
+        self._obsolete += [run for run in gone_runs if run not in pinned]
         gone = set(self._version.vectors.files) - set(self._prepared.vectors.files)
         self._obsolete += [_vectors_file(name) for name in gone]
         if self._current_name is not None:
@@ -532,6 +565,7 @@ class KeyIndex:
             log.warning("%s: the key index can't be used (%s)", self._table.name, error)
             return
         self._version = version
+        self._unpin()
         self._base = stored.index["base"]
         self._included = {stored.index_snapshot_id} if stored.index_snapshot_id is not None else set()
         self._current_name = name
@@ -557,7 +591,8 @@ class KeyIndex:
         started = time.monotonic()
         self._version = self._with_files(IndexVersion(f"2 {random_base():016x}: {encoding}"), files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
-        self._damaged, self._pin = False, None
+        self._damaged = False
+        self._unpin()
         if files:
             entries = sum(run.entries for run in self._version.runs)
             seconds = time.monotonic() - started
@@ -629,7 +664,7 @@ class KeyIndex:
 
     def _prepared_as(self, operation: str, version: IndexVersion, new_paths: list[str]) -> dict[str, Any]:
         """Write the version that a commit will name (`_written`). Returns what the commit stores of it."""
-        self._prepared_name, self._prepared_base = operation, self._base
+        self._prepared_name, self._prepared_base, self._prepared_truncates = operation, self._base, False
         self._prepared = self._written(operation, version, new_paths)
         return {"version": operation, "base": self._base}
 

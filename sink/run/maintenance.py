@@ -21,6 +21,7 @@ from sink import logs
 from sink.config.maintenance import MaintenanceSection, age
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
+from sink.run.observer import RewriteDone
 from sink.run.plan import deletes_by_value
 from sink.run.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
@@ -42,7 +43,7 @@ _POLL_SECONDS = 0.1
 _SELDOM = 20
 """What micro-batches wait for takes at most about this part of the time."""
 _LOOK_EVERY = 3600.0
-"""Seconds between two looks for old snapshots, and for orphans that are due."""
+"""At most so many seconds are between two looks for old snapshots, and for orphans that are due."""
 
 
 @dataclass
@@ -177,19 +178,29 @@ class Maintenance:
         self._convert(member, known)
         if deletes_by_value(section) and section.compact_every is None:
             self._compact(member, known, settings)
-        while not self._ending.is_set() and self._rewrite(member, known, settings):
-            pass
+        while not self._ending.is_set():
+            started = time.monotonic()
+            done = self._rewrite(member, known, settings)
+            if done is None:
+                return
+            # The budget hardly limits small rewrites: what they take is time. So they take at most half of it, for all
+            # tables together.
+            if done.bytes < _MUCH:
+                self._finishing.wait(time.monotonic() - started)
 
     def _expire(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""
         sink, expire, now = known.sink, settings.expire, time.monotonic()
-        if expire is None or now - known.expired_at < _LOOK_EVERY:
+        if expire is None:
+            return
+        older_than = age(expire.older_than)
+        if now - known.expired_at < min(_LOOK_EVERY, max(PAUSE, older_than.total_seconds())):
             return
         known.expired_at = now
         with self._turn(member, sink) as has_turn:
-            keep = sink.oldest_needed(age(expire.older_than), expire.retain_last) if has_turn else None
+            keep = sink.oldest_needed(older_than, expire.retain_last) if has_turn else None
         if keep is not None:
-            sink.newest_table().expire(age(expire.older_than), expire.retain_last, keep)
+            sink.newest_table().expire(older_than, expire.retain_last, keep)
 
     def _clean(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove files that no state of the table has."""
@@ -250,18 +261,18 @@ class Maintenance:
             return 0
         return max(0, known.sink.credit(settings.budget) - known.wasted)
 
-    def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> bool:
-        """Rewrite the group of files that pays most, if the budget allows it. Returns whether it did."""
+    def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> RewriteDone | None:
+        """Rewrite the group of files that pays most, if the budget allows it."""
         sink, now, written = known.sink, time.monotonic(), known.sink.written_bytes
         credit = self._credit(known, settings)
         if not credit or not sink.has_key_index:
-            return False
+            return None
         with self._turn(member, sink) as has_turn:
             begun = sink.begin_rewrite(options_of(settings, LEAST_GAIN), credit) if has_turn else None
         if begun is None:
             known.looked_at, known.written_then = now, written
             known.look_seconds = time.monotonic() - now
-            return False
+            return None
         is_written = False
         try:
             is_written = sink.write_rewrite(begun)
@@ -271,7 +282,7 @@ class Maintenance:
         if done is None:
             known.wasted += begun.written_bytes
             known.looked_at, known.written_then = now, written
-        return done is not None
+        return done
 
 
 def options_of(settings: MaintenanceSection, least_gain: int) -> RewriteOptions:

@@ -1,16 +1,19 @@
 """What comes of a rewrite beside the stream if something goes wrong, and of two processes that look after a table."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex import runs as index_runs
+from sink.run import keyindex
 from sink.run.microbatch import TableSink
+from sink.run.rewriting import Begun
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Story, tiny_thresholds
 from tests.memory.table import MemoryCommitter, MemoryTable
@@ -135,3 +138,110 @@ def test_a_second_process_looks_after_the_table_of_a_running_sink(
     check(player, sink)
     built = [record.getMessage() for record in caplog.records if "key index" in record.getMessage()]
     assert not built
+
+
+@pytest.fixture
+def long_player(tmp_path: Path) -> Iterator[Player]:
+    """Its source sets and deletes each key many times."""
+    random = Random(2)
+    kinds: list[Literal["set", "delete"]] = ["set", "set", "delete"]
+    operations = (Operation(random.choice(kinds), random.randrange(KEYS), value=value) for value in range(200))
+    story = Story(tuple(operations), ())
+    with tiny_thresholds(story):
+        yield Player(story, tmp_path)
+
+
+def runs(sink: TableSink) -> int:
+    """Of the key index."""
+    assert sink._key_index is not None
+    return len(sink._key_index.slice().runs)
+
+
+def test_runs_are_merged_though_rewrites_follow_one_another(long_player: Player) -> None:
+    sink = long_player.opened(Clock())
+    apply(long_player, sink)
+    most = 0
+    for _ in range(40):
+        begun = sink.begin_rewrite(ALL_FILES)
+        if begun is None:
+            apply(long_player, sink)
+            continue
+        written = sink.write_rewrite(begun)
+        assert written
+        apply(long_player, sink)
+        assert sink.end_rewrite(begun, written=written) is not None
+        most = max(most, runs(sink))
+    assert most < 30, "each micro-batch and each rewrite writes a run or two"
+    long_player._drain()
+    long_player.check()
+    long_player._check_no_orphans()
+
+
+def one_row_each(folder: Path, *later: Operation) -> tuple[Player, TableSink]:
+    """A table with a file for each key, whose source says more then."""
+    player = Player(Story((*(Operation("set", key, value=1) for key in range(KEYS)), *later), ()), folder)
+    sink = player.opened(Clock())
+    for _ in range(KEYS):
+        player._apply(sink, 1)
+    return player, sink
+
+
+def begin(sink: TableSink, merged: str, monkeypatch: pytest.MonkeyPatch) -> Begun:
+    """Move all rows. From now on each micro-batch merges these runs of the key index."""
+    begun = sink.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert len(begun.group.files) > 1
+    assert sink.write_rewrite(begun)
+    pinned_at = begun.pin.sequence
+
+    def plan(runs: Sequence[RunInfo]) -> tuple[str, ...]:
+        return tuple(run.name for run in runs if (run.sequence <= pinned_at) is (merged == "of the state"))
+
+    monkeypatch.setattr(keyindex, "plan_merge", plan)
+    assert sink._key_index is not None
+    sink._key_index._dead_until_looked = 0
+    return begun
+
+
+@pytest.mark.parametrize("merged", ["of the state", "later ones"])
+def test_a_row_that_is_deleted_meanwhile_though_runs_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: str
+) -> None:
+    later = (Operation("set", KEYS - 1, value=value) for value in range(5))
+    player, sink = one_row_each(tmp_path, Operation("delete", 1), *later)
+    begun = begin(sink, merged, monkeypatch)
+    for _ in range(5):
+        player._apply(sink, 1)
+    assert sink.end_rewrite(begun) is not None
+    player._drain()
+    player.check()
+    player._check_no_orphans()
+
+
+@pytest.mark.parametrize("merged", ["of the state", "later ones"])
+def test_a_rewrite_gives_way_to_others_though_runs_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: str
+) -> None:
+    """It has moved a row that they delete."""
+    player, sink = one_row_each(tmp_path, *(Operation("set", KEYS - 1, value=value) for value in range(8)))
+    begun = begin(sink, merged, monkeypatch)
+    player._rewrite("overwrite", lambda row: row[0] == 0, lambda row: None)
+    for _ in range(7):
+        player._apply(sink, 1)
+    assert sink.end_rewrite(begun) is None
+    player._drain()
+    player.check()
+    player._check_no_orphans()
+
+
+def test_a_rewrite_gives_way_to_a_truncate(tmp_path: Path) -> None:
+    player, sink = one_row_each(tmp_path, Operation("truncate", 0), *(Operation("set", key) for key in range(KEYS)))
+    begun = sink.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert sink.write_rewrite(begun)
+    for _ in range(3):
+        player._apply(sink, 2)
+    assert sink.end_rewrite(begun) is None
+    player._drain()
+    player.check()
+    player._check_no_orphans()

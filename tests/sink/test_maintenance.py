@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -27,6 +28,7 @@ from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSe
 from sink.errors import ConfigError, FencedError, TableError
 from sink.run import maintenance
 from sink.run.maintenance import Maintenance
+from sink.run.observer import RewriteDone
 from sink.run.pipeline import Pipeline
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
 from sink.targets.base import AppliedDeletes, CommitUnknownError, CompactionLimits, Rewritable, Rewrite
@@ -163,6 +165,41 @@ def test_a_table_that_the_sink_created_looks_after_itself() -> None:
     assert own.shown(can_rewrite=False) == (
         "no rewrites, snapshots go after 5 days (not the last 20), orphans go after 3 days"
     )
+
+
+def test_a_rewrite_that_is_worth_it_in_a_small_table_may_not_be_in_a_large_one() -> None:
+    """The smaller the scan, the less must be gained: but as much as is read while four files are opened."""
+    least_gain, size = 32 * OPEN_COST, 80 * OPEN_COST
+    dear = [rewritable("dear", size, deleted=20)]
+    assert groups(dear, least_gain=least_gain) == [["dear"]]
+    assert groups([rewritable("tiny", 25 * OPEN_COST, deleted=15)], least_gain=least_gain) == []
+    others = [rewritable(str(number), size) for number in range(100)]
+    assert groups(dear + others, least_gain=least_gain) == []
+    assert groups([rewritable("dear", size, deleted=50), *others], least_gain=least_gain) == [["dear"]]
+
+
+def test_the_budget_is_saved_for_what_pays_most() -> None:
+    """Large files would never have their turn, if smaller ones that pay less used it up."""
+    files = [rewritable("large", 40 * OPEN_COST, deleted=50), rewritable("small", 6 * OPEN_COST, deleted=20)]
+    assert groups(files, 10 * OPEN_COST, least_gain=1) == []
+    assert groups(files, 20 * OPEN_COST, least_gain=1) == [["large"], ["small"]]
+
+
+@pytest.mark.parametrize(("size", "rests"), [(1000, True), (20_000_000, False)])
+def test_small_rewrites_take_half_of_the_time(monkeypatch: pytest.MonkeyPatch, size: int, rests: bool) -> None:
+    """After each one maintenance rests as long as it took, unless the job ends."""
+    done = RewriteDone("lake.n.t", "rewrite", 2, 1, size)
+    results = [done, done, None]
+    rested = list[float]()
+    thread = Maintenance(Mock(), Mock())
+    monkeypatch.setattr(thread, "_rewrite", lambda *_: results.pop(0))
+    monkeypatch.setattr(thread, "_convert", lambda *_: None)
+    monkeypatch.setattr(thread._finishing, "wait", rested.append)
+    known = Mock()
+    known.sink.plan.section.deletes = "position"
+    thread._move(Mock(), known, MaintenanceSection())
+    assert results == []
+    assert len(rested) == (2 if rests else 0)
 
 
 @contextmanager
