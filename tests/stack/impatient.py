@@ -5,5 +5,6 @@ import sys
 from sink.cli import main
 from sink.run import supervisor
 
-supervisor.FIRST_PAUSE = 2.0
-sys.exit(main())
+if __name__ == "__main__":
+    supervisor.FIRST_PAUSE = 2.0
+    sys.exit(main())
