@@ -210,15 +210,15 @@ def _measure(case: _Streamed, data: Dataset) -> Measured:
 def table(found: Sequence[Measured]) -> str:
     """The figures as rows of Markdown. A micro-batch is compared with that of the first budget, which should be 0."""
     lines = [
-        "| format | budget | mean micro-batch | beside budget 0 | rewritten | worst scan | last scan |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| format | budget | mean micro-batch | beside budget 0 | rewritten | most deleted rows | scans |",
+        "|---|---:|---:|---:|---:|---:|---|",
     ]
     for each in found:
         base = next(other for other in found if other.format == each.format)
-        last = each.scans[max(each.scans)] / each.compacted_scan
+        scans = ", ".join(f"{scan / each.compacted_scan:.2f}" for scan in each.scans.values())
         lines.append(
             f"| {each.format} | {each.budget:g} | {each.mean:.2f} s | {each.mean / base.mean:.2f}x | "
-            f"{each.rewritten_bytes / 1e6:,.0f} MB | {each.worst_scan:.2f}x | {last:.2f}x |"
+            f"{each.rewritten_bytes / 1e6:,.0f} MB | {max(each.dead.values()):.2f} | {scans} |"
         )
     return "\n".join(lines)
 
