@@ -129,8 +129,9 @@ def test_deletes_for_all_partitions_stay(spark: SparkSession, tmp_path: Path) ->
     job.run()
     job.compact()
     job.append([{"id": 1000, "region": "theirs"}])
-    assert len(delete_files(job)) == 1
-    assert only_sink(job).drop_dangling_deletes() == 1
+    left_over = delete_files(job)
+    assert left_over
+    assert only_sink(job).drop_dangling_deletes() == len(left_over)
     assert delete_files(job) == []
     assert by_pyiceberg(job) == job.rows() == [*left()[1:], {"id": 1000, "region": "theirs"}]
 
