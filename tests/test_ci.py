@@ -22,6 +22,7 @@ def test_the_python_of_the_suite(tmp_path: Path, scripts: dict[str, str], chosen
     assert ci_run(tmp_path, {"make": 'echo "$@"', **scripts}) == (
         0,
         [
+            f"setup PYTHON={chosen}",
             f"test PYTHON={chosen}",
             f"test-spark SPARK=3.5.7 PYTHON={chosen}",
             f"test-spark SPARK=4.1.1 PYTHON={chosen}",
@@ -39,11 +40,23 @@ def test_what_fails_in_the_crowd_runs_once_more_alone(tmp_path: Path, passes_alo
             "test "*) exit 2;;
         esac"""
     code, calls = ci_run(tmp_path, {"make": make, "python3.11": "exit 0"})
-    assert calls[:2] == [
+    assert calls[1:3] == [
         "test PYTHON=python3.11",
         "test PYTHON=python3.11 TESTS=--last-failed --last-failed-no-failures none --maxfail 1",
     ]
-    assert (code, len(calls)) == ((0, 5) if passes_alone else (2, 2))
+    assert (code, len(calls)) == ((0, 6) if passes_alone else (2, 3))
+
+
+def test_the_environments_of_other_versions_are_made_meanwhile(tmp_path: Path) -> None:
+    """Those of one after the other: both write the project's metadata. One that can't be made ends nothing here."""
+    make = f"""
+        case "$*" in
+            .venv*) echo "$@" >> {tmp_path}/made; exit 2;;
+            "test-spark "*) cat {tmp_path}/made;;
+        esac"""
+    code, printed = ci_run(tmp_path, {"make": make, "python3.11": "exit 0"})
+    made = [f".venv-spark-{spark}/.installed SPARK={spark} PYTHON=python3.11" for spark in ("3.5.7", "4.1.1")]
+    assert (code, printed) == (0, 2 * made)
 
 
 def ci_run(folder: Path, scripts: dict[str, str]) -> tuple[int, list[str]]:
@@ -55,7 +68,7 @@ def ci_run(folder: Path, scripts: dict[str, str]) -> tuple[int, list[str]]:
     for name, body in {**there, "java": java, **scripts}.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
-    for name in ("bash", "dirname", "grep"):
+    for name in ("bash", "cat", "dirname", "grep", "nice"):
         (folder / name).symlink_to(shutil.which(name) or name)
     done = subprocess.run([ROOT / ".ci" / "run"], env={"PATH": str(folder)}, capture_output=True, text=True)
     return done.returncode, done.stdout.splitlines()

@@ -398,7 +398,7 @@ class KeyIndex:
         """
         sequence = self.next_sequence
         self._version = replace(self._synchronized(), sequence=sequence)  # later entries are newer than the moved rows'
-        self._pin = None
+        self._unpin()
         held = replace(self.slice(), merge=(), drop_tombstones=False)
         self._pin = Pin(held, sequence, self.key_hash(self._table.spec), self._base)
         return self._pin
@@ -620,7 +620,7 @@ class KeyIndex:
             version,
             sequence=sequence,
             runs=(*version.runs, *self._read(changed, sequence, version.base)),
-            dead=dead if version.runs else {},
+            dead=dead if version.runs or self._pin is not None else {},
             vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )

@@ -183,14 +183,13 @@ class Maintenance:
         if deletes_by_value(section) and section.compact_every is None:
             self._compact(member, known, settings)
         while not self._ending.is_set():
-            started = time.monotonic()
             done = self._rewrite(member, known, settings)
             if done is None:
                 return
             # The budget hardly limits small rewrites: what they take is time. So they take at most half of it, for all
             # tables together.
             if done.bytes < _MUCH:
-                self._finishing.wait(time.monotonic() - started)
+                self._finishing.wait(done.scan_seconds + done.rewrite_seconds)
 
     def _drop(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove delete files that apply to nothing. Only manifests are written for it, which the budget doesn't
@@ -271,19 +270,21 @@ class Maintenance:
             log.warning("%s: %d groups of files not rewritten, tried again later", sink.table.name, failed)
 
     def _credit(self, known: _Table, settings: MaintenanceSection) -> int:
-        """Bytes that may be rewritten now. 0 if it isn't time to look."""
+        """Bytes that may be rewritten now. 0 if it isn't time to look. At the end of a job it is."""
         since, written = time.monotonic() - known.looked_at, known.sink.written_bytes - known.written_then
-        if since < _SELDOM * known.look_seconds or (since < PAUSE and written < _MUCH):
+        is_early = since < _SELDOM * known.look_seconds or (since < PAUSE and written < _MUCH)
+        if is_early and not self._finishing.is_set():
             return 0
         return max(0, known.sink.credit(settings.budget) - known.wasted)
 
     def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> RewriteDone | None:
         """Rewrite the group of files that pays most, if the budget allows it."""
-        sink, now, written = known.sink, time.monotonic(), known.sink.written_bytes
+        sink, written = known.sink, known.sink.written_bytes
         credit = self._credit(known, settings)
         if not credit or not sink.has_key_index:
             return None
         with self._turn(member, sink) as has_turn:
+            now = time.monotonic()
             begun = sink.begin_rewrite(options_of(settings, LEAST_GAIN), credit) if has_turn else None
         if begun is None:
             known.looked_at, known.written_then = now, written

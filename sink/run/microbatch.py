@@ -22,7 +22,7 @@ from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
-from sink.errors import DataError, RowdeltaError, TableError
+from sink.errors import DataError, RowdeltaError, TableError, TopicGrewError
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
 from sink.run.job_errors import before_commit
@@ -103,6 +103,9 @@ records. If it fails on more, the format is broken: it would turn a whole topic 
 
 _COUNTED = ("written", "rewritten")
 """Parts of the sink's state: bytes that micro-batches and rewrites have written."""
+
+_TRUNCATED = "truncated"
+"""Likewise, of a table that is read from Kafka: the position of the last micro-batch with a TRUNCATE."""
 
 SMALL_MERGE = 1_000_000
 """A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
@@ -793,6 +796,40 @@ class TableSink:
             self.plan = replace(self.plan, changelog=replace(self.plan.changelog, truncate_refused=refused))
             self._writer.follow(self.plan, self._task_plans)
 
+    def _check_one_partition(self) -> None:
+        """Ask the topic whether a TRUNCATE has a place in an order. Spark asks for the partitions first and for their
+        ends later. A partition that was added in between may have got rows before the TRUNCATE was written, and those
+        would come in the next micro-batch.
+
+        :raises TopicGrewError: it has none. When the table is opened again, the micro-batch has all partitions.
+        """
+        topic = self.plan.section.source
+        count = self._source.partitions(topic)
+        if count > 1:
+            raise TopicGrewError(
+                f"{self.table.name}: {topic} has {count} partitions now, and had one when a TRUNCATE was read from it. "
+                "Nothing says which messages of the others came before it. Nothing was applied."
+            )
+
+    def _check_new_partitions(self, end: Position) -> None:
+        """Compare a partition that nothing was read of yet with the last TRUNCATE, by the messages' times. A broker may
+        not know of it when it should, and a mirror may get it later than the topic itself.
+
+        :raises DataError: some of its messages may have come before the TRUNCATE.
+        """
+        topic, position = self.plan.section.source, self.position
+        stored = self.table.property(f"{self._prefix}.{_TRUNCATED}")
+        if stored is None or position is None:
+            return
+        new = [p for p, offset in end.items() if int(offset) > 0 and int(position.get(p, 0)) == 0]
+        if new and self._source.overlaps(topic, new, json.loads(stored)):
+            raise DataError(
+                f"{self.table.name}: {topic} has got partition {new[0]}, with messages as old as those that a TRUNCATE "
+                "was read with. So they may have come before it. Nothing of this micro-batch was applied. To apply "
+                f"them as newer ones, remove the table's property {self._prefix}.{_TRUNCATED} (see "
+                "docs/delivery.md, TRUNCATE)."
+            )
+
     def _is_altered(self) -> bool:
         """Whether the table's layout differs from what files are written for."""
         return self.table.layout != self._layout
@@ -804,6 +841,7 @@ class TableSink:
     def _begin(self, batch: TableBatch) -> Begun:
         operation = uuid4().hex[:16]
         started = time.monotonic()
+        self._check_new_partitions(batch.end)
         self._see_partitions(batch.end)
         if batch.declared is not None:
             self._evolve(declared_changes(self.plan, batch.declared))
@@ -835,6 +873,8 @@ class TableSink:
             if written.observed:
                 self._evolve(written.observed)
             self._refuse(written)
+            if written.truncates:
+                self._check_one_partition()
         except (RowdeltaError, SchemaEvolvedError):
             self._uncommitted.delete()
             raise
@@ -961,11 +1001,15 @@ class TableSink:
         """How many successive records the format has failed on, up to the table's position."""
         return int(self.table.property(f"{self._prefix}.undecoded") or 0)
 
-    def _properties(self, written: Written) -> dict[str, str]:
-        """Table properties that the commit sets, besides the position."""
+    def _properties(self, end: Position, written: Written) -> dict[str, str]:
+        """Table properties that the commit sets, besides the position `end`."""
         properties = dict[str, str]()
-        streamed = self._streamed() | written.streamed_partitions
-        if streamed:
+        if written.truncates and self.plan.changelog.source_order:
+            properties[f"{self._prefix}.{_TRUNCATED}"] = json.dumps(dict(end))
+        known = self._streamed()
+        # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
+        streamed = written.streamed_partitions | (set() if written.truncates else known)
+        if streamed or known:
             properties[f"{self._prefix}.streamed"] = json.dumps(sorted(streamed))
         before = self._undecoded()
         undecoded = written.undecoded_since(before)
@@ -1009,7 +1053,7 @@ class TableSink:
             written_for_empty_table=begun.empty and not written.truncates,
             truncates=written.truncates > 0,
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts)},
-            properties=self._properties(written),
+            properties=self._properties(end, written),
             metrics=attempt.metrics | (index.metrics if index is not None else {}),
             index=index,
         )

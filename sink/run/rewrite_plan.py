@@ -59,8 +59,8 @@ def chosen(
     """Groups of files to rewrite, each of one partition; those that pay most come first.
 
     :param target_file_size: of the table, in bytes.
-    :param most_bytes: of live rows that may be written. A group with more isn't due yet, nor are those that pay less.
-        None if it doesn't matter.
+    :param most_bytes: of live rows that may be written. A group with more isn't due yet, nor are those that pay less;
+        but nothing waits for a file that is larger than a group. None if it doesn't matter.
     """
     partitions: dict[tuple[int, str], list[Rewritable]] = {}
     for file in files:
@@ -75,9 +75,10 @@ def chosen(
     candidates = [candidate for candidate in candidates if options.rewrite_all or candidate.gain >= least]
     candidates.sort(key=lambda candidate: -candidate.gain / max(1, candidate.cost))
     for candidate in candidates:
-        if most_bytes is not None and candidate.cost > most_bytes:
+        if most_bytes is None or candidate.cost <= most_bytes:
+            yield candidate.group
+        elif candidate.cost <= options.max_file_group_size:
             return  # what pays less would use up what this one needs
-        yield candidate.group
 
 
 def _scan_cost(files: Iterable[Rewritable]) -> int:

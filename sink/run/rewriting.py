@@ -102,6 +102,8 @@ class Rewriting:
         """Paths of the files that are being rewritten."""
         self._failed: dict[str, float] = {}
         """When files could not be rewritten, by path. Others come first then."""
+        self._suspected = frozenset[str]()
+        """Files in which the key index missed rows, before it was built again."""
 
     def begin(
         self,
@@ -154,7 +156,11 @@ class Rewriting:
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
-                begun.index_lost = failure.message  # the files aren't to blame
+                begun.index_lost = failure.message
+                paths = _paths(begun.group)
+                if paths & self._suspected:  # an index that was built anew misses rows too: it isn't to blame
+                    self._failed |= dict.fromkeys(paths, started)
+                self._suspected = paths
                 return False
             self._failed |= dict.fromkeys(_paths(begun.group), started)
             known = isinstance(error, JOB_ERRORS)

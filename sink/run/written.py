@@ -23,6 +23,8 @@ class Written:
     :param dead_letters: files of the dead-letter table, likewise.
     :param dead_letter_paths: their paths.
     :param rows: number of changes, by kind.
+    :param snapshot_partitions: see `sink.spark.snapshots.SnapshotRows`.
+    :param streamed_partitions: likewise.
     :param undecoded: number of bad records with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param records: number of rows in files, by the files' content.
     :param index: each task's part of the key index.

@@ -210,6 +210,12 @@ class FilesSource(Directories):
     def start_position(self, table: TableSection) -> Position | None:
         return None
 
+    def partitions(self, source: str) -> int:
+        return 1
+
+    def overlaps(self, source: str, partitions: Collection[str], position: Position) -> bool:
+        return False
+
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
         return sources
 

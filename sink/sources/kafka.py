@@ -234,6 +234,19 @@ class KafkaSource(Topics):
             found.setdefault(topic, {})[p] = Behind(count, ages.get((topic, p)) if count else 0.0)
         return found
 
+    def partitions(self, source: str) -> int:
+        with self._admin() as admin:
+            return len(admin.partitions([source]).get(source, ()))
+
+    def overlaps(self, source: str, partitions: Collection[str], position: Position) -> bool:
+        with self._admin() as admin:
+            begin = admin.first_since({(source, p): 0 for p in partitions})
+            if not begin:
+                return False
+            oldest = min(timestamp for _, timestamp in begin.values())
+            since = admin.first_since({(source, p): oldest for p in position})
+        return any(offset < int(position[p]) for (_, p), (offset, _) in since.items())
+
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
         with self._admin() as admin:
             topics = list(sources)
@@ -311,7 +324,7 @@ class _Admin(Admin):
         """Topic -> offsets that `spec` (an `OffsetSpec`) selects. A topic that doesn't exist is left out."""
         query = self._jvm.java.util.HashMap()
         partition_of = self._jvm.org.apache.kafka.common.TopicPartition
-        for topic, partitions in self._partitions(topics).items():
+        for topic, partitions in self.partitions(topics).items():
             for partition in partitions:
                 query.put(partition_of(topic, partition), spec)
         result: dict[str, Offsets] = {}
@@ -339,7 +352,8 @@ class _Admin(Admin):
                 found[str(place.topic()), str(place.partition())] = int(info.offset()), int(info.timestamp())
         return found
 
-    def _partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+    def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        """The partitions of each topic, but of those that don't exist."""
         names = self._jvm.java.util.ArrayList()
         for topic in topics:
             names.add(topic)

@@ -154,6 +154,19 @@ class Source(SourceView, Protocol):
     def start_position(self, table: TableSection) -> Position | None:
         """The start position of a table without a position. It is known after `locate`, and the table stores it."""
 
+    def partitions(self, source: str) -> int:
+        """How many partitions a topic has at the moment. A directory counts as one.
+
+        :raises TemporaryError: the source did not answer.
+        """
+
+    def overlaps(self, source: str, partitions: Collection[str], position: Position) -> bool:
+        """Whether some partitions of a topic begin with messages that are as old as one that a position has passed in
+        its own partitions.
+
+        :raises TemporaryError: the source did not answer.
+        """
+
     def last_records(self, table: TableSection, count: int) -> "DataFrame | None":
         """The last `count` raw records of each partition. None if there are none, or if the source has no partitions.
 

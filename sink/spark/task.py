@@ -38,6 +38,7 @@ from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter
 from sink.spark.exchange import Step, owned, packed
 from sink.spark.routing import KeyHash, is_truncate, range_of, to_all
+from sink.spark.snapshots import SnapshotRows
 
 T = TypeVar("T")
 
@@ -340,7 +341,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         writer = DeltaWriter(plan.table, plan.options, task, index, plan.order, lasting=plan.lasting)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
-    snapshot_partitions, streamed_partitions = set[int](), set[int]()
+    snapshots = SnapshotRows(plan.source_partition) if plan.source_partition is not None else None
     truncates = 0
 
     def reject(rejected: pa.StructArray) -> None:
@@ -359,13 +360,13 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
                 assert isinstance(writer, DeltaWriter)  # decoders refuse a TRUNCATE of a table that only grows
                 writer.truncate(barriers)
                 truncates += len(barriers)
+                if snapshots is not None:
+                    snapshots.truncate(barriers)
             if rejected is not None:
                 reject(rejected)
             if SNAPSHOT in good.schema.names:
-                if plan.source_partition is not None:
-                    partitions, is_snapshot = good.column(plan.source_partition), good.column(SNAPSHOT)
-                    snapshot_partitions |= set(partitions.filter(is_snapshot).unique().to_pylist())
-                    streamed_partitions |= set(partitions.filter(pc.invert(is_snapshot)).unique().to_pylist())
+                if snapshots is not None:
+                    snapshots.add(good)
                 good = good.drop_columns([SNAPSHOT])
             if good.num_rows:
                 writer.write(good)
@@ -391,8 +392,8 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         "bad": bad,
         "undecoded": undecoded,
         "samples": samples,
-        "snapshot_partitions": sorted(snapshot_partitions),
-        "streamed_partitions": sorted(streamed_partitions),
+        "snapshot_partitions": sorted(snapshots.snapshot_partitions) if snapshots is not None else [],
+        "streamed_partitions": sorted(snapshots.streamed_partitions) if snapshots is not None else [],
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     if index_part is not None:

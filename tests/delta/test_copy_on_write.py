@@ -33,8 +33,7 @@ def new_job(spark: SparkSession, folder: Path, **arguments: Any) -> DeltaJob:
     return DeltaJob(spark, folder, deletes="copy-on-write", **arguments)
 
 
-@pytest.mark.versions
-@pytest.mark.parametrize("partition_by", [(), ("region",)])
+@pytest.mark.parametrize("partition_by", [(), pytest.param(("region",), marks=pytest.mark.versions)])
 def test_the_table_never_gets_a_vector(spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...]) -> None:
     job = new_job(spark, tmp_path, partition_by=partition_by)
     changes = Changes(job)

@@ -114,7 +114,7 @@ class Chain:
             self._create_topics()
             self.source = Source(self.servers, self.registry.url)
             folder = self._folder / "sink"
-            self.sink = SinkProcess(written(folder, self._configuration(folder)), folder)
+            self.sink = SinkProcess(written(folder, self._configuration(folder)), folder, is_patient=False)
             ends.callback(self.sink.stop)
             self.change(50)
             self.sink.start()

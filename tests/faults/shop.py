@@ -15,7 +15,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -27,8 +27,9 @@ import pyarrow as pa
 import yaml
 from pyiceberg.table import StaticTable
 
-from tests.sink.test_submit import LOCAL, Running, command
+from tests.sink.test_submit import LOCAL, Running
 from tests.stack.process import wait_until
+from tests.stack.sink_process import impatient
 
 SECONDS = 240
 """How long something may take that takes seconds."""
@@ -99,7 +100,7 @@ class Shop:
     def write(self, rows: int = 60) -> None:
         """Add a file of changes to each table's source."""
         with self._lock:
-            orders, events = [], []
+            orders, events = list[str](), list[str]()
             for _ in range(rows):
                 self._changes += 1
                 key = self._random.randrange(self._keys)
@@ -111,16 +112,16 @@ class Shop:
                 else:
                     self._orders[key] = self._changes
                 note = {"note": _note(self._changes)} if self._has_notes else {}
-                orders.append({"row_kind": kind, "id": key, "v": self._changes} | note)
-                events.append({"row_kind": "+I", "v": self._changes})
+                orders.append(json.dumps({"row_kind": kind, "id": key, "v": self._changes} | note))
+                events.append(json.dumps({"row_kind": "+I", "v": self._changes}))
             self._publish("events", events)
             self._publish("orders", orders)
             self._publish("orders for delta", orders)
             self.files += 1
 
-    def _publish(self, source: str, records: Iterable[Mapping[str, Any]]) -> None:
+    def _publish(self, source: str, lines: Iterable[str]) -> None:
         hidden = self.folder / "unfinished"
-        hidden.write_text("".join(json.dumps(record) + "\n" for record in records))
+        hidden.write_text("".join(f"{line}\n" for line in lines))
         os.utime(hidden, (_LONG_AGO + self.files, _LONG_AGO + self.files))
         hidden.rename(self.folder / "changes" / source / self._name(self.files))
 
@@ -201,7 +202,7 @@ class Sink(Running):
     """A run of the sink."""
 
     def __init__(self, config: Path, log: Path) -> None:
-        super().__init__(command("run", config), log)
+        super().__init__(impatient("run", config), log)
 
     @property
     def code(self) -> int | None:

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
 
 IN_JVM: Final = "compacts in the JVM"
 Work = Literal["writes", "merges", "compacts in the JVM"]
-LARGE = 150_000
+LARGE = 100_000
 """Rows of a file that takes long enough to write that somebody who looks each millisecond sees it."""
 AFTERWARDS = 2.0
 """Seconds after a commit in which a compaction begins, if it does; if the commit took longer, so long."""

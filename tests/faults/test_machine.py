@@ -100,7 +100,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory, fast_start: None) -> Iterato
     ],
 )
 def test_a_full_disk(disks: Disks, seen: Seen, name: str, hit: Sequence[str]) -> None:
-    """If all tables fail the run ends. Otherwise those that failed are tried again, ten seconds later at first."""
+    """If all tables fail the run ends. Otherwise those that failed are tried again, two seconds later at first."""
     sink, shop = disks.sink, disks.sink.shop
     run, disk = sink.running(), disks.disks[name]
     code = None

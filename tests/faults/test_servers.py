@@ -356,10 +356,15 @@ VECTORS = r"\.puffin"
     ],
 )
 def test_the_store_fails_to_read(chain: Chain, seen: Seen, faults: list[Fault], tell: Tell) -> None:
-    for fault in faults:
-        chain.store_door.add(fault)
-    chain.provoke()
-    seen(tell(chain.settled()))
+    """Who reads first may be one who just reads again, and pauses no table. Then it is done once more."""
+    for _ in range(5):
+        for fault in faults:
+            chain.store_door.add(fault)
+        chain.provoke()
+        outcome = chain.settled()
+        if outcome.set_aside or outcome.ends:
+            break
+    seen(tell(outcome))
 
 
 @pytest.mark.fault(

@@ -79,6 +79,31 @@ def test_an_index_that_is_damaged_is_built_again(player: Player, sink: TableSink
     check(player, sink)
 
 
+def test_files_in_which_each_index_misses_rows_are_left_alone(player: Player, sink: TableSink) -> None:
+    """Else the index would be built again for each attempt, for ever."""
+    damage_index(player)
+    assert not rewrite(sink)
+    begun = sink.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    damage_index(player)
+    assert not sink.write_rewrite(begun)
+    assert sink.end_rewrite(begun, written=False) is None
+    assert sink.begin_rewrite(ALL_FILES) is None
+    player._drain()
+    player.check()
+
+
+def test_what_others_removed_is_known_though_the_index_has_no_run_left(sink: TableSink) -> None:
+    """The state's runs may have been merged away, and others may bring the file back."""
+    begun = sink.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    index = sink._key_index
+    assert index is not None
+    version = index._with_files(replace(index._synchronized(), runs=()), [], {"removed"})
+    assert version.dead["removed"] > begun.pin.sequence
+    sink.end_rewrite(begun, written=False)
+
+
 def test_an_error_before_the_commit(player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is, the new files are deleted, and the index's state isn't held any longer."""
     with monkeypatch.context() as patch:

@@ -44,9 +44,8 @@ def copied(caplog: pytest.LogCaptureFixture) -> list[tuple[int, ...]]:
     return [tuple(int(number.replace(",", "")) for number in numbers) for numbers in found]
 
 
-@pytest.mark.versions
 @BOTH
-@pytest.mark.parametrize("partition_by", [(), ("truncate(2, region)",)])
+@pytest.mark.parametrize("partition_by", [(), pytest.param(("truncate(2, region)",), marks=pytest.mark.versions)])
 def test_the_table_never_gets_a_delete_file(
     spark: SparkSession, tmp_path: Path, version: int, partition_by: tuple[str, ...]
 ) -> None:

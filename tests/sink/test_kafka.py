@@ -104,11 +104,18 @@ class KafkaJob:
     def lose_checkpoint(self) -> None:
         shutil.rmtree(self.folder / "state", ignore_errors=True)
 
-    def produce(self, messages: Sequence[tuple[Any, Any]], partition: int = 0, table: str = "orders") -> None:
-        """Keys and values: None, bytes as they are, anything else as JSON."""
+    def produce(
+        self, messages: Sequence[tuple[Any, Any]], partition: int = 0, table: str = "orders", timestamp: int = 0
+    ) -> None:
+        """Keys and values: None, bytes as they are, anything else as JSON.
+
+        :param timestamp: of the messages, in milliseconds. 0 means now.
+        """
         producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True})
         for key, value in messages:
-            producer.produce(self.topic(table), value=_bytes(value), key=_bytes(key), partition=partition)
+            producer.produce(
+                self.topic(table), value=_bytes(value), key=_bytes(key), partition=partition, timestamp=timestamp
+            )
         assert producer.flush(60) == 0
 
     def rows(self, table: str = "orders") -> list[dict[str, Any]]:
@@ -467,6 +474,82 @@ def test_a_new_snapshot_of_the_source_needs_upsert(spark: SparkSession, tmp_path
     job.table = {"mode": "upsert"}
     job.run()
     assert job.rows() == expected
+
+
+TRUNCATE = None, {"op": "t", "before": None, "after": None}
+
+
+def test_a_truncate_forgets_what_was_streamed_before_it(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """A snapshot of the source that comes after it writes no row twice. One that comes before it does, until then."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, table={"mode": "changelog", "deletes": "equality"})
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"), "r"), insert(order(2, "b"))])
+    job.run()
+    job.produce([TRUNCATE])
+    job.run()
+    job.produce([insert(order(1, "a"), "r")])
+    job.run()
+    assert job.rows() == [order(1, "a")]
+    # all of it in one micro-batch, twice: streamed rows count if they come after the last one
+    for _ in range(2):
+        job.produce([insert(order(3, "c")), TRUNCATE, insert(order(1, "b"), "r"), insert(order(4, "d"), "r")])
+        job.run()
+        assert job.rows() == [order(1, "b"), order(4, "d")]
+    job.produce([TRUNCATE, insert(order(1, "c"), "r"), insert(order(5, "e"))])
+    job.run()
+    expected = [order(1, "c"), order(5, "e")]
+    for again in ([insert(order(1, "c"), "r")], [TRUNCATE, insert(order(6, "f"), "r")]):
+        job.produce(again)
+        with pytest.raises(DataError, match=r"the source was snapshot again .*Use mode: upsert"):
+            job.run()
+        assert job.rows() == expected
+
+
+def test_a_truncate_waits_for_partitions_that_its_micro_batch_does_not_know(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a new partition that came before the TRUNCATE would be in the next micro-batch, and stay."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"))])
+    job.run()
+    job.produce([insert(order(2, "b")), TRUNCATE, insert(order(3, "c"))])
+    batch = KafkaSource.batch
+
+    def grow(self: KafkaSource, *args: Any) -> Any:
+        """It is done after Spark has asked for the topic's partitions, as if Spark had got an old answer."""
+        monkeypatch.setattr(KafkaSource, "batch", batch)
+        admin.create_partitions([NewPartitions(job.topic(), 2)])[job.topic()].result(30)
+        job.produce([insert(order(4, "d"))], partition=1)
+        return batch(self, *args)
+
+    monkeypatch.setattr(KafkaSource, "batch", grow)
+    job.run()
+    assert job.rows() == [order(1, "a"), order(2, "b"), order(3, "c"), order(4, "d")]
+    (letter,) = spark.table(f"lake.{job.name}.dead_letters").collect()
+    assert (letter["offset"], letter["reason"]) == (2, truncate_refused(job.config().tables[0], {"0": 4, "1": 1}))
+
+
+def test_a_new_partition_with_messages_as_old_as_a_truncate_stops_the_table(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    hour_ago = int(time.time() * 1000) - 3_600_000
+    job.produce([insert(order(1, "a")), TRUNCATE, insert(order(2, "b"))])
+    job.run()
+    admin.create_partitions([NewPartitions(job.topic(), 3)])[job.topic()].result(30)
+    job.produce([insert(order(3, "c"))], partition=1)
+    job.run()
+    expected = [order(2, "b"), order(3, "c")]
+    assert job.rows() == expected
+    job.produce([insert(order(4, "d"))], partition=2, timestamp=hour_ago)
+    with pytest.raises(DataError, match=r"has got partition 2, with messages as old as .*rowdelta\.shop\.truncated"):
+        job.run()
+    assert job.rows() == expected
+    spark.sql(f"ALTER TABLE {job.target()} UNSET TBLPROPERTIES ('rowdelta.shop.truncated')")
+    job.run()
+    assert job.rows() == [*expected, order(4, "d")]
 
 
 def test_unreachable_broker(spark: SparkSession, tmp_path: Path) -> None:

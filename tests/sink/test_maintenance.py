@@ -185,6 +185,36 @@ def test_the_budget_is_saved_for_what_pays_most() -> None:
     assert groups(files, 20 * OPEN_COST, least_gain=1) == [["large"], ["small"]]
 
 
+def test_nothing_waits_for_a_file_that_is_larger_than_a_group() -> None:
+    files = [rewritable("large", 40 * OPEN_COST, deleted=50), rewritable("small", 6 * OPEN_COST, deleted=20)]
+    found = groups(files, 10 * OPEN_COST, least_gain=1, max_file_group_size=15 * OPEN_COST)
+    assert found == [["small"]]
+
+
+def test_a_look_that_waited_for_a_micro_batch_did_not_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a table with long micro-batches, which needs rewrites most, would hardly be looked at."""
+    clock = [0.0]
+
+    class Turn:
+        def __enter__(self) -> None:
+            clock[0] += 600.0
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    sink = Mock(written_bytes=0)
+    sink.credit.return_value = 1000
+    sink.begin_rewrite.return_value = None
+    member = Mock(sink=sink, works=True, turn=Turn())
+    thread = Maintenance(Mock(), Mock())
+    known = maintenance._Table(sink)
+    assert thread._rewrite(member, known, MaintenanceSection()) is None
+    assert (known.look_seconds, known.looked_at) == (0.0, 600.0)
+    assert thread._credit(known, MaintenanceSection()) == 0, "nothing was written since"
+    thread._finishing.set()
+    assert thread._credit(known, MaintenanceSection()) == 1000, "the last look is always due"
+
+
 @pytest.mark.parametrize(("size", "rests"), [(1000, True), (20_000_000, False)])
 def test_small_rewrites_take_half_of_the_time(monkeypatch: pytest.MonkeyPatch, size: int, rests: bool) -> None:
     """After each one maintenance rests as long as it took, unless the job ends."""

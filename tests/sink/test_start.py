@@ -275,7 +275,7 @@ def test_the_jvm_is_told_of_jars_and_archive_and_the_environment_is_as_before(ja
 
 
 def test_a_cache_folder_with_a_space(jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tests/faults/conftest.py` has such a one too, with a real JVM."""
+    """The cache that tests of real starts share has one too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
     found = archive_of(jar)
     exists(found, jar)
@@ -498,13 +498,13 @@ def test_warm_ends_as_its_second_process_does(tmp_path: Path, capfd: pytest.Capt
 def test_a_start_takes_its_classes_from_the_archive(
     tmp_path: Path, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.sink.test_submit import LOCAL, command, finish, warm, write_changes, write_config
+    from tests.sink.test_submit import CACHE, LOCAL, command, finish, warm, write_changes, write_config
 
     write_changes(tmp_path, 1)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_folder / "cache"))
-    # once in a run of the tests: those of `test_submit` start their processes with it too
-    assert warm(shared_folder / "cache", write_config(tmp_path), wait=True)[-1:] == ["ok"]
-    (found,) = (shared_folder / "cache/rowdelta/classes").glob("*.jsa")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_folder / CACHE))
+    # once in a run of the tests: those of `test_submit` and tests/faults start their processes with it too
+    assert warm(shared_folder / CACHE, write_config(tmp_path), wait=True)[-1:] == ["ok"]
+    (found,) = (shared_folder / CACHE / "rowdelta/classes").glob("*.jsa")
     before = time.time_ns()
     log = f"-Xlog:class+load:file={tmp_path / 'classes.log'}"
     path = write_config(tmp_path, spark={**LOCAL, "spark.driver.extraJavaOptions": log})

@@ -36,6 +36,12 @@ LOCAL = {
     "spark.sql.shuffle.partitions": "2",
 }
 
+CACHE = "a cache"
+"""Name of the folder for jars and classes, which all tests share whose sinks start fast. It has a space."""
+ICEBERG: dict[str, object] = {"lake": {"type": "hadoop", "warehouse": "./warehouse"}}
+CATALOGS = ICEBERG | {"delta": {"type": "delta", "warehouse": "./delta"}}
+"""As in tests/faults, so that the suite makes one archive of classes: that depends on the packages."""
+
 
 def write_config(folder: Path, trigger: str = "available-now", **sections: object) -> Path:
     """A configuration for `changes/` with one file a micro-batch; relative paths, which mean the file's folder."""
@@ -47,7 +53,7 @@ def write_config(folder: Path, trigger: str = "available-now", **sections: objec
             "options": {"path_format": "json", "maxFilesPerTrigger": 1},
         },
         "maintenance": {"budget": 0},  # its commits would be counted too
-        "catalogs": {"lake": {"type": "hadoop", "warehouse": "./warehouse"}},
+        "catalogs": CATALOGS,
         "tables": [
             {
                 "source": "./changes",
@@ -119,7 +125,7 @@ def finish(arguments: Sequence[str], seconds: int = 180) -> subprocess.Completed
 def warm(folder: Path, config: Path, *, wait: bool) -> list[str]:
     """Run `rowdelta warm` with the cache in `folder`, once for all processes of a run of the tests.
 
-    :param config: of any job that reads files: all have the same packages.
+    :param config: of any job that reads files and knows both formats: all have the same packages.
     :param wait: for another process that is doing it.
     :return: what it printed; nothing if another process is doing it.
     """
@@ -144,7 +150,7 @@ def fast_start(
     """The processes of these tests take jars from a record, and classes from an archive if there is one: two thirds of
     the work.
     """
-    folder = shared_folder / "cache"
+    folder = shared_folder / CACHE
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     # making it takes as long as three starts
     if sum(item.path == request.path for item in request.session.items) > 6:
@@ -221,6 +227,10 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[Running]:
         job.end()
 
 
+FILES = 8
+"""Of a run that is told to end after two of them, one a second."""
+
+
 # rowdelta run ---------------------------------------------------------------------------------------------------------
 
 
@@ -233,7 +243,7 @@ def test_a_signal_finishes_the_micro_batch(
     spark: SparkSession, tmp_path: Path, number: signal.Signals, group: bool
 ) -> None:
     """Exit code 0 with whole micro-batches applied, and the next run does the rest, once."""
-    expected = write_changes(tmp_path, 12)
+    expected = write_changes(tmp_path, FILES)
     path = write_config(tmp_path, trigger="1 second")
     with running(command("run", path), tmp_path / "log") as job:
         job.wait_for_batches(2)
@@ -243,12 +253,12 @@ def test_a_signal_finishes_the_micro_batch(
         assert code == 0 or (code == 75 and group and number == signal.SIGTERM), job.log
         assert group or not complaints(job.log), job.log
         done = job.batches()
-    assert commits(spark, tmp_path) == done < 12
+    assert commits(spark, tmp_path) == done < FILES
     result = finish(command("run", write_config(tmp_path)))
     assert result.returncode == 0, result.stderr
     assert table_content(spark, tmp_path) == expected
     # where Spark had noted a file and not yet the micro-batch, it puts the next file into the same one
-    assert commits(spark, tmp_path) in (11, 12)
+    assert commits(spark, tmp_path) in (FILES - 1, FILES)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +327,7 @@ jvms.end()
 def test_a_second_ctrl_c_interrupts(spark: SparkSession, tmp_path: Path, submitted: bool) -> None:
     """The micro-batch in progress is given up, no process stays, and the next run does it, once."""
     expected = write_changes(tmp_path, 4)
-    path = write_config(tmp_path)
+    path = write_config(tmp_path, catalogs=ICEBERG if submitted else CATALOGS)
     with running(submit(path, "local[2]") if submitted else command("run", path), tmp_path / "log") as job:
         # the first micro-batch takes seconds, with the start of the Python workers
         assert wait_until(lambda: any((tmp_path / "state").rglob("offsets/0")), 120), job.log
@@ -329,7 +339,7 @@ def test_a_second_ctrl_c_interrupts(spark: SparkSession, tmp_path: Path, submitt
         assert time.monotonic() - started < 15
         assert job.batches() == 0, job.log
         assert wait_until(lambda: not job.descendants(), 15), job.descendants()
-    result = finish(command("run", path))
+    result = finish(command("run", write_config(tmp_path)))
     assert result.returncode == 0, result.stderr
     assert table_content(spark, tmp_path) == expected
     assert commits(spark, tmp_path) in (3, 4)
@@ -374,7 +384,7 @@ def test_the_jvm_dies(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.versions
 def test_check_run_status(spark: SparkSession, tmp_path: Path) -> None:
     expected = write_changes(tmp_path, 2)
-    path = write_config(tmp_path, catalogs=SECRETS, spark=LOCAL | event_log(tmp_path))
+    path = write_config(tmp_path, catalogs=CATALOGS | SECRETS, spark=LOCAL | event_log(tmp_path))
     check = finish(command("check", path))
     assert check.returncode == 0, check.stderr
     assert "uri=jdbc:postgresql://****@db/lake" in check.stdout
@@ -569,6 +579,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def submit(path: Path, master: str, *more: str) -> list[str]:
+    """:param path: of a configuration with Iceberg alone: Delta Lake needs more settings."""
     packages = finish(command("packages", path)).stdout.strip()
     assert packages.startswith("org.apache.iceberg:iceberg-spark-runtime-")
     settings = [f"--conf={name}={value}" for name, value in LOCAL.items() if name.startswith("spark.driver.")]
@@ -601,14 +612,15 @@ def test_spark_submit_local(spark: SparkSession, tmp_path: Path) -> None:
 def test_spark_submit_passes_exit_codes_on(tmp_path: Path) -> None:
     write_changes(tmp_path, 1)
     (tmp_path / "changes" / "bad.json").write_text("no JSON\n")
-    result = finish(submit(write_config(tmp_path), "local[2]"))
+    result = finish(submit(write_config(tmp_path, catalogs=ICEBERG), "local[2]"))
     assert result.returncode == 3, result.stderr
 
 
 def test_spark_submit_stops_on_sigterm(spark: SparkSession, tmp_path: Path) -> None:
     """Here the JVM is the parent and gets the signal. The micro-batch in progress is committed."""
-    expected = write_changes(tmp_path, 12)
-    with running(submit(write_config(tmp_path, trigger="1 second"), "local[2]"), tmp_path / "log") as job:
+    expected = write_changes(tmp_path, FILES)
+    path = write_config(tmp_path, trigger="1 second", catalogs=ICEBERG)
+    with running(submit(path, "local[2]"), tmp_path / "log") as job:
         job.wait_for_batches(2)
         # the third is in progress: Spark has noted what is in it, and not that it is done
         assert wait_until(lambda: any((tmp_path / "state").rglob("offsets/2")), 60), job.log
@@ -616,9 +628,9 @@ def test_spark_submit_stops_on_sigterm(spark: SparkSession, tmp_path: Path) -> N
         assert job.wait() == 0, job.log
         assert not complaints(job.log), job.log
         done = job.batches()
-    assert commits(spark, tmp_path) == done < 12
+    assert commits(spark, tmp_path) == done < FILES
     result = finish(command("run", write_config(tmp_path)))
     assert result.returncode == 0, result.stderr
     assert table_content(spark, tmp_path) == expected
     # as above: Spark may have noted a file and not yet the micro-batch
-    assert commits(spark, tmp_path) in (11, 12)
+    assert commits(spark, tmp_path) in (FILES - 1, FILES)

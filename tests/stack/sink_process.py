@@ -89,6 +89,12 @@ def spark_section(endpoint: str) -> dict[str, str]:
     }
 
 
+def impatient(*arguments: object) -> list[str]:
+    """The command line of `rowdelta` whose failed tables are tried again soon."""
+    program = Path(__file__).with_name("impatient.py")
+    return [sys.executable, "-P", str(program), *map(str, arguments)]  # -P: other files there are no modules of it
+
+
 class SinkProcess(Process):
     """`rowdelta run` of a configuration. It is started when Spark is: what it applies, its tables show.
 
@@ -97,9 +103,17 @@ class SinkProcess(Process):
     :param config: the configuration's file.
     :param folder: of the log.
     :param environment: what the configuration takes from there.
+    :param is_patient: whether failed tables wait as long as its users' do.
     """
 
-    def __init__(self, config: Path, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        config: Path,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        is_patient: bool = True,
+    ) -> None:
         self.config = config
         self.log = folder / "sink.log"
         # what a session of this process has set must not leak
@@ -109,7 +123,7 @@ class SinkProcess(Process):
         own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
         self._variables = {**inherited, **own, **(environment or {})}
         super().__init__(
-            [sys.executable, "-m", "sink", "run", str(config)],
+            [sys.executable, "-m", "sink", "run", str(config)] if is_patient else impatient("run", config),
             self.log,
             lambda: "Setting default log level" in self.text(),  # Ivy is done
             environment=self._variables,

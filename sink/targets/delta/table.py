@@ -65,7 +65,7 @@ log = logging.getLogger("rowdelta")
 
 _OWN = "rowdelta."
 
-_OF_POSITION = ("streamed", "undecoded")
+_OF_POSITION = ("streamed", "truncated", "undecoded")
 """Parts of the sink's state that say something of the changes up to the position."""
 
 

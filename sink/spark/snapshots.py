@@ -1,0 +1,80 @@
+"""Tells the driver whether a micro-batch has rows of a snapshot read of the source, and rows of its stream of changes.
+
+A table that trusts its stream, or only grows, takes each row of a snapshot as a new one. So a snapshot that comes after
+other changes would write rows twice, unless a TRUNCATE in between has removed them.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.rows import ORDER, SNAPSHOT
+from deltawriters.collapse import Ints, order_rank
+from deltawriters.partitioning import storage
+
+
+class SnapshotRows:
+    """What one task gets, in any order. It gets every TRUNCATE of the micro-batch.
+
+    A TRUNCATE is applied only if the topic has one partition. So of the order it is enough to know the first row of a
+    snapshot, the last other row, and the first and the last TRUNCATE. Each of them is a row with the order columns.
+
+    :param partition: the order column with the Kafka partition.
+    """
+
+    def __init__(self, partition: str) -> None:
+        self._partition = partition
+        self._snapshot, self._streamed = set[int](), set[int]()
+        self._first_snapshot: list[pa.Table] = []
+        self._last_streamed: list[pa.Table] = []
+        self._truncates: list[pa.Table] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """:param rows: changes that are applied."""
+        is_snapshot, orders = rows.column(SNAPSHOT), _orders(rows)
+        snapshot, streamed = orders.filter(is_snapshot), orders.filter(pc.invert(is_snapshot))
+        if len(snapshot):
+            self._snapshot |= set(snapshot.column(self._partition).unique().to_pylist())
+            self._first_snapshot = [_chosen(np.argmin, [*self._first_snapshot, snapshot])]
+        if len(streamed):
+            self._streamed |= set(streamed.column(self._partition).unique().to_pylist())
+            self._last_streamed = [_chosen(np.argmax, [*self._last_streamed, streamed])]
+
+    def truncate(self, barriers: pa.RecordBatch) -> None:
+        """:param barriers: rows that stand for a TRUNCATE."""
+        self._truncates.append(_orders(barriers))
+
+    @property
+    def snapshot_partitions(self) -> set[int]:
+        """Partitions with rows of a snapshot, unless all of them come after a TRUNCATE."""
+        is_free = self._truncates and _is_before(_chosen(np.argmin, self._truncates), self._first_snapshot)
+        return set() if is_free else self._snapshot
+
+    @property
+    def streamed_partitions(self) -> set[int]:
+        """Partitions with other rows, unless a TRUNCATE comes after all of them."""
+        is_gone = self._truncates and not _is_before(_chosen(np.argmax, self._truncates), self._last_streamed)
+        return set() if is_gone else self._streamed
+
+
+def _orders(rows: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([rows.select([name for name in rows.schema.names if name.startswith(ORDER)])])
+
+
+def _ranks(orders: Sequence[pa.Table]) -> tuple[pa.Table, Ints]:
+    rows = pa.concat_tables(orders).combine_chunks()
+    return rows, order_rank([storage(column) for column in rows.columns])
+
+
+def _chosen(choose: Callable[[Ints], np.intp], orders: Sequence[pa.Table]) -> pa.Table:
+    """A copy of one row."""
+    rows, ranks = _ranks(orders)
+    return rows.take([int(choose(ranks))])
+
+
+def _is_before(barrier: pa.Table, row: Sequence[pa.Table]) -> bool:
+    """:param row: one, or none, which nothing is before."""
+    ranks = _ranks([barrier, *row])[1]
+    return len(ranks) > 1 and bool(ranks[0] < ranks[1])
