@@ -467,7 +467,7 @@ def test_warm_refuses_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_the_job_of_warm_is_told_to_nobody(tmp_path: Path) -> None:
     """It isn't the user's job, and it has none of the user's catalogs."""
-    from tests.sink.test_submit import write_config
+    from tests.sink.test_submit import ICEBERG, write_config
 
     reports = {
         "spark.app.name": "orders",
@@ -480,7 +480,8 @@ def test_the_job_of_warm_is_told_to_nobody(tmp_path: Path) -> None:
         "spark.sql.defaultCatalog": "lake",
     }
     kept = {"spark.driver.memory": "2g", "spark.sql.extensions": "org.example.Extensions"}
-    trained = training._config(config.load(write_config(tmp_path, spark=reports | kept)), tmp_path)
+    path = write_config(tmp_path, catalogs=ICEBERG, spark=reports | kept)
+    trained = training._config(config.load(path), tmp_path)
     options = session.settings(trained)
     assert kept.items() <= options.items()
     assert options["spark.app.name"] == "rowdelta warm"
