@@ -153,6 +153,21 @@ def test_deletes_of_one_file_that_is_left_stay(spark: SparkSession, tmp_path: Pa
     assert job.check_index() is not None
 
 
+def test_position_deletes_as_old_as_a_data_file_stay(spark: SparkSession, tmp_path: Path) -> None:
+    """They may be of the same commit."""
+    job = new_job(spark, tmp_path, key=("id", "region"), partition_by=("region",))
+    write_rows(job)
+    earlier = delete_files(job, "eu")
+    job.write([("-D", left()[0])])
+    job.run()
+    newest = set(delete_files(job, "eu")) - set(earlier)
+    assert newest
+    compact_eu(job)
+    assert only_sink(job).drop_dangling_deletes() == len(earlier)
+    assert set(delete_files(job, "eu")) == newest
+    assert job.rows() == by_pyiceberg(job) == left()[1:]
+
+
 def add_dangling_vector(job: Job) -> None:
     """As a program leaves it that removes a data file and forgets its vector."""
     table = only_sink(job).table
