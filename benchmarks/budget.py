@@ -2,8 +2,8 @@
 
 For each format and budget a table is loaded, and a stream applies the same micro-batches to it, one right after the
 other: nothing is left over for maintenance but what it takes from them. With `--every` there is a pause between them,
-as in a stream that a machine can follow for long. Later the table is scanned as it was after some
-of its micro-batches, in turns with its compacted state, so that neither the stream nor maintenance disturbs the scans.
+as in a stream that a machine can follow for long. Later the table is scanned as it was after some of its micro-batches,
+in turns with its compacted state, so that neither the stream nor maintenance disturbs the scans.
 """
 
 import argparse

@@ -112,6 +112,22 @@ def rows_without(
                 yield places, rows
 
 
+def all_rows(
+    io: FileIO, path: str, check: Callable[[pa.Schema], None]
+) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
+    """All rows of a Parquet file, a row group at a time.
+
+    :param check: gets the file's schema before the first rows. What it raises is raised here.
+    :return: positions, and their rows.
+    """
+
+    def checked(stored: pa.Schema) -> list[str]:
+        check(stored)
+        return list(stored.names)
+
+    return rows_without(io, path, np.empty(0, np.int64), (0, 1), checked)
+
+
 class ParquetFileWriter:
     """Writes the file `path`. Each `write` makes one row group, so callers buffer rows first.
 

@@ -251,8 +251,6 @@ class Chain:
         def change(values: dict[str, Any]) -> None:
             values["sink"]["checkpoint"] = f"s3a://{self.s3.BUCKET}/state"
             values["spark"]["spark.hadoop.fs.s3a.connection.timeout"] = f"{TIMEOUT:.0f}s"
-            # or rewrites beside the stream would take the files that a minor compaction is to merge
-            values["maintenance"] = {"budget": 0}
             for table in values["tables"]:
                 table["merge_small_files"] = True
 
@@ -344,6 +342,8 @@ class Chain:
                 "lake": {"type": "delta", "warehouse": f"s3a://{self.s3.BUCKET}/delta"},
             },
             "tables": tables,
+            # or a fault that is meant for a micro-batch's commit may meet a commit of maintenance
+            "maintenance": {"budget": 0, "expire": None, "orphans": None},
             "spark": spark_section(self.store_door.url),
         }
 

@@ -20,7 +20,7 @@ from deltawriters.content import Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts, rows_without
+from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_without
 from deltawriters.partitioning import storage
 from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import OtherColumnsError
@@ -121,12 +121,11 @@ class MemoryTableSpec(TableSpec):
         return self
 
     def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
-        def checked(stored: pa.Schema) -> list[str]:
+        def check(stored: pa.Schema) -> None:
             if stored.names != self.schema.names:
                 raise OtherColumnsError(small.path)
-            return list(stored.names)
 
-        for places, rows in rows_without(self.files, small.path, np.empty(0, np.int64), (0, 1), checked):
+        for places, rows in all_rows(self.files, small.path, check):
             yield places, rows.cast(self.schema)
 
     def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io import FileIO
@@ -28,7 +27,7 @@ from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
+from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_at, rows_without
 from deltawriters.partitioning import as_table_types
 from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.storage import file_io
@@ -194,12 +193,7 @@ class DeltaTableSpec(TableSpec):
     def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
         moved = self.of_moved_rows
         values: Mapping[str, str | None] = json.loads(partition.text)
-
-        def checked(stored: pa.Schema) -> list[str]:
-            self._check_columns(small, stored, moved)
-            return list(stored.names)
-
-        for places, rows in rows_without(self.io, small.path, np.empty(0, np.int64), (0, 1), checked):
+        for places, rows in all_rows(self.io, small.path, lambda stored: self._check_columns(small, stored, moved)):
             columns: list[pa.Array | pa.ChunkedArray] = []
             for column in self.columns:
                 if column.name in self.partition_columns:

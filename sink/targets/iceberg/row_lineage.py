@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io import FileIO
 
 from deltawriters.collapse import Ints
-from deltawriters.parquet import rows_without
+from deltawriters.parquet import all_rows
 from deltawriters.partitioning import as_table_types
 from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import OtherColumnsError
@@ -29,12 +28,7 @@ def read_rows(io: FileIO, small: SmallFile, columns: pa.Schema, written: pa.Sche
     :return: positions, and their rows in the columns of `written`.
     :raises OtherColumnsError: the file has other columns than the table.
     """
-
-    def checked(stored: pa.Schema) -> list[str]:
-        _check_columns(small, stored, columns)
-        return list(stored.names)
-
-    for places, rows in rows_without(io, small.path, np.empty(0, np.int64), (0, 1), checked):
+    for places, rows in all_rows(io, small.path, lambda stored: _check_columns(small, stored, columns)):
         if ROW_ID in written.names:
             rows = _with_row_ids(rows, places, small.first_row_id, small.sequence_number)
         yield places, as_table_types(rows, written)
