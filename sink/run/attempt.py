@@ -135,13 +135,14 @@ class TaskPlans:
                 # the same row in two files differs in `_source`, which isn't a contradiction
                 content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),
             )
+        place = len(section.order_by)
         return task.TaskPlan(
             begun.spec,
             options,
             begun.operation,
             section.target,
             self._dead_letters.spec if self._dead_letters else None,
-            order_column(len(section.order_by)) if self._config.source.type == "kafka" else None,
+            (order_column(place), order_column(place + 1)) if self._config.source.type == "kafka" else None,
             index,
             lasting=files_last(section),
             order=self._plan.order,

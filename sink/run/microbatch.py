@@ -986,7 +986,7 @@ class TableSink:
             )
         if self._dead_letters is not None:
             self._dead_letters.check_limit(self.plan.section.target, written.bad_by_class, written.samples)
-        again = written.snapshot_partitions & self._streamed()
+        again = (written.snapshot_partitions & self._streamed()) | written.repeated_partitions
         if again:
             raise DataError(
                 f"{self.table.name}: the source was snapshot again (op r after other changes, in partition "

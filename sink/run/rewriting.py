@@ -251,11 +251,9 @@ class Rewriting:
     ) -> bool:
         """What micro-batches have deleted meanwhile is in delete files of their own, which stay."""
         with before_commit(self._table.name):
-            merged = self._table.merged_deletes(paths, begun.files)
-            # a rollback may have brought data files back whose positions were left out
-            is_whole = merged is not None and (begun.group.live or frozenset()).issuperset(merged.referenced)
+            merged = self._table.merged_deletes(paths, begun.group.live or (), begun.files)
             is_same = key_index.holds(begun.pin) and self._table.layout == begun.written_for
-            if merged is None or not is_whole or not is_same:
+            if merged is None or not is_same:
                 log.info("%s: its delete files were changed by others meanwhile; not merged", self._table.name)
                 return False
             index = key_index.restated(begun.name, merged.referenced, new_paths)

@@ -25,6 +25,7 @@ class Written:
     :param rows: number of changes, by kind.
     :param snapshot_partitions: see `sink.spark.snapshots.SnapshotRows`.
     :param streamed_partitions: likewise.
+    :param repeated_partitions: those in which rows of a snapshot come after other rows of the micro-batch.
     :param undecoded: number of bad records with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param records: number of rows in files, by the files' content.
     :param index: each task's part of the key index.
@@ -46,6 +47,7 @@ class Written:
     samples: list[str]
     snapshot_partitions: set[int]
     streamed_partitions: set[int]
+    repeated_partitions: set[int]
     peak_memory: int
     index: list[dict[str, Any]]
     truncates: int = 0
@@ -138,6 +140,10 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
             records[content] += count
         bad.update(result["bad"])
         undecoded.update(result["undecoded"])
+    last_snapshot = [found for result in results for found in result["last_snapshot"]]
+    first_streamed: dict[int, int] = {}
+    for p, place in (found for result in results for found in result["first_streamed"]):
+        first_streamed[p] = min(place, first_streamed.get(p, place))
     return Written(
         files=[json.dumps(file) for result in results for file in result["files"]],
         dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
@@ -150,6 +156,7 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
         samples=[sample for result in results for sample in result["samples"]][:3],
         snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
         streamed_partitions={p for result in results for p in result["streamed_partitions"]},
+        repeated_partitions={p for p, place in last_snapshot if p in first_streamed and first_streamed[p] < place},
         index=[result["index"] for result in results if "index" in result],
         contents=contents,
         # each task gets every TRUNCATE

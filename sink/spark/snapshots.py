@@ -5,6 +5,7 @@ other changes would write rows twice, unless a TRUNCATE in between has removed t
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +21,18 @@ class SnapshotRows:
 
     A TRUNCATE is applied only if the topic has one partition. So of the order it is enough to know the first row of a
     snapshot, the last other row, and the first and the last TRUNCATE. Each of them is a row with the order columns.
+    Whether a snapshot comes after other rows of the same micro-batch, the places in the partitions tell.
 
     :param partition: the order column with the Kafka partition.
+    :param place: the order column with the change's place in it.
     """
 
-    def __init__(self, partition: str) -> None:
-        self._partition = partition
+    def __init__(self, partition: str, place: str) -> None:
+        self._partition, self._place = partition, place
+        self._last_snapshot: list[pa.Table] = []
+        """A row for each batch and partition, with the highest place."""
+        self._streamed_places: list[pa.Table] = []
+        """Of all rows: which of them come after the last TRUNCATE is known in the end."""
         self._snapshot, self._streamed = set[int](), set[int]()
         self._first_snapshot: list[pa.Table] = []
         self._last_streamed: list[pa.Table] = []
@@ -38,9 +45,11 @@ class SnapshotRows:
         if len(snapshot):
             self._snapshot |= set(snapshot.column(self._partition).unique().to_pylist())
             self._first_snapshot = [_chosen(np.argmin, [*self._first_snapshot, snapshot])]
+            self._last_snapshot.append(self._by_partition([snapshot], "max"))
         if len(streamed):
             self._streamed |= set(streamed.column(self._partition).unique().to_pylist())
             self._last_streamed = [_chosen(np.argmax, [*self._last_streamed, streamed])]
+            self._streamed_places.append(streamed.select([self._partition, self._place]))
 
     def truncate(self, barriers: pa.RecordBatch) -> None:
         """:param barriers: rows that stand for a TRUNCATE."""
@@ -57,6 +66,30 @@ class SnapshotRows:
         """Partitions with other rows, unless a TRUNCATE comes after all of them."""
         is_gone = self._truncates and not _is_before(_chosen(np.argmax, self._truncates), self._last_streamed)
         return set() if is_gone else self._streamed
+
+    @property
+    def last_snapshot(self) -> dict[int, int]:
+        """The place of the last row of a snapshot, by partition."""
+        return self._told(self._by_partition(self._last_snapshot, "max"))
+
+    @property
+    def first_streamed(self) -> dict[int, int]:
+        """The place of the first other row, by partition, since the last TRUNCATE."""
+        places = self._streamed_places
+        if self._truncates:
+            last = pc.max(pa.concat_tables(self._truncates).column(self._place))
+            places = [part.filter(pc.greater(part.column(self._place), last)) for part in places]
+        return self._told(self._by_partition(places, "min"))
+
+    def _by_partition(self, rows: Sequence[pa.Table], choose: Literal["min", "max"]) -> pa.Table:
+        """:return: a row for each partition, with the columns partition and place."""
+        if not rows:
+            return pa.table({self._partition: pa.array([], pa.int32()), self._place: pa.array([], pa.int64())})
+        found = pa.concat_tables(rows).group_by(self._partition).aggregate([(self._place, choose)])
+        return found.rename_columns([self._partition, self._place])
+
+    def _told(self, chosen: pa.Table) -> dict[int, int]:
+        return dict(zip(*(chosen.column(name).to_pylist() for name in (self._partition, self._place)), strict=True))
 
 
 def _orders(rows: pa.RecordBatch) -> pa.Table:

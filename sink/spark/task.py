@@ -76,8 +76,8 @@ class TaskPlan:
 
     :param options: None for a table that only grows.
     :param dead_letters: the dead-letter table, or None if a bad record stops the job.
-    :param source_partition: the order column with the Kafka partition. The task reports which partitions had snapshot
-        rows. None if nobody needs this report.
+    :param source_place: the order columns with the Kafka partition and the place in it. The task reports which
+        partitions had snapshot rows. None if nobody needs this report.
     :param lasting: pack all data files for a long life (`sink.run.plan.files_last`).
     :param order: in which rows are written.
     """
@@ -87,7 +87,7 @@ class TaskPlan:
     operation: str
     target: str
     dead_letters: TableSpec | None
-    source_partition: str | None
+    source_place: tuple[str, str] | None
     index: IndexPlan | None = None
     lasting: bool = False
     order: RowOrder | None = None
@@ -341,7 +341,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         writer = DeltaWriter(plan.table, plan.options, task, index, plan.order, lasting=plan.lasting)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
-    snapshots = SnapshotRows(plan.source_partition) if plan.source_partition is not None else None
+    snapshots = SnapshotRows(*plan.source_place) if plan.source_place is not None else None
     truncates = 0
 
     def reject(rejected: pa.StructArray) -> None:
@@ -394,6 +394,8 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         "samples": samples,
         "snapshot_partitions": sorted(snapshots.snapshot_partitions) if snapshots is not None else [],
         "streamed_partitions": sorted(snapshots.streamed_partitions) if snapshots is not None else [],
+        "last_snapshot": sorted(snapshots.last_snapshot.items()) if snapshots is not None else [],
+        "first_streamed": sorted(snapshots.first_streamed.items()) if snapshots is not None else [],
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     if index_part is not None:

@@ -78,13 +78,20 @@ class CommitUnknownError(TemporaryError):
     """It is unknown whether the commit succeeded. The attempt's files must not be deleted."""
 
 
+OF_POSITION = ("streamed", "truncated", "undecoded")
+"""Last parts of the sink's properties that say something of the changes up to the position. A rollback of the table
+takes them back.
+"""
+
+
 @dataclass(frozen=True)
 class StoredPosition:
     """A sink's position as a table stores it, and which commit stored it.
 
     `index` names the version of the key index that belongs to the commit (`sink.run.keyindex`), if it has one, and
     `index_snapshot_id` the snapshot that is the last one in it: the commit's own, or that of a rewrite which came
-    after.
+    after. `state` is what the table's properties said of the changes up to the position (`OF_POSITION`): None if an
+    older release committed.
     """
 
     position: "Position"
@@ -92,6 +99,7 @@ class StoredPosition:
     snapshot_id: int | None = None
     index: Mapping[str, Any] | None = None
     index_snapshot_id: int | None = None
+    state: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -488,7 +496,7 @@ class AppliedDeletes:
     """A position delete file (Iceberg v2) that applies to live data files.
 
     :param rows: number of its positions.
-    :param data_files: to how many data files it applies; 0 if that isn't known.
+    :param data_files: to how many of the table's data files it applies; 0 if it isn't to be merged.
     """
 
     small: "SmallFile"
@@ -800,12 +808,16 @@ class Target(TableState):
     def handles(self, paths: Collection[str]) -> Sequence[Any]:
         """What names data files in a `Rewrite`, with the deletes that are only about them, of those that are live."""
 
-    def merged_deletes(self, paths: Collection[str], files: Sequence[str]) -> MergedDeletes | None:
+    def merged_deletes(
+        self, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
+    ) -> MergedDeletes | None:
         """What a commit replaces that merges position delete files.
 
         :param paths: of the old delete files.
+        :param data_files: to which they applied.
         :param files: the new delete files, as in `ChangeSet`.
-        :return: None if one of the old files isn't live any more, or the format has no such files.
+        :return: None if one of the old files applies to none of these any more, or to others (a rollback may have
+            brought them back), or the format has no such files.
         """
         return None
 

@@ -125,6 +125,13 @@ class KafkaJob:
     def snapshots(self, table: str = "orders") -> int:
         return self.spark.sql(f"SELECT * FROM {self.target(table)}.snapshots").count()
 
+    def current_snapshot(self) -> int:
+        (row,) = self.spark.sql(f"SELECT snapshot_id FROM {self.target()}.refs WHERE name = 'main'").collect()
+        return int(row["snapshot_id"])
+
+    def properties(self) -> dict[str, str]:
+        return {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {self.target()}").collect()}
+
     def identifiers(self, table: str = "orders") -> set[str]:
         """The identifier fields, by Iceberg."""
         catalog = java_catalog(self.spark)
@@ -476,6 +483,27 @@ def test_a_new_snapshot_of_the_source_needs_upsert(spark: SparkSession, tmp_path
     assert job.rows() == expected
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_new_snapshot_in_the_same_micro_batch_needs_upsert(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, is_repeated: bool
+) -> None:
+    """As when Debezium has been set up anew before the sink first runs."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, table={"mode": "changelog", "deletes": "equality"})
+    kafka.create_topic(job.topic(), 2)
+    job.produce([insert(order(1, "a"), "r"), insert(order(2, "b"))])
+    if is_repeated:
+        job.produce([insert(order(1, "a"), "r")])
+    # the other partition has its only snapshot later
+    job.produce([insert(order(number, "e"), "r") for number in range(5, 9)], partition=1)
+    if is_repeated:
+        with pytest.raises(DataError, match=r"the source was snapshot again \(op r .* in partition 0\).*mode: upsert"):
+            job.run()
+        assert job.rows() == []
+    else:
+        job.run()
+        assert len(job.rows()) == 6
+
+
 TRUNCATE = None, {"op": "t", "before": None, "after": None}
 
 
@@ -503,6 +531,33 @@ def test_a_truncate_forgets_what_was_streamed_before_it(spark: SparkSession, tmp
         with pytest.raises(DataError, match=r"the source was snapshot again .*Use mode: upsert"):
             job.run()
         assert job.rows() == expected
+
+
+def test_what_belongs_to_a_position_goes_back_with_the_table(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """After a rollback to the middle of the source's snapshot, the rest of it is read again. It isn't a second one."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, table={"mode": "changelog"})
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"), "r")])
+    job.run()
+    first, streamed = job.current_snapshot(), "rowdelta.shop.streamed"
+    job.produce([insert(order(2, "b"), "r"), insert(order(3, "c"))])
+    job.run()
+    last = job.current_snapshot()
+    assert job.properties()[streamed] == "[0]"
+    for snapshot in (first, last, first):  # forward again too
+        spark.sql(f"CALL lake.system.set_current_snapshot('{job.name}.orders', {snapshot})")
+        if snapshot == last:
+            job.run()
+            assert job.current_snapshot() == last
+            assert job.properties()[streamed] == "[0]"
+    job.run()
+    assert job.rows() == [order(1, "a"), order(2, "b"), order(3, "c")]
+    assert job.properties()[streamed] == "[0]"
+    spark.sql(f"CALL lake.system.set_current_snapshot('{job.name}.orders', {first})")
+    job.produce([TRUNCATE])
+    job.run()
+    assert streamed not in job.properties()
+    assert job.rows() == []
 
 
 def test_a_truncate_waits_for_partitions_that_its_micro_batch_does_not_know(

@@ -111,7 +111,7 @@ def test_a_delete_of_an_unknown_key_is_a_counted_no_op(job: Job, caplog: pytest.
 def test_a_micro_batch_of_bad_records_only_has_no_keys_to_show() -> None:
     keys = dict.fromkeys(("inserted", "updated", "deleted", "absent", "duplicates", "completed"), 0)
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
-    written = Written([], [], [], {}, records, 0, {"null_key": 6}, {}, [], set(), set(), 0, [{"keys": keys}])
+    written = Written([], [], [], {}, records, 0, {"null_key": 6}, {}, [], set(), set(), set(), 0, [{"keys": keys}])
     assert written.shown(unites_deletes=False).endswith("0 position deletes, 6 dead letters")
     written.index[0]["keys"]["duplicates"] = 2
     assert "; keys: 2 duplicate rows removed, 6 dead letters" in written.shown(unites_deletes=False)

@@ -179,6 +179,28 @@ def test_delete_files_are_merged_and_data_files_stay(spark: SparkSession, tmp_pa
     assert job.check_index() is not None
 
 
+def test_delete_files_of_a_large_table_are_merged(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only two of three data files are looked at at once: deletes of all three stay."""
+    job, left = with_many_delete_files(spark, tmp_path, data_files=3, deletes=1)
+    for key in (10, 11, 110, 111, 210, 211):
+        job.write([("-D", {"id": key, "region": "new"})])
+        left.discard(key)
+    job.run()
+    (shared,) = set.intersection(*(set(deletes) for _, deletes in job.planned_files()))
+    assert [len(deletes) for _, deletes in job.planned_files()] == [3, 3, 3]
+    monkeypatch.setattr(rewritables, "_MOST_FILES", 2)
+    sink = only_sink(job)
+    for _ in range(40):  # which two files are looked at is drawn by lot
+        if (begun := sink.begin_rewrite(MERGING_DELETES)) is not None:
+            assert sink.write_rewrite(begun)
+            assert sink.end_rewrite(begun) is not None
+    assert [(len(deletes), shared in deletes) for _, deletes in job.planned_files()] == [(2, True)] * 3
+    assert keys(job.rows()) == keys(by_pyiceberg(job)) == left
+    assert job.check_index() is not None
+
+
 def test_positions_in_data_files_that_are_gone_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
     """Another writer has removed one of the data files of which a delete file has rows."""
     job, left = with_many_delete_files(spark, tmp_path, data_files=3, deletes=3)

@@ -32,6 +32,7 @@ from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.session import activate
 from sink.targets.base import (
+    OF_POSITION,
     REWRITE,
     FileCounts,
     LastCommit,
@@ -64,9 +65,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("rowdelta")
 
 _OWN = "rowdelta."
-
-_OF_POSITION = ("streamed", "truncated", "undecoded")
-"""Parts of the sink's state that say something of the changes up to the position."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ class DeltaTable(Target):
         found: dict[str, str] = {} if text is None else json.loads(text)
         operation, earlier = self._restored.get(prefix, (None, {}))
         if operation is not None and operation == json.loads(found.get("position", "{}")).get("operation"):
-            found = {key: value for key, value in found.items() if key not in _OF_POSITION} | earlier
+            found = {key: value for key, value in found.items() if key not in OF_POSITION} | earlier
         return found
 
     def set_property(self, name: str, value: str | None) -> None:
@@ -280,8 +278,9 @@ class DeltaTable(Target):
             return None
         position, state = found
         newest = json.loads(text)["operation"]
+        self._restored.pop(prefix, None)
         if position.operation != newest:
-            self._restored[prefix] = newest, {key: value for key, value in state.items() if key in _OF_POSITION}
+            self._restored[prefix] = newest, {key: value for key, value in state.items() if key in OF_POSITION}
         return position
 
     def _position_at(

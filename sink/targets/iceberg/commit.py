@@ -19,6 +19,7 @@ from py4j.java_gateway import JavaObject
 from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.base import (
+    OF_POSITION,
     ChangeSet,
     Committer,
     CommitUnknownError,
@@ -149,6 +150,9 @@ class IcebergCommitter(Committer):
         table.look()
         self._check_layout(request)
         before = table.property(name)
+        properties: dict[str, str | None] = table.state_of_position(request.prefix) | dict(request.properties)
+        state = {part: properties.get(f"{request.prefix}.{part}") for part in OF_POSITION}
+        stored["state"] = {part: value for part, value in state.items() if value is not None}
         is_overwrite = request.index is not None and request.index.replaced
         changes = self._overwrite(transaction, request) if is_overwrite else self._row_delta(transaction, request)
         for key, value in request.summary.items():
@@ -162,8 +166,8 @@ class IcebergCommitter(Committer):
         stored |= {"snapshot-id": number, "sequence-number": sequence_number}
         text = json.dumps(stored)
         update = transaction.updateProperties().set(name, text)
-        for key, value in request.properties.items():
-            update = update.set(key, value)
+        for key, text_or_none in properties.items():
+            update = update.remove(key) if text_or_none is None else update.set(key, text_or_none)
         update.commit()
         return _Staged(transaction, base, number, sequence_number, name, text, before)
 

@@ -1,7 +1,6 @@
 """The data files of an Iceberg table that a rewrite beside the stream may take (`sink.run.rewriting`)."""
 
 import json
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from random import randrange
 from typing import TYPE_CHECKING, Any
@@ -27,26 +26,20 @@ def rewritables(table: "IcebergTable") -> list[Rewritable]:
     """See `Target.rewritables`."""
     try:
         scans = table.current_scans()
-        is_complete = int(scans.size()) <= _MOST_FILES
+        applied = table.applied_deletes(scans)
         first = randrange(max(1, int(scans.size()) - _MOST_FILES + 1))  # so that each file has its turn
         scans = scans.subList(first, min(int(scans.size()), first + _MOST_FILES))
         described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
     except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot
         raise TemporaryError(java_message(error)) from None
-    applied: Counter[str] = Counter()
-    """How many data files each delete file applies to. A vector applies to one, though a Puffin file has several."""
-    for scan in described:
-        applied.update(d["file-path"] for d in scan.get("delete-files", ()) if d["file-format"].upper() != "PUFFIN")
-    found = (
-        _rewritable(table, scan, number, applied, is_complete) for scan, number in zip(described, numbers, strict=True)
-    )
+    found = (_rewritable(table, scan, number, applied) for scan, number in zip(described, numbers, strict=True))
     return [file for file in found if file is not None]
 
 
 def _rewritable(
-    table: "IcebergTable", scan: Mapping[str, Any], sequence_number: int, applied: Mapping[str, int], is_complete: bool
+    table: "IcebergTable", scan: Mapping[str, Any], sequence_number: int, applied: Mapping[str, int]
 ) -> Rewritable | None:
-    """:param applied: to how many data files each delete file applies. Only if `is_complete`, these are all."""
+    """:param applied: to how many data files each delete file applies."""
     spec, data, deletes = table.spec, scan["data-file"], scan.get("delete-files", ())
     if data["spec-id"] != spec.current_spec_id or data["file-format"].upper() != "PARQUET":
         return None
@@ -57,8 +50,10 @@ def _rewritable(
     by_position = all(delete["content"].upper().startswith("POSITION") for delete in deletes)
     partition = json.dumps(indexed(table, data).partition)
     rows = int(data["record-count"])
-    deleted = min(rows, sum(int(d["record-count"]) // applied.get(d["file-path"], 1) for d in deletes))
-    is_counted = spec.format_version >= 3 and all(delete["file-format"].upper() == "PUFFIN" for delete in deletes)
+    # a vector applies to one data file, though a Puffin file has several
+    shares = (int(d["record-count"]) // (1 if _is_vector(d) else applied[d["file-path"]]) for d in deletes)
+    deleted = min(rows, sum(shares))
+    is_counted = spec.format_version >= 3 and all(map(_is_vector, deletes))
     if not is_counted and not by_position:
         return None  # equality deletes
     small = SmallFile(
@@ -72,12 +67,16 @@ def _rewritable(
         AppliedDeletes(
             SmallFile(delete["file-path"], int(delete["file-size-in-bytes"]), None, 0),
             int(delete["record-count"]),
-            applied[delete["file-path"]] if is_complete and _is_mergeable(spec, delete) else 0,
+            applied[delete["file-path"]] if _is_mergeable(spec, delete) else 0,
         )
         for delete in deletes
         if not is_counted
     ]
     return Rewritable(data["spec-id"], partition, rows, deleted, len(deletes), small, applying)
+
+
+def _is_vector(delete: Mapping[str, Any]) -> bool:
+    return bool(delete["file-format"].upper() == "PUFFIN")
 
 
 def _is_mergeable(spec: IcebergTableSpec, delete: Mapping[str, Any]) -> bool:
@@ -98,28 +97,24 @@ def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObjec
     return found
 
 
-def merged_deletes(table: "IcebergTable", paths: Collection[str], files: Sequence[str]) -> MergedDeletes | None:
+def merged_deletes(
+    table: "IcebergTable", paths: Collection[str], data_files: Collection[str], files: Sequence[str]
+) -> MergedDeletes | None:
     """See `Target.merged_deletes`."""
-    scans, old = table.current_scans(), dict[str, JavaObject]()
-    live, referenced = set[str](), list[str]()
-    for number, described in enumerate(table.described_scans(scans)):
-        path = described["data-file"]["file-path"]
-        live.add(path)
-        applying = {delete["file-path"] for delete in described.get("delete-files", ())}.intersection(paths)
-        if applying:
-            referenced.append(path)
-        if not applying <= old.keys():
-            found = {str(delete.location()): delete for delete in table.elements(scans.get(number).deletes())}
-            old |= {path: found[path] for path in applying}
-    if len(old) < len(set(paths)):
+    scans = table.current_scans()
+    live = table.scanned_paths(scans)
+    own = {number: path for number, path in enumerate(live) if path in data_files}
+    applied, applied_to_own = (table.applied_deletes(part) for part in (scans, table.objects(map(scans.get, own))))
+    if any(path not in applied or applied[path] != applied_to_own.get(path) for path in paths):
         return None
     described_files = {text: json.loads(text) for text in files}
     references = {text: file.get("referenced-data-file") for text, file in described_files.items()}
-    dropped = {text for text, data_file in references.items() if data_file is not None and data_file not in live}
+    gone = {data_file for data_file in references.values() if data_file is not None}.difference(live)
+    dropped = {text for text, data_file in references.items() if data_file in gone}
     return MergedDeletes(
-        list(old.values()),
+        table.deletes_at(scans, paths),
         [text for text in files if text not in dropped],
-        referenced,
+        list(own.values()),
         [described_files[text]["file-path"] for text in dropped],
     )
 

@@ -225,6 +225,7 @@ class IcebergState(TableState):
         if text is None:
             return None
         stored = json.loads(text)
+        self._take_back(prefix, stored["operation"], None)
         current, committed = self.current_snapshot(), stored.get("snapshot-id")
         result = StoredPosition(stored["position"], stored["operation"], committed, stored.get("index"), committed)
         if committed is None or (current is not None and current.snapshot_id == committed):
@@ -233,9 +234,17 @@ class IcebergState(TableState):
             return self._with_newer_index(result, prefix, current.snapshot_id)
         found = self._position_in(current, prefix, stored, newest_if_in_doubt=newest_if_in_doubt)
         if found is not None:
+            self._take_back(prefix, stored["operation"], found.state)
             return found
         assert current is not None
         return self._with_newer_index(result, prefix, current.snapshot_id)
+
+    def _take_back(self, prefix: str, newest: str, state: Mapping[str, str] | None) -> None:
+        """What the table's properties say of the newest position (`OF_POSITION`) isn't true of an earlier one.
+
+        :param newest: the operation that stored the newest position.
+        :param state: what is true now; None if the table's properties are to be believed.
+        """
 
     def position_in(self, snapshot_id: int, prefix: str) -> "Position | None":
         """The sink's position in a known snapshot, whether or not the sink committed it. None if it is unknown.
@@ -276,7 +285,8 @@ class IcebergState(TableState):
             if summary is not None:
                 older = json.loads(summary)
                 number = snapshot.snapshot_id
-                return StoredPosition(older["position"], older["operation"], number, older.get("index"), number)
+                index, state = older.get("index"), older.get("state")
+                return StoredPosition(older["position"], older["operation"], number, index, number, state)
             parent = snapshot.parent_id
             if parent == committed:
                 return None

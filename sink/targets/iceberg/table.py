@@ -24,6 +24,7 @@ from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.targets.base import (
+    OF_POSITION,
     Compacted,
     CompactionLimits,
     EqualityDeleted,
@@ -136,6 +137,7 @@ class IcebergTable(IcebergState, Target):
         self._seen: JavaObject | None = None
         self._view: _View | None = None
         self._written: _Written | None = None
+        self._taken_back: dict[str, tuple[str, Mapping[str, str]]] = {}
         self._small_files = SmallFiles(self)
         self.look()
 
@@ -343,6 +345,30 @@ class IcebergTable(IcebergState, Target):
         numbers: list[int] = self.as_json(scans.stream().map(number_of).toArray())
         return numbers
 
+    def applied_deletes(self, scans: JavaObject) -> dict[str, int]:
+        """To how many data files each delete file applies, by path, of the `FileScanTask`s in a Java list. Counted in
+        the JVM: each of the tasks may have hundreds.
+        """
+        counts = self._by_path(scans, self.jvm.java.util.stream.Collectors.counting())
+        applied: dict[str, int] = self.as_json(counts)
+        return applied
+
+    def deletes_at(self, scans: JavaObject, paths: Iterable[str]) -> list[JavaObject]:
+        """The delete files at some paths that apply to the `FileScanTask`s in a Java list."""
+        found = self._by_path(scans, self.jvm.java.util.stream.Collectors.toList())
+        return [found.get(path).get(0) for path in paths]
+
+    def _by_path(self, scans: JavaObject, collector: JavaObject) -> JavaObject:
+        """A Java map from each delete file's path to what a collector makes of it, given once for each data file."""
+        lang = self.jvm.java.lang
+        task, listed = self._iceberg_class("FileScanTask"), lang.Class.forName("java.util.List")
+        stream = self._method_type(lang.Class.forName("java.util.stream.Stream"))
+        of_task = self._lookup.findVirtual(task, "deletes", self._method_type(listed))
+        each = lang.invoke.MethodHandles.filterReturnValue(of_task, self._lookup.findVirtual(listed, "stream", stream))
+        path = self._function(self._fact_of_file("location", "java.lang.String"))
+        grouped = self.jvm.java.util.stream.Collectors.groupingBy(path, collector)
+        return scans.stream().flatMap(self._function(each)).collect(grouped)
+
     def sequence_numbers(self, files: JavaObject) -> set[int]:
         """The sequence numbers of the data or delete files of a Java `Iterable`, which readers compare."""
         numbers = self._function(self._fact_of_file("dataSequenceNumber", self._number_class))
@@ -545,7 +571,23 @@ class IcebergTable(IcebergState, Target):
         return any(specs.get(manifest.partitionSpecId()).isUnpartitioned() for manifest in manifests)
 
     def property(self, name: str) -> str | None:
-        return self._known_view().properties.get(name)
+        properties = self._known_view().properties
+        prefix, _, part = name.rpartition(".")
+        if part in OF_POSITION and name in properties and prefix in self._taken_back:
+            newest, state = self._taken_back[prefix]
+            if newest == json.loads(properties.get(f"{prefix}.position", "{}")).get("operation"):
+                return state.get(part)
+        return properties.get(name)
+
+    def state_of_position(self, prefix: str) -> dict[str, str | None]:
+        """The properties that belong to the sink's position. None is one that a rollback has taken away."""
+        names = (f"{prefix}.{part}" for part in OF_POSITION)
+        return {name: self.property(name) for name in names if name in self._known_view().properties}
+
+    def _take_back(self, prefix: str, newest: str, state: Mapping[str, str] | None) -> None:
+        self._taken_back.pop(prefix, None)
+        if state is not None:
+            self._taken_back[prefix] = newest, state
 
     def set_property(self, name: str, value: str | None) -> None:
         update = self.java.updateProperties()
@@ -693,8 +735,10 @@ class IcebergTable(IcebergState, Target):
     def handles(self, paths: Collection[str]) -> Sequence[JavaObject]:
         return handles(self, paths)
 
-    def merged_deletes(self, paths: Collection[str], files: Sequence[str]) -> MergedDeletes | None:
-        return merged_deletes(self, paths, files)
+    def merged_deletes(
+        self, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
+    ) -> MergedDeletes | None:
+        return merged_deletes(self, paths, data_files, files)
 
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
