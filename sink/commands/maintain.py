@@ -118,7 +118,6 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
             (_find if result.dry_run else _rewrite)(sink, result, options, only)
     if only_convert:
         return
-    result.dangling_delete_files = len(sink.dangling_deletes()) if result.dry_run else sink.drop_dangling_deletes()
     expire, orphans = settings.expire, settings.orphans
     if expire is not None and not result.dry_run:
         older_than = age(expire.older_than)
@@ -130,6 +129,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         result.orphans = list(found)
         if not result.dry_run:
             sink.note_cleaning()
+    result.dangling_delete_files = len(sink.dangling_deletes()) if result.dry_run else sink.drop_dangling_deletes()
 
 
 def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> None:

@@ -57,7 +57,7 @@ class _Table:
     :param look_seconds: that it took to find this out.
     :param written_then: by its micro-batches, in bytes.
     :param convert_from: when equality deletes are looked for again.
-    :param dropped_at: when it was last looked for deletes that apply to nothing.
+    :param drop_from: when deletes that apply to nothing are looked for again.
     :param expired_at: when it was last looked whether old snapshots can be removed.
     :param cleaned_at: likewise, orphans. When these were removed, the table itself knows.
     """
@@ -68,7 +68,7 @@ class _Table:
     look_seconds: float = 0.0
     written_then: int = 0
     convert_from: float = float("-inf")
-    dropped_at: float = float("-inf")
+    drop_from: float = float("-inf")
     expired_at: float = float("-inf")
     cleaned_at: float = float("-inf")
 
@@ -196,12 +196,15 @@ class Maintenance:
         count.
         """
         sink, now = known.sink, time.monotonic()
-        if not settings.budget or not settings.is_open(datetime.now(UTC)) or now - known.dropped_at < _LOOK_EVERY:
+        if not settings.budget or not settings.is_open(datetime.now(UTC)) or now < known.drop_from:
             return
-        known.dropped_at = now
+        known.drop_from = now + _LOOK_EVERY
         with self._turn(member, sink) as has_turn:
+            started = time.monotonic()
             if has_turn:
                 sink.drop_dangling_deletes()
+        # micro-batches have waited for it
+        known.drop_from = max(known.drop_from, time.monotonic() + _SELDOM * (time.monotonic() - started))
 
     def _expire(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""

@@ -8,6 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -167,6 +169,52 @@ def test_position_deletes_as_old_as_a_data_file_stay(spark: SparkSession, tmp_pa
     assert only_sink(job).drop_dangling_deletes() == len(earlier)
     assert set(delete_files(job, "eu")) == newest
     assert job.rows() == by_pyiceberg(job) == [row for row in left() if row not in deleted]
+
+
+def add_delete_of(job: Job, region: str) -> str:
+    """A position delete of another program for a row of a file of "us": it is listed in the partition of a region, and
+    only its bounds tell the data file.
+
+    :return: its path.
+    """
+    table = only_sink(job).table
+    java, spec = job.java_table(), table.spec
+    data = spark_rows(job, "SELECT file_path FROM {}.files WHERE content = 0 AND partition.region = 'us'")[0][0]
+    path = f"{data.rpartition('/')[0]}/misplaced.parquet"
+    ids = {"file_path": 2147483546, "pos": 2147483545}  # reserved for these columns
+    types = {"file_path": pa.string(), "pos": pa.int64()}
+    fields = [pa.field(name, types[name], False, {"PARQUET:field_id": str(number)}) for name, number in ids.items()]
+    pq.write_table(pa.table([[data], [1]], schema=pa.schema(fields)), path.removeprefix("file:"))
+    bounds = {"keys": [ids["file_path"]], "values": [data.encode().hex()]}
+    described = {
+        "spec-id": spec.current_spec_id,
+        "content": "POSITION_DELETES",
+        "file-path": path,
+        "file-format": "PARQUET",
+        "partition": {str(spec.specs_by_id[spec.current_spec_id].fields[0].field_id): region},
+        "file-size-in-bytes": Path(path.removeprefix("file:")).stat().st_size,
+        "record-count": 1,
+        "lower-bounds": bounds,
+        "upper-bounds": bounds,
+    }
+    java.newRowDelta().addDeletes(table.content_file(json.dumps(described))).commit()  # type: ignore[attr-defined]
+    return path
+
+
+def test_a_delete_in_the_wrong_partition_stays(spark: SparkSession, tmp_path: Path) -> None:
+    """Iceberg applies it if it is about one data file (before 1.12): it must not bring the row back."""
+    job = new_job(spark, tmp_path, key=("id", "region"), partition_by=("region",))
+    write_rows(job)
+    job.write([("-D", row) for row in left() if row["region"] == "eu"])
+    job.run()
+    compact_eu(job)
+    before = job.rows()
+    path = add_delete_of(job, "eu")
+    rows = job.rows()
+    assert len(rows) == len(before) - 1
+    only_sink(job).drop_dangling_deletes()
+    assert delete_files(job, "eu") == [path]
+    assert job.rows() == rows
 
 
 def add_dangling_vector(job: Job) -> None:

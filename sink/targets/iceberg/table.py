@@ -391,17 +391,19 @@ class IcebergTable(IcebergState, Target):
         paths, numbers, partitions = (self._each(files, fact) for fact in (path, number, partition))
         return paths, numbers, partitions
 
-    def contents(self, files: JavaObject) -> tuple[list[str], list[str | None]]:
-        """What each delete file in a Java list is (`FileContent`), and the only data file that it is about, if it names
-        one.
+    def contents(self, files: JavaObject) -> tuple[list[str], list[str | None], list[str | None]]:
+        """What each delete file in a Java list is (`FileContent`), the only data file that it is about, if it names
+        one, and this one too if only the bounds of its column `file_path` say so.
         """
-        referenced = self._lookup.findVirtual(
-            self._iceberg_class("DeleteFile"),
-            "referencedDataFile",
-            self._method_type(self._text_class),
+        text, deletes = self._method_type(self._text_class), self._iceberg_class("DeleteFile")
+        utilities = self._iceberg_class("util.ContentFileUtil")
+        by_bounds = self._lookup.findStatic(
+            utilities, "referencedDataFileLocation", self._method_type(self._text_class, deletes)
         )
         content = self._fact_of_file("content", self._iceberg_class("FileContent"))
-        return self._each(files, content), self._each(files, referenced)
+        named = self._lookup.findVirtual(deletes, "referencedDataFile", text)
+        contents, by_name, known = (self._each(files, fact) for fact in (content, named, by_bounds))
+        return contents, by_name, known
 
     def _each(self, files: JavaObject, fact: JavaObject) -> list[Any]:
         found: list[Any] = self.as_json(files.stream().map(self._function(fact)).toArray())
