@@ -178,7 +178,7 @@ def add_delete_of(job: Job, region: str) -> str:
     :return: its path.
     """
     table = only_sink(job).table
-    java, spec = job.java_table(), table.spec
+    java, spec = job.java_table(), table.spec  # type: ignore[attr-defined]
     data = spark_rows(job, "SELECT file_path FROM {}.files WHERE content = 0 AND partition.region = 'us'")[0][0]
     path = f"{data.rpartition('/')[0]}/misplaced.parquet"
     ids = {"file_path": 2147483546, "pos": 2147483545}  # reserved for these columns
