@@ -6,7 +6,7 @@ import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +17,7 @@ from sink.commands.maintain import as_json, lines, maintain
 from sink.run import maintenance
 from sink.targets.iceberg import dangling
 from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.rewrites import only_sink
 from tests.sink.harness import CrashError, Job, before_rewrite, by_pyiceberg, crashing
 
@@ -178,7 +179,7 @@ def add_delete_of(job: Job, region: str) -> str:
     :return: its path.
     """
     table = only_sink(job).table
-    java, spec = job.java_table(), table.spec  # type: ignore[attr-defined]
+    java, spec = job.java_table(), cast("IcebergTableSpec", table.spec)
     data = spark_rows(job, "SELECT file_path FROM {}.files WHERE content = 0 AND partition.region = 'us'")[0][0]
     path = f"{data.rpartition('/')[0]}/misplaced.parquet"
     ids = {"file_path": 2147483546, "pos": 2147483545}  # reserved for these columns
