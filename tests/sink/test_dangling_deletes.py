@@ -112,8 +112,9 @@ def test_the_newest_deletes_of_a_table_without_partitions_are_removed(spark: Spa
     write_rows(job)
     job.compact()
     job.append([{"id": 1000, "region": "theirs"}])
-    assert len(delete_files(job)) == 1
-    assert only_sink(job).drop_dangling_deletes() == 1
+    left_over = delete_files(job)
+    assert left_over
+    assert only_sink(job).drop_dangling_deletes() == len(left_over)
     assert delete_files(job) == []
     assert by_pyiceberg(job) == job.rows() == [*left(), {"id": 1000, "region": "theirs"}]
 
@@ -180,7 +181,8 @@ def add_delete_of(job: Job, region: str) -> str:
     """
     table = only_sink(job).table
     java, spec = job.java_table(), cast("IcebergTableSpec", table.spec)
-    data = spark_rows(job, "SELECT file_path FROM {}.files WHERE content = 0 AND partition.region = 'us'")[0][0]
+    condition = "content = 0 AND partition.region = 'us' AND record_count > 1"
+    data = spark_rows(job, f"SELECT file_path FROM {{}}.files WHERE {condition}")[0][0]
     path = f"{data.rpartition('/')[0]}/misplaced.parquet"
     ids = {"file_path": 2147483546, "pos": 2147483545}  # reserved for these columns
     types = {"file_path": pa.string(), "pos": pa.int64()}

@@ -365,7 +365,7 @@ class IcebergTable(IcebergState, Target):
         stream = self._method_type(lang.Class.forName("java.util.stream.Stream"))
         of_task = self._lookup.findVirtual(task, "deletes", self._method_type(listed))
         each = lang.invoke.MethodHandles.filterReturnValue(of_task, self._lookup.findVirtual(listed, "stream", stream))
-        path = self._function(self._fact_of_file("location", "java.lang.String"))
+        path = self._function(self._fact_of_file("location", self._text_class))
         grouped = self.jvm.java.util.stream.Collectors.groupingBy(path, collector)
         return scans.stream().flatMap(self._function(each)).collect(grouped)
 
