@@ -33,6 +33,7 @@ class Maintained:
         that the log has.
     :param merged_delete_files: position delete files that were merged into fewer (Iceberg v2).
     :param converted_equality_deletes: equality delete files whose deletes are by position now.
+    :param dangling_delete_files: delete files that applied to no data file any more.
     :param expired_files: files that only old snapshots had.
     :param orphans: paths of files that no snapshot has.
     :param skipped: why files weren't rewritten at all; empty if they were looked at.
@@ -46,6 +47,7 @@ class Maintained:
     failed_groups: int = 0
     merged_delete_files: int = 0
     converted_equality_deletes: int = 0
+    dangling_delete_files: int = 0
     expired_files: int = 0
     orphans: list[str] = field(default_factory=list)
     skipped: str = ""
@@ -127,6 +129,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         result.orphans = list(found)
         if not result.dry_run:
             sink.note_cleaning()
+    result.dangling_delete_files = len(sink.dangling_deletes()) if result.dry_run else sink.drop_dangling_deletes()
 
 
 def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> None:
@@ -191,6 +194,9 @@ def _lines(result: Maintained) -> Iterator[str]:
     if result.converted_equality_deletes:
         converted = f"{'convert  ' if result.dry_run else 'converted'}    {result.converted_equality_deletes:,}"
         yield f"  {converted} equality delete files into deletes by position"
+    if result.dangling_delete_files:
+        dropped = "drop   " if result.dry_run else "dropped"
+        yield f"  {dropped}      {result.dangling_delete_files:,} delete files that apply to nothing"
     if result.expired_files:
         yield f"  expired      {result.expired_files:,} files of old snapshots deleted"
     if result.orphans:

@@ -43,7 +43,9 @@ _POLL_SECONDS = 0.1
 _SELDOM = 20
 """What micro-batches wait for takes at most about this part of the time."""
 _LOOK_EVERY = 3600.0
-"""At most so many seconds are between two looks for old snapshots, and for orphans that are due."""
+"""At most so many seconds are between two looks for old snapshots, for orphans that are due, and for deletes that apply
+to nothing. The last are never looked for more often.
+"""
 
 
 @dataclass
@@ -55,6 +57,7 @@ class _Table:
     :param look_seconds: that it took to find this out.
     :param written_then: by its micro-batches, in bytes.
     :param convert_from: when equality deletes are looked for again.
+    :param drop_from: when deletes that apply to nothing are looked for again.
     :param expired_at: when it was last looked whether old snapshots can be removed.
     :param cleaned_at: likewise, orphans. When these were removed, the table itself knows.
     """
@@ -65,6 +68,7 @@ class _Table:
     look_seconds: float = 0.0
     written_then: int = 0
     convert_from: float = float("-inf")
+    drop_from: float = float("-inf")
     expired_at: float = float("-inf")
     cleaned_at: float = float("-inf")
 
@@ -160,7 +164,7 @@ class Maintenance:
         if known is None or known.sink is not sink:
             known = self._known[member.target] = _Table(sink)
         failed: Exception | None = None
-        for step in (self._move, self._expire, self._clean):  # one that fails doesn't keep the others from their work
+        for step in (self._move, self._drop, self._expire, self._clean):  # one that fails doesn't stop the others
             try:
                 step(member, known, sink.maintenance)
             except CommitUnknownError:
@@ -186,6 +190,21 @@ class Maintenance:
             # tables together.
             if done.bytes < _MUCH:
                 self._finishing.wait(done.scan_seconds + done.rewrite_seconds)
+
+    def _drop(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
+        """Remove delete files that apply to nothing. Only manifests are written for it, which the budget doesn't
+        count.
+        """
+        sink, now = known.sink, time.monotonic()
+        if not settings.budget or not settings.is_open(datetime.now(UTC)) or now < known.drop_from:
+            return
+        known.drop_from = now + _LOOK_EVERY
+        with self._turn(member, sink) as has_turn:
+            started = time.monotonic()
+            if has_turn:
+                sink.drop_dangling_deletes()
+        # micro-batches have waited for it
+        known.drop_from = max(known.drop_from, time.monotonic() + _SELDOM * (time.monotonic() - started))
 
     def _expire(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""

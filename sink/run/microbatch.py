@@ -74,6 +74,7 @@ from sink.targets.base import (
     Compaction,
     Copied,
     EqualityDeleted,
+    IndexCommit,
     Rewrite,
     StoredPosition,
     TableChangedError,
@@ -631,6 +632,52 @@ class TableSink:
     def _convertible(self) -> EqualityDeleted | None:
         by_position = self.plan.section.deletes == "position"  # else the table is to have no delete file at all
         return self.table.equality_deletes() if by_position and self._index_knows_all_rows() else None
+
+    def dangling_deletes(self) -> Sequence[Any]:
+        """What `drop_dangling_deletes` would remove. See `Target.dangling_deletes`."""
+        return () if self._appends else self.table.dangling_deletes()
+
+    def drop_dangling_deletes(self) -> int:
+        """Remove delete files that no longer apply to any data file, so that readers don't plan with them. Call this
+        between micro-batches.
+
+        :return: how many are gone. 0 if there are none, or others changed the table meanwhile.
+        :raises RowdeltaError: see `Committer.rewrite`.
+        """
+        self._take_bearings()
+        key_index, stored, found = self._key_index, self._stored, self.dangling_deletes()
+        if not found or stored is None:
+            return 0
+        files = Uncommitted(self.table.name, self._io_of)
+        index = IndexCommit(self.table.snapshot_id(), {}, (), (), (), ())
+        try:
+            if key_index is not None:
+                with before_commit(self.table.name):
+                    key_index.synchronize(stored)
+                    index = key_index.restated(uuid4().hex[:16], (), files.paths)
+            summary = {REWRITE: str(len(found)), SINK_ID: self._config.sink.id}
+            self._committer.rewrite(
+                Rewrite(self._prefix, stored.operation, (), found, index, summary, self.table.layout)
+            )
+        except TableChangedError as error:
+            files.delete()
+            log.info("%s: deletes that apply to nothing stay, tried again later: %s", self.table.name, error)
+            return 0
+        except IndexLostError as error:
+            files.delete()
+            self._forget_index(error)
+            return 0
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
+        except RowdeltaError:
+            files.delete()
+            raise
+        if key_index is not None:
+            self._see_rewritten(key_index, stored.operation)
+        else:
+            self._rebase()
+        log.info("%s: %d delete files removed that applied to nothing", self.table.name, len(found))
+        return len(found)
 
     def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
         """How many rows of data files are live, by path, as the format's own reader sees them."""

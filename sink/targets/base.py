@@ -352,7 +352,7 @@ class IndexCommit:
     """The facts that a commit needs from the key index.
 
     :param base: the snapshot in which the rows were looked up.
-    :param stored: is stored together with the position.
+    :param stored: is stored together with the position. Empty for a rewrite of a table without a key index.
     :param files: further files with deletes, as in `WrittenDeletes`; or, if there are `replaced` ones, data files that
         have their rows.
     :param removed: deletion vectors that `files` replace, or deletes whose data files are gone.
@@ -731,6 +731,14 @@ class Target(TableState):
         :raises TemporaryError: the table's metadata can't be read now.
         """
         return None
+
+    def dangling_deletes(self) -> Sequence[Any]:
+        """What names, in a `Rewrite`, delete files that apply to no data file of the current state. Empty if the format
+        has no such thing, or the table has too many files to look at.
+
+        :raises TemporaryError: the table's metadata can't be read now.
+        """
+        return ()
 
     def has_old_states(self, older_than: timedelta, retain_last: int, keep: int | None) -> bool:
         """Whether `expire` may find something to do. This is cheap."""

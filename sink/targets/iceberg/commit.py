@@ -329,7 +329,7 @@ class IcebergCommitter(Committer):
         snapshot = table.snapshot_of(transaction.table().currentSnapshot())
         number = snapshot.snapshot_id
         text = json.dumps(
-            {"operation": request.position_operation, "index": request.index.stored, "snapshot-id": number}
+            {"operation": request.position_operation, "index": request.index.stored or None, "snapshot-id": number}
         )
         update = transaction.updateProperties().set(name, text)
         for key, value in request.properties.items():
@@ -346,7 +346,7 @@ class IcebergCommitter(Committer):
     ) -> JavaObject:
         """A row delta that moves rows, or says deletes in another way. A `RewriteFiles` refuses to add deletes where it
         replaces none (`BaseRewriteFiles.validateReplacedAndAddedFiles`), as in v2. Where it replaces no data file, it
-        doesn't look at what others did to the data files since the base: a compaction, or another vector.
+        doesn't look at what others did to the data files since the base: a compaction, another vector, a rollback.
 
         :param referenced: data files that must still be there.
         """

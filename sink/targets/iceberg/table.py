@@ -41,6 +41,7 @@ from sink.targets.base import (
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.compaction import RewriteDataFiles, compacted
+from sink.targets.iceberg.dangling import dangling_deletes
 from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
@@ -310,8 +311,7 @@ class IcebergTable(IcebergState, Target):
     def described_scans(self, scans: JavaObject) -> list[dict[str, Any]]:
         """The `ScanTaskParser` JSON of each `FileScanTask` in a Java list, without the table's schema."""
         parser, task = self._iceberg_class("ScanTaskParser"), self._iceberg_class("FileScanTask")
-        text_class = self.jvm.java.lang.Class.forName("java.lang.String")
-        described = self._function(self._lookup.findStatic(parser, "toJson", self._method_type(text_class, task)))
+        described = self._function(self._lookup.findStatic(parser, "toJson", self._method_type(self._text_class, task)))
         found = list[dict[str, Any]]()
         for start in range(0, int(scans.size()), _DESCRIBED):  # each text has the table's schema
             part = scans.subList(start, min(start + _DESCRIBED, int(scans.size())))
@@ -341,7 +341,7 @@ class IcebergTable(IcebergState, Target):
 
     def scanned_sequence_numbers(self, scans: JavaObject) -> list[int]:
         """The sequence number of the data file of each `FileScanTask` in a Java list."""
-        number_of = self._function(self._of_scanned(self._fact_of_file("dataSequenceNumber", "java.lang.Long")))
+        number_of = self._function(self._of_scanned(self._fact_of_file("dataSequenceNumber", self._number_class)))
         numbers: list[int] = self.as_json(scans.stream().map(number_of).toArray())
         return numbers
 
@@ -365,14 +365,49 @@ class IcebergTable(IcebergState, Target):
         stream = self._method_type(lang.Class.forName("java.util.stream.Stream"))
         of_task = self._lookup.findVirtual(task, "deletes", self._method_type(listed))
         each = lang.invoke.MethodHandles.filterReturnValue(of_task, self._lookup.findVirtual(listed, "stream", stream))
-        path = self._function(self._fact_of_file("location", "java.lang.String"))
+        path = self._function(self._fact_of_file("location", self._text_class))
         grouped = self.jvm.java.util.stream.Collectors.groupingBy(path, collector)
         return scans.stream().flatMap(self._function(each)).collect(grouped)
 
     def sequence_numbers(self, files: JavaObject) -> set[int]:
         """The sequence numbers of the data or delete files of a Java `Iterable`, which readers compare."""
-        numbers = self._function(self._fact_of_file("dataSequenceNumber", "java.lang.Long"))
+        numbers = self._function(self._fact_of_file("dataSequenceNumber", self._number_class))
         return set(self.as_json(self.as_list(files).stream().map(numbers).distinct().toArray()))
+
+    def places(self, files: JavaObject, spec_id: int) -> tuple[list[str], list[int], list[str]]:
+        """Path, sequence number and partition of each data or delete file in a Java list. The partition is a text: all
+        files of one have the same, and hardly any others.
+
+        :param spec_id: of all these files.
+        """
+        path = self._fact_of_file("location", self._text_class)
+        number = self._fact_of_file("dataSequenceNumber", self._number_class)
+        spec, struct = self._iceberg_class("PartitionSpec"), self._iceberg_class("StructLike")
+        shown = self._lookup.findVirtual(spec, "partitionToPath", self._method_type(self._text_class, struct)).bindTo(
+            self.java_specs.get(spec_id)
+        )
+        filtered = self.jvm.java.lang.invoke.MethodHandles.filterReturnValue
+        partition = filtered(self._fact_of_file("partition", struct), shown)
+        paths, numbers, partitions = (self._each(files, fact) for fact in (path, number, partition))
+        return paths, numbers, partitions
+
+    def contents(self, files: JavaObject) -> tuple[list[str], list[str | None], list[str | None]]:
+        """What each delete file in a Java list is (`FileContent`), the only data file that it is about, if it names
+        one, and this one too if only the bounds of its column `file_path` say so.
+        """
+        text, deletes = self._method_type(self._text_class), self._iceberg_class("DeleteFile")
+        utilities = self._iceberg_class("util.ContentFileUtil")
+        by_bounds = self._lookup.findStatic(
+            utilities, "referencedDataFileLocation", self._method_type(self._text_class, deletes)
+        )
+        content = self._fact_of_file("content", self._iceberg_class("FileContent"))
+        named = self._lookup.findVirtual(deletes, "referencedDataFile", text)
+        contents, by_name, known = (self._each(files, fact) for fact in (content, named, by_bounds))
+        return contents, by_name, known
+
+    def _each(self, files: JavaObject, fact: JavaObject) -> list[Any]:
+        found: list[Any] = self.as_json(files.stream().map(self._function(fact)).toArray())
+        return found
 
     def remove_all(self, snapshot: JavaObject | None, delta: JavaObject) -> None:
         """Have a `RowDelta` remove all data and delete files of a snapshot. All calls for a file stay in the JVM."""
@@ -400,7 +435,7 @@ class IcebergTable(IcebergState, Target):
 
     @cached_property
     def _scanned_path(self) -> JavaObject:
-        return self._function(self._of_scanned(self._fact_of_file("location", "java.lang.String")))
+        return self._function(self._of_scanned(self._fact_of_file("location", self._text_class)))
 
     # Python can't write a function that the JVM calls without coming back for each element, but it can put one together
 
@@ -416,13 +451,20 @@ class IcebergTable(IcebergState, Target):
     def _method_type(self) -> Any:
         return self.jvm.java.lang.invoke.MethodType.methodType
 
-    def _fact_of_file(self, method: str, result: str) -> JavaObject:
+    def _fact_of_file(self, method: str, result: JavaObject) -> JavaObject:
         """A handle of a method of `ContentFile`.
 
         :param result: the class of what it returns.
         """
-        returned = self.jvm.java.lang.Class.forName(result)
-        return self._lookup.findVirtual(self._iceberg_class("ContentFile"), method, self._method_type(returned))
+        return self._lookup.findVirtual(self._iceberg_class("ContentFile"), method, self._method_type(result))
+
+    @property
+    def _text_class(self) -> JavaObject:
+        return self.jvm.java.lang.Class.forName("java.lang.String")
+
+    @property
+    def _number_class(self) -> JavaObject:
+        return self.jvm.java.lang.Class.forName("java.lang.Long")
 
     def _of_scanned(self, fact: JavaObject) -> JavaObject:
         """A handle that takes a `FileScanTask`, from one that takes a file: it is asked of the scanned data file."""
@@ -713,6 +755,9 @@ class IcebergTable(IcebergState, Target):
         last = self.current_snapshot()
         has_any = last is not None and last.summary.get("total-equality-deletes", "0") != "0"
         return equality_deleted(self) if has_any else None
+
+    def dangling_deletes(self) -> Sequence[JavaObject]:
+        return dangling_deletes(self)
 
     def has_old_states(self, older_than: timedelta, retain_last: int, keep: int | None) -> bool:
         return has_expired(self, older_than, retain_last, keep)
