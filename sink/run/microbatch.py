@@ -819,7 +819,7 @@ class TableSink:
         """
         topic, position = self.plan.section.source, self.position
         stored = self.table.property(f"{self._prefix}.{_TRUNCATED}")
-        if stored is None or position is None:
+        if not stored or position is None:
             return
         new = [p for p, offset in end.items() if int(offset) > 0 and int(position.get(p, 0)) == 0]
         if new and self._source.overlaps(topic, new, json.loads(stored)):
@@ -990,7 +990,8 @@ class TableSink:
         if again:
             raise DataError(
                 f"{self.table.name}: the source was snapshot again (op r after other changes, in partition "
-                f"{min(again)}). In mode {self.plan.section.mode} that would duplicate rows. Use mode: upsert."
+                f"{min(again)}). In mode {self.plan.section.mode} that would duplicate rows. Use mode: upsert, or "
+                "another topic for the new snapshot (see docs/delivery.md, Modes)."
             )
 
     def _streamed(self) -> set[int]:

@@ -25,14 +25,17 @@ class SnapshotRows:
 
     :param partition: the order column with the Kafka partition.
     :param place: the order column with the change's place in it.
+    :param may_truncate: whether the table takes a TRUNCATE. Only then the places of all streamed rows must be kept, 12
+        bytes for each, and only as long as there is one partition.
     """
 
-    def __init__(self, partition: str, place: str) -> None:
+    def __init__(self, partition: str, place: str, *, may_truncate: bool) -> None:
         self._partition, self._place = partition, place
+        self._may_truncate = may_truncate
         self._last_snapshot: list[pa.Table] = []
         """A row for each batch and partition, with the highest place."""
         self._streamed_places: list[pa.Table] = []
-        """Of all rows: which of them come after the last TRUNCATE is known in the end."""
+        """Of all rows, if there may be a TRUNCATE: which of them come after the last one is known in the end."""
         self._snapshot, self._streamed = set[int](), set[int]()
         self._first_snapshot: list[pa.Table] = []
         self._last_streamed: list[pa.Table] = []
@@ -50,6 +53,8 @@ class SnapshotRows:
             self._streamed |= set(streamed.column(self._partition).unique().to_pylist())
             self._last_streamed = [_chosen(np.argmax, [*self._last_streamed, streamed])]
             self._streamed_places.append(streamed.select([self._partition, self._place]))
+            if not self._may_truncate or len(self._streamed) > 1:
+                self._streamed_places = [self._by_partition(self._streamed_places, "min")]
 
     def truncate(self, barriers: pa.RecordBatch) -> None:
         """:param barriers: rows that stand for a TRUNCATE."""
@@ -85,7 +90,7 @@ class SnapshotRows:
         """:return: a row for each partition, with the columns partition and place."""
         if not rows:
             return pa.table({self._partition: pa.array([], pa.int32()), self._place: pa.array([], pa.int64())})
-        found = pa.concat_tables(rows).group_by(self._partition).aggregate([(self._place, choose)])
+        found = pa.concat_tables(rows).group_by(self._partition, use_threads=False).aggregate([(self._place, choose)])
         return found.rename_columns([self._partition, self._place])
 
     def _told(self, chosen: pa.Table) -> dict[int, int]:

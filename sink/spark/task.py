@@ -341,7 +341,9 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         writer = DeltaWriter(plan.table, plan.options, task, index, plan.order, lasting=plan.lasting)
     dead = DeadLetterWriter(plan, task) if plan.dead_letters else None
     bad, undecoded, samples = Counter[str](), Counter[str](), list[str]()
-    snapshots = SnapshotRows(*plan.source_place) if plan.source_place is not None else None
+    snapshots: SnapshotRows | None = None
+    if plan.source_place is not None:
+        snapshots = SnapshotRows(*plan.source_place, may_truncate=plan.options is not None)
     truncates = 0
 
     def reject(rejected: pa.StructArray) -> None:

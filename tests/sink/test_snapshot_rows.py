@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def told(messages: Sequence[Message], batches: Sequence[Sequence[int]], text: bo
 
     :param batches: the places of the messages, as a task gets them.
     """
-    found = SnapshotRows(order_column(1), order_column(2))
+    found = SnapshotRows(order_column(1), order_column(2), may_truncate="t" in messages)
     for places in batches:
         for is_truncate in (False, True):
             chosen = [place for place in places if (messages[place] == "t") == is_truncate]
@@ -58,9 +59,10 @@ def test_a_truncate_makes_way_for_what_follows_it(data: st.DataObject, messages:
     )
 
 
-def test_partitions_are_told_apart() -> None:
+@pytest.mark.parametrize("may_truncate", [False, True])
+def test_partitions_are_told_apart(may_truncate: bool) -> None:
     """A snapshot of one partition may come when another one has been streamed for long."""
-    found = SnapshotRows(order_column(1), order_column(2))
+    found = SnapshotRows(order_column(1), order_column(2), may_truncate=may_truncate)
     streamed, snapshot = batch([0, 1], "cc", text=False), batch([2, 3], "rr", text=False)
     found.add(snapshot)
     found.add(streamed.set_column(1, order_column(1), pa.array([4, 3], pa.int32())))

@@ -150,14 +150,14 @@ class IcebergCommitter(Committer):
         table.look()
         self._check_layout(request)
         before = table.property(name)
-        properties: dict[str, str | None] = table.state_of_position(request.prefix) | dict(request.properties)
-        state = {part: properties.get(f"{request.prefix}.{part}") for part in OF_POSITION}
-        stored["state"] = {part: value for part, value in state.items() if value is not None}
+        properties = table.taken_back(request.prefix) | dict(request.properties)
+        known = {part: f"{request.prefix}.{part}" for part in OF_POSITION}
+        state = {part: properties.get(key, table.property(key)) for part, key in known.items()}
         is_overwrite = request.index is not None and request.index.replaced
         changes = self._overwrite(transaction, request) if is_overwrite else self._row_delta(transaction, request)
         for key, value in request.summary.items():
             changes = changes.set(key, value)
-        changes = changes.set(name, json.dumps(stored))
+        changes = changes.set(name, json.dumps(stored | {"state": state}))
         if base is not None:
             changes = changes.validateFromSnapshot(base)
         changes.commit()
@@ -166,8 +166,8 @@ class IcebergCommitter(Committer):
         stored |= {"snapshot-id": number, "sequence-number": sequence_number}
         text = json.dumps(stored)
         update = transaction.updateProperties().set(name, text)
-        for key, text_or_none in properties.items():
-            update = update.remove(key) if text_or_none is None else update.set(key, text_or_none)
+        for key, value in properties.items():
+            update = update.set(key, value)
         update.commit()
         return _Staged(transaction, base, number, sequence_number, name, text, before)
 

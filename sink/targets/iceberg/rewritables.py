@@ -25,11 +25,12 @@ _MOST_FILES = 20_000
 def rewritables(table: "IcebergTable") -> list[Rewritable]:
     """See `Target.rewritables`."""
     try:
-        scans = table.current_scans()
-        applied = table.applied_deletes(scans)
-        first = randrange(max(1, int(scans.size()) - _MOST_FILES + 1))  # so that each file has its turn
-        scans = scans.subList(first, min(int(scans.size()), first + _MOST_FILES))
+        all_scans = table.current_scans()
+        first = randrange(max(1, int(all_scans.size()) - _MOST_FILES + 1))  # so that each file has its turn
+        scans = all_scans.subList(first, min(int(all_scans.size()), first + _MOST_FILES))
         described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
+        deletes = (delete for scan in described for delete in scan.get("delete-files", ()))
+        applied = {} if all(map(_is_vector, deletes)) else table.applied_deletes(all_scans)
     except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot
         raise TemporaryError(java_message(error)) from None
     found = (_rewritable(table, scan, number, applied) for scan, number in zip(described, numbers, strict=True))
@@ -39,7 +40,7 @@ def rewritables(table: "IcebergTable") -> list[Rewritable]:
 def _rewritable(
     table: "IcebergTable", scan: Mapping[str, Any], sequence_number: int, applied: Mapping[str, int]
 ) -> Rewritable | None:
-    """:param applied: to how many data files each delete file applies."""
+    """:param applied: to how many data files each delete file applies. Nothing is asked of vectors."""
     spec, data, deletes = table.spec, scan["data-file"], scan.get("delete-files", ())
     if data["spec-id"] != spec.current_spec_id or data["file-format"].upper() != "PARQUET":
         return None
@@ -104,7 +105,8 @@ def merged_deletes(
     scans = table.current_scans()
     live = table.scanned_paths(scans)
     own = {number: path for number, path in enumerate(live) if path in data_files}
-    applied, applied_to_own = (table.applied_deletes(part) for part in (scans, table.objects(map(scans.get, own))))
+    own_scans = table.objects(map(scans.get, own))
+    applied, applied_to_own = table.applied_deletes(scans), table.applied_deletes(own_scans)
     if any(path not in applied or applied[path] != applied_to_own.get(path) for path in paths):
         return None
     described_files = {text: json.loads(text) for text in files}
@@ -112,7 +114,7 @@ def merged_deletes(
     gone = {data_file for data_file in references.values() if data_file is not None}.difference(live)
     dropped = {text for text, data_file in references.items() if data_file in gone}
     return MergedDeletes(
-        table.deletes_at(scans, paths),
+        table.deletes_at(own_scans, paths),
         [text for text in files if text not in dropped],
         list(own.values()),
         [described_files[text]["file-path"] for text in dropped],

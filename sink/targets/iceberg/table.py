@@ -581,10 +581,13 @@ class IcebergTable(IcebergState, Target):
                 return state.get(part)
         return properties.get(name)
 
-    def state_of_position(self, prefix: str) -> dict[str, str | None]:
-        """The properties that belong to the sink's position. None is one that a rollback has taken away."""
-        names = (f"{prefix}.{part}" for part in OF_POSITION)
-        return {name: self.property(name) for name in names if name in self._known_view().properties}
+    def taken_back(self, prefix: str) -> dict[str, str]:
+        """The properties that a rollback has taken back, as they are now. One that says nothing isn't removed: only a
+        user does that.
+        """
+        raw, names = self._known_view().properties, {f"{prefix}.{part}": part for part in OF_POSITION}
+        now = {name: self.property(name) or OF_POSITION[part] for name, part in names.items() if name in raw}
+        return {name: value for name, value in now.items() if value != raw[name]}
 
     def _take_back(self, prefix: str, newest: str, state: Mapping[str, str] | None) -> None:
         self._taken_back.pop(prefix, None)
