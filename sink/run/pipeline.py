@@ -30,7 +30,7 @@ from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source, Stream
 from sink.spark.interrupts import jvms
 from sink.spark.java_errors import JAVA_ERRORS
-from sink.spark.session import start_workers
+from sink.spark.session import activate, start_workers
 
 log = logging.getLogger("rowdelta")
 
@@ -94,6 +94,7 @@ class Pipeline:
 
         :raises RowdeltaError: its message says what happened and what to do. Every table is as its last commit left it.
         """
+        activate(self._spark)  # the caller's thread may be another one than the session's
         sampling = Sampling(self._spark, self._supervisor, self._observer) if self._observer is not nobody else None
         maintenance = Maintenance(self._spark, self._supervisor)
         try:
