@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -596,30 +597,9 @@ class TableSink:
         key_index, stored, found = self._key_index, self._stored, self._convertible()
         if found is None or key_index is None or stored is None:
             return 0
-        operation = uuid4().hex[:16]
-        files = Uncommitted(self.table.name, self._io_of)
-        try:
-            with before_commit(self.table.name):
-                key_index.synchronize(stored)
-                live = self._live_rows({file.path for file in found.files})
-                index = key_index.converted(operation, found.files, live, files.paths)
-            summary = {REWRITE: str(len(found.handles)), SINK_ID: self._config.sink.id}
-            self._committer.rewrite(
-                Rewrite(self._prefix, stored.operation, (), found.handles, index, summary, self.table.layout)
-            )
-        except TableChangedError as error:
-            files.delete()
-            log.warning("%s: equality deletes not converted, tried again later: %s", self.table.name, error)
+        index_of = partial(self._converted_index, key_index, stored, found)
+        if not self._replace_deletes(found.handles, stored, index_of, "equality deletes not converted"):
             return 0
-        except IndexLostError as error:
-            files.delete()
-            self._forget_index(error)
-            return 0
-        except CommitUnknownError:
-            raise  # the files may belong to the table now
-        except RowdeltaError:
-            files.delete()
-            raise
         self._see_rewritten(key_index, stored.operation)
         log.info("%s: %d equality delete files are deletes by position now", self.table.name, len(found.handles))
         return len(found.handles)
@@ -648,36 +628,65 @@ class TableSink:
         key_index, stored, found = self._key_index, self._stored, self.dangling_deletes()
         if not found or stored is None:
             return 0
-        files = Uncommitted(self.table.name, self._io_of)
-        index = IndexCommit(self.table.snapshot_id(), {}, (), (), (), ())
-        try:
-            if key_index is not None:
-                with before_commit(self.table.name):
-                    key_index.synchronize(stored)
-                    index = key_index.restated(uuid4().hex[:16], (), files.paths)
-            summary = {REWRITE: str(len(found)), SINK_ID: self._config.sink.id}
-            self._committer.rewrite(
-                Rewrite(self._prefix, stored.operation, (), found, index, summary, self.table.layout)
-            )
-        except TableChangedError as error:
-            files.delete()
-            log.info("%s: deletes that apply to nothing stay, tried again later: %s", self.table.name, error)
+        index_of = partial(self._same_index, key_index, stored)
+        if not self._replace_deletes(found, stored, index_of, "deletes that apply to nothing stay"):
             return 0
-        except IndexLostError as error:
-            files.delete()
-            self._forget_index(error)
-            return 0
-        except CommitUnknownError:
-            raise  # the files may belong to the table now
-        except RowdeltaError:
-            files.delete()
-            raise
         if key_index is not None:
             self._see_rewritten(key_index, stored.operation)
         else:
             self._rebase()
         log.info("%s: %d delete files removed that applied to nothing", self.table.name, len(found))
         return len(found)
+
+    def _converted_index(
+        self, key_index: KeyIndex, stored: StoredPosition, found: EqualityDeleted, new_paths: list[str]
+    ) -> IndexCommit:
+        key_index.synchronize(stored)
+        live = self._live_rows({file.path for file in found.files})
+        return key_index.converted(uuid4().hex[:16], found.files, live, new_paths)
+
+    def _same_index(self, key_index: KeyIndex | None, stored: StoredPosition, new_paths: list[str]) -> IndexCommit:
+        if key_index is None:
+            return IndexCommit(self.table.snapshot_id(), {}, (), (), (), ())
+        key_index.synchronize(stored)
+        return key_index.restated(uuid4().hex[:16], (), new_paths)
+
+    def _replace_deletes(
+        self,
+        handles: Sequence[Any],
+        stored: StoredPosition,
+        index_of: Callable[[list[str]], IndexCommit],
+        what_stays: str,
+    ) -> bool:
+        """Commit the end of delete files.
+
+        :param index_of: what the commit needs from the key index. It puts the paths of new files into a list.
+        :param what_stays: for the log, if others changed the table meanwhile.
+        :return: whether they are gone.
+        :raises RowdeltaError: see `Committer.rewrite`.
+        """
+        files = Uncommitted(self.table.name, self._io_of)
+        try:
+            with before_commit(self.table.name):
+                index = index_of(files.paths)
+            summary = {REWRITE: str(len(handles)), SINK_ID: self._config.sink.id}
+            self._committer.rewrite(
+                Rewrite(self._prefix, stored.operation, (), handles, index, summary, self.table.layout)
+            )
+        except TableChangedError as error:
+            files.delete()
+            log.warning("%s: %s, tried again later: %s", self.table.name, what_stays, error)
+            return False
+        except IndexLostError as error:
+            files.delete()
+            self._forget_index(error)
+            return False
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
+        except RowdeltaError:
+            files.delete()
+            raise
+        return True
 
     def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
         """How many rows of data files are live, by path, as the format's own reader sees them."""
