@@ -30,7 +30,7 @@ def main() -> int:
         kill_every=options.kill_every or max(1, options.batches // 50),
         column_every=max(1, options.batches // 10),
         compare_every=max(1, options.batches // 20),
-        sample_every=max(5, options.batches // 200),
+        sample_every=max(5, options.batches // 100),
         seed=options.seed,
     )
     work = options.work or Path(tempfile.mkdtemp(prefix="rowdelta-soak-"))
