@@ -44,7 +44,7 @@ from deltawriters.keyindex import IndexedFile, low_hash
 from deltawriters.ordering import RowOrder
 from deltawriters.partial import Completed, Partials
 from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
-from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, indexed, key_columns, register, resolve
+from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, indexed, key_columns, resolve
 from deltawriters.rowhash import row_hash
 from deltawriters.superseded import SupersededRows
 from deltawriters.table import OtherColumnsError, TableSpec, TaskId
@@ -91,8 +91,8 @@ class DeltaOptions:
 class WriteResult:
     """What a task wrote. `rows` counts the changes that the task received, by `RowKind.short`.
 
-    `index` is None if the table has no key index. If `TableSpec.unites_deletes` or `DeltaOptions.copy_on_write` is
-    true, the caller has to delete `index.old_rows`. If both are false, `files` already has their position deletes.
+    `index` is None if the table has no key index. The caller has to delete `index.old_rows`, those of all tasks
+    together: readers open each delete file, and a data file has only one deletion vector.
 
     `rows` doesn't count the partial rows that nothing could complete (`completed.letters`).
     """
@@ -440,21 +440,14 @@ class DeltaWriter:
             self._add(batch)
 
     def _resolve(self, index: IndexTask) -> IndexResult:
-        """Find the rows that the keys have in earlier snapshots. Delete them here, unless they are deleted for all
-        tasks together (`WriteResult`).
-        """
+        """Find the rows that the keys have in earlier snapshots."""
         known = self._map
         if self._barrier is not None:
             index = index.of_empty_table
         if known.keys is None or known.hash is None or not len(known):
             # no change of the task counts, but it still has runs to merge
             return IndexResult([], index.merged_runs(), [])
-        result = resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
-        if not (self._table.unites_deletes or self._options.copy_on_write):
-            for rows in result.old_rows:
-                number = register(rows, self._files)
-                self._deletes.delete(np.full(len(rows.positions), number, np.int64), rows.positions)
-        return result
+        return resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
 
     def _collapse(self, keys: pa.Table, orders: pa.Table, kinds: npt.NDArray[np.int8], changes: pa.Table) -> Collapsed:
         """Collapse, and settle ties by the rows' content hash so that every replay settles them the same way."""

@@ -39,11 +39,11 @@ class Place:
 class FoundRows:
     """Rows to delete in one data file.
 
-    :param parts: what each task found: its encoded vector, or where that is. Empty if the tasks delete rows themselves.
+    :param parts: what each task found: its encoded vector, or where that is.
     """
 
     file: IndexedFile
-    parts: tuple[bytes | Place, ...] = ()
+    parts: tuple[bytes | Place, ...]
 
     @property
     def size(self) -> int:
@@ -51,22 +51,17 @@ class FoundRows:
         return sum(part.length if isinstance(part, Place) else len(part) for part in self.parts)
 
 
-def tell(
-    rows: Sequence[OldRows], limit: int, path: str, io: FileIO, *, with_positions: bool
-) -> tuple[list[dict[str, Any]], str | None]:
+def tell(rows: Sequence[OldRows], limit: int, path: str, io: FileIO) -> tuple[list[dict[str, Any]], str | None]:
     """What a task tells the driver of the rows that it found: a JSON object for each data file.
 
     :param limit: most bytes of positions that the objects may have. If there are more, they go into a file.
     :param path: where this file is to be.
-    :param with_positions: whether anybody has to know the positions.
     :return: the objects, and the path of the file if it was written.
     """
     rows = sorted(rows, key=lambda old: old.file.path)  # neighbours are read together
     told: list[dict[str, Any]] = [
         {"path": old.file.path, "spec-id": old.file.spec_id, "partition": dict(old.file.partition)} for old in rows
     ]
-    if not with_positions:
-        return told, None
     blobs = [encode_blob(bitmap(old.positions)) for old in rows]
     if sum(map(len, blobs)) <= limit:
         for each, blob in zip(told, blobs, strict=True):
@@ -98,16 +93,12 @@ class DeletedRows:
         """What all tasks told. Several of them may delete from the same data file."""
         found: dict[str, FoundRows] = {}
         for each in (each for of_task in told for each in of_task):
-            parts: tuple[bytes | Place, ...] = ()
-            if "positions" in each:
-                parts = (b64decode(each["positions"]),)
-            elif "place" in each:
-                parts = (Place(*each["place"]),)
-            path = each["path"]
+            path, place = each["path"], each.get("place")
+            part = b64decode(each["positions"]) if place is None else Place(*place)
             if path in found:
-                found[path] = FoundRows(found[path].file, found[path].parts + parts)
+                found[path] = FoundRows(found[path].file, (*found[path].parts, part))
             else:
-                found[path] = FoundRows(IndexedFile(path, each["spec-id"], each["partition"]), parts)
+                found[path] = FoundRows(IndexedFile(path, each["spec-id"], each["partition"]), (part,))
         return cls(found, io_properties)
 
     def with_rows(self, rows: Iterable[OldRows]) -> "DeletedRows":
@@ -195,8 +186,8 @@ _GAP = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class VectorGroup(Generic[Fact]):
-    """Data files that get their new vectors together.
+class DeleteGroup(Generic[Fact]):
+    """Data files whose deletes are written together.
 
     :param facts: what the table's format has to know of each data file, by its path.
     """

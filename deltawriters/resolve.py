@@ -186,23 +186,25 @@ def rows_superseded_meanwhile(moved: IndexSlice, newer: IndexSlice) -> list[OldR
     return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
 
 
-def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows]) -> list[ContentFile]:
-    """Write delete files for rows of earlier snapshots, without a delta writer."""
-    files = DataFiles()
-    deletes = table.deletes(FileFactory(table, task), files)
-    for old in rows:
-        deletes.delete(np.full(len(old.positions), register(old, files), np.int64), old.positions)
-    return deletes.close([])
+def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows], created: list[str]) -> list[ContentFile]:
+    """Write delete files for rows of earlier snapshots, without a delta writer.
+
+    :param created: the path of each file is added to it, also after an error.
+    """
+    files, factory = DataFiles(), FileFactory(table, task)
+    deletes = table.deletes(factory, files)
+    try:
+        for old in rows:
+            number = files.add(old.file.path, Partition(old.file.spec_id, json.dumps(old.file.partition)))
+            deletes.delete(np.full(len(old.positions), number, np.int64), old.positions)
+        return deletes.close([])
+    finally:
+        created += factory.created
 
 
 def indexed(path: str, partition: Partition) -> IndexedFile:
     """A data file as the key index stores it."""
     return IndexedFile(path, partition.spec_id, json.loads(partition.text))
-
-
-def register(rows: OldRows, files: DataFiles) -> int:
-    """Add the data file of an earlier snapshot to `files`, and return its number."""
-    return files.add(rows.file.path, Partition(rows.file.spec_id, json.dumps(rows.file.partition)))
 
 
 def _by_file(located: Located) -> list[OldRows]:

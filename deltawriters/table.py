@@ -140,11 +140,6 @@ class TableSpec(ABC):
         """Key-value metadata in the footer of each data file."""
         return {}
 
-    @property
-    @abstractmethod
-    def unites_deletes(self) -> bool:
-        """Whether the deletes of earlier commits' rows are written once a commit, instead of by each task."""
-
     @abstractmethod
     def data_file(self, path: str, partition: Partition, facts: ParquetFacts) -> ContentFile:
         """The description of a data file that was written."""

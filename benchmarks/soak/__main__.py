@@ -19,7 +19,9 @@ def main() -> int:
     parser.add_argument("--kill-every", type=int, help="default: a fiftieth of the micro-batches")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--seed", type=int, default=Plan.seed)
-    parser.add_argument("--results", type=Path, default=report.RESULTS, help="where the samples go; it is written anew")
+    parser.add_argument(
+        "--results", type=Path, default=report.RESULTS, help="where the samples go, beside those of other formats"
+    )
     parser.add_argument("--page", type=Path, default=report.PAGE, help="the page that is made of them")
     parser.add_argument("--work", type=Path, help="a folder for tables and files; it is kept")
     options = parser.parse_args()
@@ -34,7 +36,7 @@ def main() -> int:
         seed=options.seed,
     )
     work = options.work or Path(tempfile.mkdtemp(prefix="rowdelta-soak-"))
-    options.results.unlink(missing_ok=True)
+    report.keep_others(options.results, options.formats)
     try:
         wrong = run(plan, Job(work, tuple(options.formats)), options.results)
     finally:

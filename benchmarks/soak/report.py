@@ -19,6 +19,7 @@ NOTES = RESULTS.with_name("soak.md")
 """What is known about the run, in words: it is put into the page if it is there. Who soaks again writes it anew."""
 MOST_GROWTH = 1.1
 _TEXT = Path(__file__).with_name("page.md")
+_RUN = Path(__file__).with_name("run.md")
 
 OF_TABLES = {
     "live_files": "live files",
@@ -58,14 +59,20 @@ class Growth:
 
 
 class Soaked:
-    """The lines of a soak."""
+    """The lines of a soak.
 
-    def __init__(self, results: Path) -> None:
-        lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-        self.plan: Mapping[str, Any] = lines[0]
-        self.samples: Sequence[Mapping[str, Any]] = [line for line in lines if "tables" in line]
-        self.compared: Sequence[Mapping[str, Any]] = [line for line in lines if "compared" in line]
-        self.formats: Sequence[str] = lines[0]["formats"]
+    :param formats: those whose figures count. Another run has newer ones of the others.
+    """
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]], formats: Sequence[str]) -> None:
+        self.lines, self.plan = lines, lines[0]
+        self.samples = [line for line in lines if "tables" in line]
+        self.compared = [line for line in lines if "compared" in line]
+        self.formats = formats
+
+    @property
+    def titles(self) -> str:
+        return ", ".join(map(_title, self.formats))
 
     def series(self, figure: str, name: str | None = None) -> list[tuple[int, float]]:
         """A figure of a table, or of the processes, by micro-batches. Those without a value are left out."""
@@ -87,19 +94,48 @@ class Soaked:
         return Growth(statistics.median(second), statistics.median(last)) if second and last else None
 
 
+def runs(results: Path) -> list[Soaked]:
+    """The runs of a file that have figures of a format that no later one has. Each begins with its plan."""
+    runs = list[list[Mapping[str, Any]]]()
+    for line in map(json.loads, results.read_text(encoding="utf-8").splitlines()):
+        if "formats" in line:
+            runs.append([])
+        runs[-1].append(line)
+    newest = {name: number for number, run in enumerate(runs) for name in run[0]["formats"]}
+    found = [Soaked(run, [name for name in newest if newest[name] == number]) for number, run in enumerate(runs)]
+    return [soaked for soaked in found if soaked.formats]
+
+
+def keep_others(results: Path, formats: Sequence[str]) -> None:
+    """Leave out the runs of a file of which a run of these formats leaves nothing."""
+    if results.exists():
+        kept = [soaked for soaked in runs(results) if not set(soaked.formats) <= set(formats)]
+        lines = [line for soaked in kept for line in soaked.lines]
+        results.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
 def write(results: Path, page: Path) -> None:
     """Write the page, and its plots into `images` beside it."""
-    soaked = Soaked(results)
-    plan, images = soaked.plan, page.parent / "images"
+    told = [_told(soaked, page.parent / "images") for soaked in runs(results)]
+    text = _TEXT.read_text(encoding="utf-8").format(
+        notes=f"\n{NOTES.read_text(encoding='utf-8')}" if NOTES.exists() and results == RESULTS else "",
+        runs="\n".join(told).rstrip(),
+    )
+    page.write_text(folded(text), encoding="utf-8")
+
+
+def _told(soaked: Soaked, images: Path) -> str:
+    """A run's part of the page."""
+    plan = soaked.plan
     done = max((line["batch"] for line in soaked.compared), default=0)
     wrong = [
         f"{name} after {line['batch']:,}"
         for line in soaked.compared
-        for name in line["compared"]
+        for name in soaked.formats
         if line["compared"][name]
     ]
     equal = (
-        f"All tables were equal to the source at {len(soaked.compared)} of {len(soaked.compared)} points."
+        f"The tables were equal to the source at {len(soaked.compared)} of {len(soaked.compared)} points."
         if not wrong
         else f"**These differed from the source: {'; '.join(wrong)}.**"
     )
@@ -108,27 +144,30 @@ def write(results: Path, page: Path) -> None:
     machine = [sample["machine_seconds"] for sample in soaked.samples]
     for name in soaked.formats:
         _plot(soaked, OF_TABLES, name, images / f"soak-{name}.png")
-    _plot(soaked, OF_PROCESSES, None, images / "soak-processes.png")
-    text = _TEXT.read_text(encoding="utf-8").format(
+    plot = f"soak-processes-{'-'.join(soaked.formats)}.png"
+    _plot(soaked, OF_PROCESSES, None, images / plot)
+    return _RUN.read_text(encoding="utf-8").format(
+        titles=soaked.titles,
         batches=f"{plan['batches']:,}",
         events=f"{plan['events']:,}",
         keys=f"{plan['keys']:,}",
-        column_every=f"{plan['column_every']:,}",
-        kill_every=f"{plan['kill_every']:,}",
         starts=soaked.compared[-1]["starts"] if soaked.compared else 0,
         commit=plan["commit"],
         began=plan["began"][:10],
         equal=equal,
-        notes=f"\n{NOTES.read_text(encoding='utf-8')}" if NOTES.exists() and results == RESULTS else "",
         machine=f"{min(machine):.2f} to {max(machine):.2f}" if machine else "unknown",
         tables="\n\n".join(_table(soaked, name) for name in soaked.formats),
         processes="\n".join(_rows(soaked, OF_PROCESSES, None)),
+        plot=plot,
     )
-    page.write_text(folded(text), encoding="utf-8")
+
+
+def _title(name: str) -> str:
+    return "Delta Lake" if name == "delta" else f"Iceberg {name}"
 
 
 def _table(soaked: Soaked, name: str) -> str:
-    title = "Delta Lake" if name == "delta" else f"Iceberg {name}"
+    title = _title(name)
     rows = "\n".join(_rows(soaked, OF_TABLES, name))
     return (
         f"### {title}\n\n| figure | second tenth | last tenth | ratio | at most {MOST_GROWTH} |\n"

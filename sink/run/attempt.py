@@ -12,7 +12,7 @@ from sink.deadletters.table import DeadLetters
 from sink.run.plan import TablePlan, deletes_carry_row, files_last
 from sink.run.written import Written
 from sink.sources.source import TableBatch
-from sink.spark import task, vectors
+from sink.spark import deletes, task
 from sink.spark.routing import KeyHash
 from sink.targets.base import ChangeSet
 
@@ -121,7 +121,7 @@ class TaskPlans:
         """:param tasks: number of tasks that share the work."""
         section, index = self._plan.section, None
         if begun.index is not None:
-            index = task.IndexPlan(begun.index, begun.sequence, tasks, vectors.ON_DRIVER // tasks)
+            index = task.IndexPlan(begun.index, begun.sequence, tasks, deletes.ON_DRIVER // tasks)
         decoded, stored = ([c.name for c in spec.columns] for spec in (self._plan.changelog, self._plan))
         options = None
         if section.mode != "append":

@@ -207,8 +207,6 @@ class KeyIndex:
             return None
         if self._truncated:  # whatever others did, the commit removes it, and tasks have looked nothing up
             return self._prepare(operation, slice_, tasks, results)
-        if not (changes.only_appended or self._table.spec.unites_deletes or self._copies):
-            return None  # tasks have written deletes of rows that may be elsewhere now
         new = tuple(run for run in self._synchronized().runs if run not in before)
         if sum(run.entries for run in new) > _MOST_LOOKED_UP:
             return None
@@ -293,7 +291,7 @@ class KeyIndex:
             )
         else:
             written = self._table.delete_rows(
-                f"{operation}-{base}", tasks, deleted, version.vectors.get, version.parquet_deletes, new_paths
+                f"{operation}-{base}", deleted, version.vectors.get, version.parquet_deletes, new_paths
             )
         vectors |= written.vectors
         parquet_deletes = {
@@ -484,7 +482,7 @@ class KeyIndex:
         rows = [OldRows(file, np.flatnonzero(dead[file.path])) for file in files if dead[file.path].any()]
         deleted = DeletedRows({}, self._folder.io_properties).with_rows(rows)
         written = self._table.delete_rows(
-            f"{operation}-{self._base}", 0, deleted, version.vectors.get, version.parquet_deletes, new_paths
+            f"{operation}-{self._base}", deleted, version.vectors.get, version.parquet_deletes, new_paths
         )
         parquet_deletes = {path: old for path, old in version.parquet_deletes.items() if path not in written.vectors}
         prepared = replace(version, vectors=version.vectors.changed(written.vectors), parquet_deletes=parquet_deletes)

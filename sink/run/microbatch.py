@@ -1099,7 +1099,7 @@ class TableSink:
             "%s batch %d: %s%s | write %d ms, commit %d ms, peak %d MB | %s",
             self.table.name,
             pending.batch_id,
-            attempt.written.shown(self._spec.unites_deletes and not self.plan.section.copies),
+            attempt.written.shown(copies=self.plan.section.copies),
             "" if index is None or index.copied is None else f" | {index.copied.shown}",
             attempt.write_seconds * 1000,
             commit_seconds * 1000,

@@ -88,14 +88,17 @@ class Written:
                 return exception
         return None
 
-    def shown(self, unites_deletes: bool) -> str:
-        """Text for the log: changes, files, deletes, facts from the key index, bad records."""
+    def shown(self, *, copies: bool) -> str:
+        """Text for the log: changes, files, deletes, facts from the key index, bad records.
+
+        :param copies: files with earlier rows are replaced, so that these rows aren't deleted by position.
+        """
         rows = " ".join(f"{kind} {count:,}" for kind, count in self.counts.items() if count) or "no changes"
-        united = sum(map(self.keys, ("updated", "deleted", "duplicates"))) if unites_deletes else 0
+        earlier = 0 if copies else sum(map(self.keys, ("updated", "deleted", "duplicates")))
         bad = f", {self.bad:,} dead letters" if self.bad else ""
         return (
             f"{rows} | {len(self.files)} files, {self.bytes / 1e6:.1f} MB: {self.records['DATA']:,} rows, "
-            f"{self.records['EQUALITY_DELETES']:,} equality deletes, {self.records['POSITION_DELETES'] + united:,} "
+            f"{self.records['EQUALITY_DELETES']:,} equality deletes, {self.records['POSITION_DELETES'] + earlier:,} "
             "position deletes"
             f"{self._shown_keys()}{bad}"
         )

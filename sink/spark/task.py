@@ -611,8 +611,7 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
     assert plan.index is not None
     assert found is not None
     place = f"{index.slice.location}/{index.run_name}-positions"
-    told = plan.table.unites_deletes or (plan.options is not None and plan.options.copy_on_write)
-    rows, file = tell(found.old_rows, plan.index.told_bytes, place, index.slice.io, with_positions=told)
+    rows, file = tell(found.old_rows, plan.index.told_bytes, place, index.slice.io)
     summary = {
         "runs": [run.to_json() for run in found.runs],
         "merged": [run.to_json() for run in found.merged],

@@ -273,13 +273,10 @@ class TableChanges:
 
     :param files: data files that were added, or whose deletes changed, as they are now.
     :param removed: paths of data files that are gone.
-    :param only_appended: the commits only added data files. A format whose tasks write no deletes of earlier rows
-        (`TableSpec.unites_deletes`) need not tell.
     """
 
     files: Sequence[LiveFile] = ()
     removed: frozenset[str] = frozenset()
-    only_appended: bool = False
 
 
 @dataclass(frozen=True)
@@ -685,7 +682,6 @@ class Target(TableState):
     def delete_rows(
         self,
         name: str,
-        tasks: int,
         rows: "DeletedRows",
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],
@@ -694,11 +690,9 @@ class Target(TableState):
         """Write deletes for rows of earlier snapshots.
 
         :param name: beginning of the names of new files.
-        :param tasks: number of tasks of the commit. Task numbers from here on are free.
-        :param rows: the rows, with positions if the tasks haven't deleted them themselves (`TableSpec.unites_deletes`).
         :param known: data file -> its current vector.
         :param parquet_deletes: see `LiveFile`; of data files that have no vector.
-        :param created: the path of each written file is added to it, before it is written.
+        :param created: the path of each written file is added to it, also after an error.
         """
 
     @abstractmethod

@@ -71,43 +71,71 @@ def test_a_short_soak_ends_with_tables_that_equal_the_source(tmp_path: Path) -> 
     assert run(SHORT, job, tmp_path / "soak.jsonl", told.append) == []
     assert len(told) == 2
     assert job.starts == 2
-    soaked = report.Soaked(tmp_path / "soak.jsonl")
+    (soaked,) = report.runs(tmp_path / "soak.jsonl")
     for name in soaked.formats:
         files = [count for _, count in soaked.series("index_files", name)]
         assert max(files[-3:]) <= 60, files
     opened = [count for _, count in soaked.series("jvm_open_files")]
     assert opened[-1] <= opened[-2] + 40, opened
     report.write(tmp_path / "soak.jsonl", tmp_path / "soak.md")
-    assert "All tables were equal to the source at 2 of 2 points." in (tmp_path / "soak.md").read_text()
+    assert "The tables were equal to the source at 2 of 2 points." in (tmp_path / "soak.md").read_text()
     assert (tmp_path / "images" / "soak-delta.png").stat().st_size > 1000
 
 
-def lines(tmp_path: Path, figures: list[float], compared: dict[str, list[str]]) -> Path:
+def lines(tmp_path: Path, figures: list[float], compared: dict[str, list[str]], commit: str = "abc") -> Path:
+    """A file with one more run."""
     path = tmp_path / "soak.jsonl"
-    plan = {"batches": 100, "events": 5, "keys": 9, "column_every": 10, "kill_every": 20, "formats": ["v2"]}
+    plan = {"batches": 100, "events": 5, "keys": 9, "column_every": 10, "kill_every": 20, "formats": [*compared]}
     samples = [
         {
             "batch": 10 * number,
-            "tables": {"v2": {"live_data_files": figure, "scan_seconds": 1.0}},
+            "tables": {name: {"live_data_files": figure, "scan_seconds": 1.0} for name in compared},
             "processes": {"jvm_open_files": 100},
             "machine_seconds": 0.1,
         }
         for number, figure in enumerate(figures, 1)
     ]
     end = {"batch": 100, "compared": compared, "rows": 9, "starts": 5}
-    said = [plan | {"commit": "abc", "began": "2026-01-31T00:00:00"}, *samples, end]
-    path.write_text("".join(json.dumps(each) + "\n" for each in said))
+    said = [plan | {"commit": commit, "began": "2026-01-31T00:00:00"}, *samples, end]
+    with path.open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in said)
     return path
+
+
+def test_a_run_takes_the_place_of_older_ones_of_its_formats(tmp_path: Path) -> None:
+    figures: list[float] = [1, 7, 5, 5, 5, 5, 5, 5, 5, 7]
+    lines(tmp_path, figures, {"v3": ["3 rows, not 4"]}, "first")
+    lines(tmp_path, figures, {"v2": [], "v3": ["3 rows, not 4"], "delta": []}, "second")
+    results = lines(tmp_path, figures, {"v3": []}, "third")
+    assert [(soaked.plan["commit"], soaked.formats) for soaked in report.runs(results)] == [
+        ("second", ["v2", "delta"]),
+        ("third", ["v3"]),
+    ]
+    report.write(results, tmp_path / "soak.md")
+    page = (tmp_path / "soak.md").read_text()
+    headings = [line for line in page.splitlines() if line.startswith("##")]
+    assert headings[-7:] == [
+        *("## Iceberg v2, Delta Lake", "### Iceberg v2", "### Delta Lake", "### Processes with Iceberg v2, Delta Lake"),
+        *("## Iceberg v3", "### Iceberg v3", "### Processes with Iceberg v3"),
+    ]
+    assert "differed" not in page
+    report.keep_others(results, ["v2", "v3"])
+    assert [soaked.plan["commit"] for soaked in report.runs(results)] == ["second"], "for its Delta table"
+    report.keep_others(results, ["v2", "v3", "delta"])
+    assert report.runs(results) == []
+    report.keep_others(tmp_path / "none.jsonl", ["v2"])
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_the_page_says_what_grows(tmp_path: Path) -> None:
     results = lines(tmp_path, [1, 100, 5, 5, 5, 5, 5, 5, 5, 111], {"v2": []})
     report.write(results, tmp_path / "soak.md")
     page = (tmp_path / "soak.md").read_text()
+    said = " ".join(page.split())
     assert "| live files | 100 | 111 | 1.11 | no: it grows |" in page
     assert "| seconds of a scan | 1.000 | 1.000 | 1.00 | yes |" in page
     assert "| open files of the JVM | 100 | 100 | 1.00 | yes |" in page
-    assert "equal to the source at 1 of 1 points" in page
+    assert "equal to the source at 1 of 1 points" in said
     assert [each for each in page.splitlines() if len(each) > 120 and each[0] != "|"] == []
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from sink.errors import TableError, TemporaryError
 from sink.run.keyindex import KeyIndex
-from sink.spark import vectors
+from sink.spark import deletes as delete_tasks
 from sink.targets.base import IndexCommit
 from tests.delta.harness import DeltaJob, When, before_commit, crashing
 from tests.delta.test_target import inserts, row
@@ -25,7 +25,7 @@ from tests.sink.harness import Fault, damage
 
 pytestmark = pytest.mark.spark
 
-WRITTEN = "deletion vectors of"
+WRITTEN = "deletes in"
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +41,8 @@ def in_tasks(on_driver: int = 0, least: int = 1) -> Iterator[None]:
     :param least: a task gets at least so many bytes.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vectors, "ON_DRIVER", on_driver)
-        patch.setattr(vectors, "_LEAST", least)
+        patch.setattr(delete_tasks, "ON_DRIVER", on_driver)
+        patch.setattr(delete_tasks, "_LEAST", least)
         yield
 
 
@@ -109,7 +109,7 @@ def test_tasks_make_the_same_vectors_as_the_driver(
         job.run()
         for deleted in (range(0, 4600, 500), range(1500, 4500, 3), range(3000, 4500), range(1, 2000, 7)):
             job.write([("-D", row(key, f"r{key // 1500 * 1500}")) for key in deleted])
-        with in_tasks(0 if name == "tasks" else vectors.ON_DRIVER):
+        with in_tasks(0 if name == "tasks" else delete_tasks.ON_DRIVER):
             job.run()
         assert (WRITTEN in caplog.text) == (name == "tasks")
         job.check(travel=(5, 6, 7))

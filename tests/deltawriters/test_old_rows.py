@@ -31,7 +31,7 @@ def test_what_tasks_tell_is_united_by_data_file(tmp_path: Path, limits: tuple[in
     told = []
     for number, (task, limit) in enumerate(zip(tasks, limits, strict=True)):
         path = f"{tmp_path}/{number} ä"
-        objects, file = tell(task, limit, path, IO, with_positions=True)
+        objects, file = tell(task, limit, path, IO)
         assert file == (None if limit else path)
         assert Path(path).exists() == (not limit)
         told.append(json.loads(json.dumps(objects)))
@@ -49,7 +49,7 @@ def test_what_tasks_tell_is_united_by_data_file(tmp_path: Path, limits: tuple[in
 def test_positions_in_files_take_no_room_on_the_driver(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     rows = [old(f"data/{n}", *random.choice(2**24, 20_000, replace=False)) for n in range(10)]
-    objects, _ = tell(rows, 100_000, f"{tmp_path}/positions", IO, with_positions=True)
+    objects, _ = tell(rows, 100_000, f"{tmp_path}/positions", IO)
     told = DeletedRows.told([objects], ())
     sizes = [part.size for part in told.found.values()]
     assert sum(sizes) == Path(f"{tmp_path}/positions").stat().st_size
@@ -58,17 +58,10 @@ def test_positions_in_files_take_no_room_on_the_driver(tmp_path: Path) -> None:
     assert len(pickle.dumps(told)) < 3000
 
 
-def test_rows_that_tasks_delete_themselves_have_no_positions(tmp_path: Path) -> None:
-    told, file = tell([old("a", 1, 2)], 0, f"{tmp_path}/x", IO, with_positions=False)
-    assert file is None
-    assert list(tmp_path.iterdir()) == []
-    assert found(DeletedRows.told([told], ())) == {"a": []}
-
-
 @pytest.mark.parametrize("damage", ["lost", "short", "byte"])
 def test_positions_that_can_t_be_read(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "positions"
-    told, _ = tell([old("a", 1, 2), old("b", 5)], 0, str(path), IO, with_positions=True)
+    told, _ = tell([old("a", 1, 2), old("b", 5)], 0, str(path), IO)
     content = bytearray(path.read_bytes())
     if damage == "lost":
         path.unlink()
@@ -93,7 +86,7 @@ def test_parts_of_a_file_that_lie_together_are_read_at_once(tmp_path: Path, monk
 
 
 def test_nothing_to_delete(tmp_path: Path) -> None:
-    told, file = tell([], 0, f"{tmp_path}/x", IO, with_positions=True)
+    told, file = tell([], 0, f"{tmp_path}/x", IO)
     assert (told, file) == ([], None)
     assert found(DeletedRows.told([told], ())) == {}
     assert DeletedRows().files == set()

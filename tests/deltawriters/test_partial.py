@@ -99,9 +99,7 @@ class Table:
             writer.write(changes)
         result = writer.close()
         assert result.index is not None
-        deletes = []
-        if self.spec.unites_deletes:
-            deletes = delete_rows(self.spec, TaskId(1, number, "old"), result.index.old_rows)
+        deletes = delete_rows(self.spec, TaskId(1, number, "old"), result.index.old_rows, [])
         self.lake.commit([*result.files, *deletes])
         self.runs += tuple(result.index.runs)
         return result

@@ -306,7 +306,6 @@ class MemoryTable(Target):
     def delete_rows(
         self,
         name: str,
-        tasks: int,
         rows: DeletedRows,
         known: Callable[[str], Vector | None],
         parquet_deletes: Mapping[str, Sequence[str]],

@@ -96,10 +96,6 @@ class MemoryTableSpec(TableSpec):
     def compression(self) -> Compression:
         return Compression("uncompressed")
 
-    @property
-    def unites_deletes(self) -> bool:
-        return True
-
     def data_file(self, path: str, partition: Partition, facts: ParquetFacts) -> ContentFile:
         description = {
             "path": path,

@@ -46,7 +46,7 @@ from deltawriters.keyindex.versions import IndexVersion
 from sink.config import Config, PartitionField
 from sink.run import attempt, copy_on_write, minor_compaction, writing
 from sink.run.pipeline import Pipeline
-from sink.spark import task, vectors
+from sink.spark import deletes, task
 from sink.spark.versions import to_arrow
 from sink.targets import merge_levels
 from sink.targets.base import ChangeSet, Committer, Rewrite
@@ -710,8 +710,8 @@ def tiny_thresholds(
         patch.setattr(attempt, "DeltaOptions", options)
         patch.setattr(writing, "BUFFER_BYTES", flush_bytes)
         patch.setattr(writing, "PART_ROWS", 1)
-        patch.setattr(vectors, "ON_DRIVER", on_driver)
-        patch.setattr(vectors, "_LEAST", 1)
+        patch.setattr(deletes, "ON_DRIVER", on_driver)
+        patch.setattr(deletes, "_LEAST", 1)
         patch.setattr(copy_on_write, "_ON_DRIVER", on_driver)
         patch.setattr(copy_on_write, "_LEAST", 1)
         patch.setattr(copy_on_write, "_WORTH_A_TASK", 1)

@@ -22,7 +22,7 @@ from sink.run.keyindex import KeyIndex
 from sink.run.keyreading import read_keys
 from sink.run.spark_engine import HadoopFolder
 from sink.run.written import Written
-from sink.spark import vectors
+from sink.spark import deletes as delete_tasks
 from sink.targets.iceberg import changes as iceberg_changes
 from sink.targets.iceberg import deletes as iceberg_deletes
 from sink.targets.iceberg import uniting as iceberg_uniting
@@ -112,9 +112,9 @@ def test_a_micro_batch_of_bad_records_only_has_no_keys_to_show() -> None:
     keys = dict.fromkeys(("inserted", "updated", "deleted", "absent", "duplicates", "completed"), 0)
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
     written = Written([], [], [], {}, records, 0, {"null_key": 6}, {}, [], set(), set(), set(), 0, [{"keys": keys}])
-    assert written.shown(unites_deletes=False).endswith("0 position deletes, 6 dead letters")
+    assert written.shown(copies=True).endswith("0 position deletes, 6 dead letters")
     written.index[0]["keys"]["duplicates"] = 2
-    assert "; keys: 2 duplicate rows removed, 6 dead letters" in written.shown(unites_deletes=False)
+    assert "; keys: 2 duplicate rows removed, 6 dead letters" in written.shown(copies=True)
 
 
 @pytest.mark.versions
@@ -148,19 +148,18 @@ def test_v3_has_one_deletion_vector_a_data_file_united_with_the_one_before(spark
 
 
 @pytest.mark.parametrize("partition_by", [[], ["region"]])
-def test_v2_has_one_delete_file_a_commit_unless_it_is_partitioned(
+def test_v2_has_one_delete_file_for_all_tasks_of_a_commit(
     spark: SparkSession, tmp_path: Path, partition_by: list[str]
 ) -> None:
-    """A scan would read each of them for each data file. In partitions, tasks write theirs side by side."""
+    """In a partitioned table one a partition. A scan reads each of them with each data file of its partition."""
     job = Job(spark, tmp_path, tasks=2, partition_by=partition_by)
-    apply(job, insert(*range(20)))
-    with tiny_thresholds(1 << 20, 100, spark):
-        apply(job, delete(*range(9)))
+    apply(job, insert(*range(20)) + insert(*range(20, 40), region="us"))
+    with tiny_thresholds(1 << 20, 100, spark, on_driver=1 << 20):
+        apply(job, delete(*range(9), *range(20, 29)))
         apply(job, delete(*range(9, 18)))
-    found = deletes(job)
-    assert sum(count for _, count in found) == 18
-    assert found == [("PARQUET", 9)] * 2 if not partition_by else len(found) > 2
-    assert job.rows() == [row(18), row(19)]
+    files = [("PARQUET", 9), ("PARQUET", 9), ("PARQUET", 9)]
+    assert deletes(job) == (files if partition_by else [("PARQUET", 9), ("PARQUET", 18)])
+    assert [found["id"] for found in job.rows()] == [18, 19, *range(29, 40)]
 
 
 def test_deletes_that_can_t_be_written_leave_nothing_behind(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +187,8 @@ def test_tasks_that_can_t_read_a_vector_leave_nothing_behind(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two tasks finds the old vector damaged. The other one has written its file by then."""
-    monkeypatch.setattr(vectors, "ON_DRIVER", 0)
-    monkeypatch.setattr(vectors, "_LEAST", 1)
+    monkeypatch.setattr(delete_tasks, "ON_DRIVER", 0)
+    monkeypatch.setattr(delete_tasks, "_LEAST", 1)
     job = Job(spark, tmp_path, tasks=1, properties={"format-version": "3"})
     apply(job, insert(*range(10)), insert(*range(10, 20)), delete(1), delete(11))
     files = sorted((job.table_folder / "data").glob("*.puffin"))
@@ -208,12 +207,12 @@ def test_tasks_that_can_t_read_a_vector_leave_nothing_behind(
     assert list(job.index_folder.rglob("*-positions")) == []
 
 
-@pytest.mark.parametrize("on_driver", [0, vectors.ON_DRIVER], ids=["tasks", "driver"])
+@pytest.mark.parametrize("on_driver", [0, delete_tasks.ON_DRIVER], ids=["tasks", "driver"])
 def test_position_deletes_of_v2_go_on_as_vectors_when_the_table_is_upgraded(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_driver: int
 ) -> None:
     """Readers ignore a data file's Parquet position deletes once it has a vector, so the vector has them too."""
-    monkeypatch.setattr(vectors, "ON_DRIVER", on_driver)
+    monkeypatch.setattr(delete_tasks, "ON_DRIVER", on_driver)
     job = Job(spark, tmp_path, tasks=1, partition_by=["region"])
     apply(job, insert(1, 2, 3, 4), insert(5, 6, region="us"), delete(1))
     assert deletes(job) == [("PARQUET", 1)]

@@ -525,7 +525,6 @@ class DeltaTable(Target):
     def delete_rows(
         self,
         name: str,
-        tasks: int,
         rows: DeletedRows,
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],

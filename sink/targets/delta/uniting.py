@@ -1,5 +1,5 @@
 """New deletion vectors of data files that may have one already: old and newly deleted positions united. No Spark: this
-runs on the driver or in tasks (`sink.spark.vectors`).
+runs on the driver or in tasks (`sink.spark.deletes`).
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from deltawriters.old_rows import VectorGroup
+from deltawriters.old_rows import DeleteGroup
 from deltawriters.vectors import LostVectorError
 from sink.targets.delta.deletes import stored_vectors
 from sink.targets.delta.vectors import Descriptor, read_vectors
@@ -40,7 +40,7 @@ class After:
     vector: dict[str, Any] | None
 
 
-def united(table: DeltaTableSpec, group: VectorGroup[Before], created: list[str]) -> list[After]:
+def united(table: DeltaTableSpec, group: DeleteGroup[Before], created: list[str]) -> list[After]:
     """Write the new vectors of a group into one file. A file whose rows somebody else has deleted already gets none.
 
     :param created: the path of the file is added to it before the file is written.
@@ -68,7 +68,7 @@ def united(table: DeltaTableSpec, group: VectorGroup[Before], created: list[str]
     return after
 
 
-def _live_vectors(table: DeltaTableSpec, group: VectorGroup[Before]) -> dict[str, BitMap64]:
+def _live_vectors(table: DeltaTableSpec, group: DeleteGroup[Before]) -> dict[str, BitMap64]:
     known = {path: fact.vector for path, fact in sorted(group.facts.items()) if fact.vector is not None}
     try:
         return dict(zip(known, read_vectors(table.io, table.location, list(known.values())), strict=True))

@@ -160,11 +160,6 @@ class DeltaTableSpec(TableSpec):
         """
         return _PROLEPTIC
 
-    @property
-    def unites_deletes(self) -> bool:
-        """A data file has only one deletion vector."""
-        return True
-
     def data_file(self, path: str, partition: Partition, facts: ParquetFacts) -> ContentFile:
         stats = statistics(
             facts, self._written, self._indexed, self.properties_by_name, has_bounds_flag=self.supports_vectors

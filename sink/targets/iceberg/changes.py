@@ -64,12 +64,11 @@ class Changes:
         shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         shown += f": {len(added)} files added, {len(gone)} removed, {len(deletes)} delete files"
         log.info("%s: %s; catching up", self._table.name, shown)
-        only_appended = _only_append(foreign) and not deletes
-        if only_appended:
+        if _only_append(foreign) and not deletes:
             changed = [file for file in self._appended_files() if file.path in added]
         else:
             changed = self._changed_files(added, deletes)
-        return TableChanges(changed, frozenset(gone), only_appended)
+        return TableChanges(changed, frozenset(gone))
 
     def _snapshots(self, included: set[int]) -> list[JavaObject] | None:
         """Snapshots after the base that aren't `included`. None if the walk doesn't meet the base and these."""

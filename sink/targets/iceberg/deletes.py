@@ -4,15 +4,17 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
 from deltawriters import TaskId
-from deltawriters.old_rows import DeletedRows
+from deltawriters.content import ContentFile
+from deltawriters.old_rows import DeletedRows, DeleteGroup
 from deltawriters.resolve import OldRows, delete_rows
 from deltawriters.vectors import LostVectorError, positions_of
 from sink.errors import TableError
-from sink.spark.vectors import new_vectors
+from sink.spark.deletes import new_deletes
 from sink.targets.base import WrittenDeletes
 from sink.targets.iceberg.uniting import Before, united
 from sink.targets.iceberg.writers import IcebergTableSpec
@@ -23,7 +25,6 @@ def written_deletes(
     table_name: str,
     table: IcebergTableSpec,
     name: str,
-    tasks: int,
     rows: DeletedRows,
     known: Callable[[str], Mapping[str, Any] | None],
     parquet_deletes: Mapping[str, Sequence[str]],
@@ -34,20 +35,19 @@ def written_deletes(
     :param table_name: for messages.
     :raises TableError: a vector is damaged, so nothing tells which rows of its file are live.
     """
-    if table.format_version < 3:
-        # positions that tasks have already deleted themselves are empty here
-        old = (OldRows(file, positions_of(deleted)) for file, deleted in rows.positions() if len(deleted))
-        files, size = list[str](), 0
-        for delete in delete_rows(table, TaskId(tasks, 0, name), old):
-            created.append(delete.path)
-            files.append(json.dumps(delete.description))
-            size += delete.size_in_bytes
-        return WrittenDeletes(files, bytes=size)
     if not rows.found:
         return WrittenDeletes()
+    if table.format_version < 3:
+        nothing = dict.fromkeys(rows.found)  # delete files come beside those that there are
+        files = new_deletes(
+            spark, table_name, table, rows, nothing, _nothing, functools.partial(_by_position, name), created
+        )
+        return WrittenDeletes(
+            [json.dumps(file.description) for file in files], bytes=sum(file.size_in_bytes for file in files)
+        )
     before = {path: Before(known(path), tuple(parquet_deletes.get(path, ()))) for path in rows.found}
     try:
-        vectors = new_vectors(
+        vectors = new_deletes(
             spark, table_name, table, rows, before, _old_bytes, functools.partial(united, name), created
         )
     except LostVectorError as error:
@@ -62,6 +62,18 @@ def written_deletes(
         {vector["referenced-data-file"]: vector for vector in vectors},
         sum(vector["content-size-in-bytes"] for vector in vectors),
     )
+
+
+def _by_position(name: str, table: IcebergTableSpec, group: DeleteGroup[None], created: list[str]) -> list[ContentFile]:
+    """Write the position delete files of a group of data files, one a partition (v2)."""
+    # Spark may run a task twice, so its files have names of their own
+    task = TaskId(0, 0, f"{name}-{uuid4().hex[:8]}-deletes")
+    old = (OldRows(file, positions_of(deleted)) for file, deleted in group.rows.positions())
+    return delete_rows(table, task, old, created)
+
+
+def _nothing(_: None) -> int:
+    return 0
 
 
 def _old_bytes(before: Before) -> int:

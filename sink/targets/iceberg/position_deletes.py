@@ -6,6 +6,7 @@ Vectors"; Puffin spec, `deletion-vector-v1` blob).
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from sink.targets.iceberg.writers import IcebergTableSpec
 
 FILE_PATH_ID = 2147483546
+_AT_ONCE = 8
+"""Files that are written at the same time."""
 _FULL_METRICS = {"write.metadata.metrics.default": "full"}
 """Readers compare the bounds of `file_path`: with truncated bounds they would skip deletes that apply
 (`MetricsConfig.forPositionDelete`).
@@ -89,36 +92,45 @@ class PositionDeletes(Deletes):
         else:
             self._done.extend(self._write_parquet(file, pos))
 
-    def _write_parquet(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:
-        numbers = np.unique(file)
-        paths = [self._files.path(int(number)) for number in numbers]
-        by_path = np.argsort(np.array(paths))
-        path_rank = np.empty(len(paths), np.int64)
-        path_rank[by_path] = np.arange(len(paths))
-        row_rank = path_rank[np.searchsorted(numbers, file)]
-        order = np.lexsort((pos, row_rank))
-        file, pos = file[order], pos[order]
-        by_partition: dict[Partition, list[int]] = {}
-        for number in numbers:
-            by_partition.setdefault(self._files.partition(int(number)), []).append(int(number))
-        for partition, members in by_partition.items():
-            mine = np.isin(file, members)
-            codes = np.searchsorted(numbers, file[mine])
-            dictionary = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(paths))
-            rows = pa.table([dictionary.cast(pa.string()), pa.array(pos[mine])], schema=_ARROW_SCHEMA)
-            path = self._factory.new_path(partition)
+    def _write_parquet(self, file: Ints, pos: Ints) -> list[ContentFile]:
+        """One file a partition. A store takes its time for each, so they are written side by side."""
+        by_partition: dict[Partition, list[tuple[str, int]]] = {}
+        for number in np.unique(file).tolist():
+            by_partition.setdefault(self._files.partition(number), []).append((self._files.path(number), number))
+        rank = np.empty(len(self._files), np.int64)
+        ends = np.empty(len(by_partition), np.int64)  # behind the ranks of each partition
+        paths = list[str]()
+        for partition, members in enumerate(by_partition.values()):
+            for path, number in sorted(members):
+                rank[number] = len(paths)
+                paths.append(path)
+            ends[partition] = len(paths)
+        ranks = rank[file]
+        order = np.lexsort((pos, ranks))
+        ranks, pos = ranks[order], pos[order]
+        names = pa.array(paths)
+
+        def written(partition: Partition, path: str, start: int, stop: int) -> ContentFile:
+            codes = ranks[start:stop]
+            dictionary = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), names)
+            rows = pa.table([dictionary.cast(pa.string()), pa.array(pos[start:stop])], schema=_ARROW_SCHEMA)
             writer = ParquetFileWriter(self._table.io, path, _ARROW_SCHEMA, self._table.compression)
             writer.write(rows)
             facts = writer.close()
-            yield content_file(
+            return content_file(
                 FileContent.POSITION_DELETES,
                 path,
                 partition,
                 facts.rows,
                 facts.size_in_bytes,
                 metrics_of(facts, _SCHEMA, _FULL_METRICS),
-                referenced_data_file=paths[int(codes[0])] if len(members) == 1 else None,
+                referenced_data_file=paths[codes[0]] if codes[0] == codes[-1] else None,
             )
+
+        stops = np.searchsorted(ranks, ends).tolist()
+        new_paths = [self._factory.new_path(partition) for partition in by_partition]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(written, by_partition, new_paths, [0, *stops[:-1]], stops))
 
     def _write_vectors(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:
         order = np.lexsort((pos, file))

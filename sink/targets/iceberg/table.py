@@ -715,13 +715,12 @@ class IcebergTable(IcebergState, Target):
     def delete_rows(
         self,
         name: str,
-        tasks: int,
         rows: DeletedRows,
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],
         created: list[str],
     ) -> WrittenDeletes:
-        return written_deletes(self.spark, self.name, self.spec, name, tasks, rows, known, parquet_deletes, created)
+        return written_deletes(self.spark, self.name, self.spec, name, rows, known, parquet_deletes, created)
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
         return touched_files(self, paths)
@@ -748,9 +747,8 @@ class IcebergTable(IcebergState, Target):
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
     ) -> tuple[Sequence[str], WrittenDeletes]:
-        # the number of a task that no rewrite has
         written = written_deletes(
-            self.spark, self.name, self.spec, f"{name}-carried", 99_999, rows, lambda _: None, {}, created
+            self.spark, self.name, self.spec, f"{name}-carried", rows, lambda _: None, {}, created
         )
         return files, written
 

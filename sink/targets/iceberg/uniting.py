@@ -1,5 +1,5 @@
 """New deletion vectors of data files that may have one already (v3): old and newly deleted positions united. No Spark:
-this runs on the driver or in tasks (`sink.spark.vectors`).
+this runs on the driver or in tasks (`sink.spark.deletes`).
 """
 
 import json
@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 
 from deltawriters.content import Partition
 from deltawriters.keyindex import IndexedFile
-from deltawriters.old_rows import VectorGroup
+from deltawriters.old_rows import DeleteGroup
 from deltawriters.vectors import LostVectorError
 from sink.targets.iceberg.position_deletes import positions_in
 from sink.targets.iceberg.puffin import place_of, read_deletion_vectors, write_deletion_vectors
@@ -32,7 +32,7 @@ class Before:
 
 
 def united(
-    name: str, table: IcebergTableSpec, group: VectorGroup[Before], created: list[str]
+    name: str, table: IcebergTableSpec, group: DeleteGroup[Before], created: list[str]
 ) -> list[Mapping[str, Any]]:
     """Write the new vectors of a group into one Puffin file. Returns them as `ContentFileParser` JSON.
 

@@ -125,14 +125,6 @@ class IcebergTableSpec(TableSpec):
         elsewhere = (self.properties_by_name.get(name) for name in ("write.data.path", "write.metadata.path"))
         return tuple(f"{in_one_form(place).rstrip('/')}/" for place in (self.location, *elsewhere) if place)
 
-    @property
-    def unites_deletes(self) -> bool:
-        """This is true in v3, since a data file has only one deletion vector. It is also true in an unpartitioned
-        table, where a scan reads each position delete file with every data file. In a partitioned v2 table there may be
-        many delete files, so the tasks write them side by side.
-        """
-        return self.format_version >= 3 or self.current_spec.is_unpartitioned()
-
     @cached_property
     def properties_by_name(self) -> dict[str, str]:
         return dict(self.properties)

@@ -17,11 +17,11 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from deltawriters.keyindex import CorruptIndexError, IndexedFile
-from deltawriters.old_rows import DeletedRows, VectorGroup, tell
+from deltawriters.old_rows import DeletedRows, DeleteGroup, tell
 from deltawriters.resolve import OldRows
 from deltawriters.vectors import LostVectorError
-from sink.spark import vectors
-from sink.spark.vectors import new_vectors
+from sink.spark import deletes as delete_tasks
+from sink.spark.deletes import new_deletes
 
 pytestmark = pytest.mark.spark
 
@@ -31,8 +31,8 @@ DATA_FILES = ("a", "b")
 
 @pytest.fixture(autouse=True)
 def _a_task_for_each_data_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "ON_DRIVER", 0)
-    monkeypatch.setattr(vectors, "_LEAST", 1)
+    monkeypatch.setattr(delete_tasks, "ON_DRIVER", 0)
+    monkeypatch.setattr(delete_tasks, "_LEAST", 1)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Table:
 
 def found_rows(folder: Path, properties: tuple[tuple[str, str], ...] = ()) -> DeletedRows:
     old = [OldRows(IndexedFile(name, 0, {}), np.array([1, 5], np.int64)) for name in DATA_FILES]
-    told, file = tell(old, 0, f"{folder}/positions", IO, with_positions=True)
+    told, file = tell(old, 0, f"{folder}/positions", IO)
     assert file is not None
     return DeletedRows.told([told], properties)
 
@@ -52,11 +52,11 @@ def found_rows(folder: Path, properties: tuple[tuple[str, str], ...] = ()) -> De
 def made(
     spark: SparkSession,
     rows: DeletedRows,
-    unite: Callable[[Any, VectorGroup[int], list[str]], list[Any]],
+    unite: Callable[[Any, DeleteGroup[int], list[str]], list[Any]],
     created: list[str],
 ) -> list[Any]:
     table: Any = Table()
-    return new_vectors(spark, "t", table, rows, dict.fromkeys(DATA_FILES, 0), lambda fact: fact, unite, created)
+    return new_deletes(spark, "t", table, rows, dict.fromkeys(DATA_FILES, 0), lambda fact: fact, unite, created)
 
 
 def test_what_is_shared_out_has_no_credentials(
@@ -70,7 +70,7 @@ def test_what_is_shared_out_has_no_credentials(
         shared.append(pickle.dumps(items))
         return original(self, items, slices)
 
-    def unite(_: Any, group: VectorGroup[int], created: list[str]) -> list[Any]:
+    def unite(_: Any, group: DeleteGroup[int], created: list[str]) -> list[Any]:
         return [(group.rows.io_properties, [(file.path, list(old)) for file, old in group.rows.positions()])]
 
     monkeypatch.setattr(SparkContext, "parallelize", parallelize)
@@ -99,10 +99,10 @@ def test_what_is_shared_out_has_no_credentials(
 def test_tasks_get_about_the_same(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], cores: int, expected: list[str]
 ) -> None:
-    monkeypatch.setattr(vectors, "_LEAST", 10)
-    monkeypatch.setattr(vectors, "_MOST", 75)
+    monkeypatch.setattr(delete_tasks, "_LEAST", 10)
+    monkeypatch.setattr(delete_tasks, "_MOST", 75)
     by_path = dict(zip(ascii_lowercase, sizes, strict=False))
-    assert ["".join(paths) for paths in vectors._shared_out(by_path, cores)] == expected
+    assert ["".join(paths) for paths in delete_tasks._shared_out(by_path, cores)] == expected
 
 
 @pytest.mark.parametrize("error", [LostVectorError, CorruptIndexError])
@@ -111,7 +111,7 @@ def test_a_task_that_can_t_read_something_waits_for_the_others(
 ) -> None:
     """Otherwise these would go on, and nobody would delete what they write."""
 
-    def unite(_: Any, group: VectorGroup[int], created: list[str]) -> list[Any]:
+    def unite(_: Any, group: DeleteGroup[int], created: list[str]) -> list[Any]:
         (name,) = group.facts
         path = tmp_path / name
         created.append(str(path))

@@ -1,5 +1,5 @@
-"""New deletion vectors of a commit. The driver unites a few positions with those of the old vectors itself, since a
-Spark job takes longer. Of more, tasks do it, each for some of the data files, and the driver sees none of them.
+"""A commit's deletes of earlier rows. The driver writes a few itself, since a Spark job takes longer. Of more, tasks do
+it, each for some of the data files, and the driver sees none of their positions.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from deltawriters import TableSpec
 from deltawriters.keyindex import CorruptIndexError
-from deltawriters.old_rows import DeletedRows, VectorGroup
+from deltawriters.old_rows import DeletedRows, DeleteGroup
 from deltawriters.vectors import LostVectorError
 from sink.spark import task
 
@@ -27,14 +27,14 @@ Table = TypeVar("Table", bound=TableSpec)
 Fact = TypeVar("Fact")
 Result = TypeVar("Result")
 
-Unite = Callable[[Table, VectorGroup[Fact], list[str]], list[Result]]
-"""Writes the new vectors of a group, and returns what the commit has to know of them. The path of each file that it
-writes is added to the list before it is written. It runs in tasks, too.
+Write = Callable[[Table, DeleteGroup[Fact], list[str]], list[Result]]
+"""Writes the deletes of a group, and returns what the commit has to know of them. The path of each file that it writes
+is added to the list, also if it fails. It runs in tasks, too.
 """
 
 ON_DRIVER = 16 * 1024 * 1024
-"""Most bytes of positions and old vectors that the driver unites. They are about 8 million rows, and the driver holds
-some four times as much. On two cores, a job of tasks is faster from about 40 MB on.
+"""Most bytes of positions and old vectors that the driver takes. They are about 8 million rows, and the driver holds
+some four times as much. On two cores, a job of tasks unites vectors faster from about 40 MB on.
 """
 _LEAST = 4 * 1024 * 1024
 """A task gets at least so many bytes, if it isn't the only one."""
@@ -42,21 +42,21 @@ _MOST = 32 * 1024 * 1024
 """And at most about so many. It needs a few times as much memory."""
 
 
-def new_vectors(
+def new_deletes(
     spark: SparkSession,
     name: str,
     table: Table,
     rows: DeletedRows,
     facts: Mapping[str, Fact],
     old_bytes: Callable[[Fact], int],
-    unite: Unite[Table, Fact, Result],
+    write: Write[Table, Fact, Result],
     created: list[str],
 ) -> list[Result]:
-    """`unite` for all data files.
+    """`write` for all data files.
 
     :param name: name of the table, for messages.
-    :param facts: see `VectorGroup`.
-    :param old_bytes: size of a data file's old vector.
+    :param facts: see `DeleteGroup`.
+    :param old_bytes: size of what deletes rows of a data file already, if it is read.
     :param created: the path of each written file is added to it, also after an error.
     :raises LostVectorError: an old vector can't be read.
     :raises CorruptIndexError: positions that tasks found can't be read.
@@ -64,16 +64,16 @@ def new_vectors(
     sizes = {path: found.size + old_bytes(facts[path]) for path, found in rows.found.items()}
     total = sum(sizes.values())
     if total <= ON_DRIVER and not rows.files:
-        return unite(table, VectorGroup(rows, facts), created)
+        return write(table, DeleteGroup(rows, facts), created)
     started = time.monotonic()
     # what Spark shares out goes through a file, so it has no credentials
     shared = replace(rows, io_properties=())
     groups = [
-        VectorGroup(shared.of(paths), {path: facts[path] for path in paths})
+        DeleteGroup(shared.of(paths), {path: facts[path] for path in paths})
         for paths in _shared_out(sizes, spark.sparkContext.defaultParallelism)
     ]
     written = spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
-    step = functools.partial(_united, table, unite, rows.io_properties, written)
+    step = functools.partial(_written, table, write, rows.io_properties, written)
     try:
         outcomes = spark.sparkContext.parallelize(groups, len(groups)).mapPartitions(step).collect()
     finally:
@@ -84,7 +84,7 @@ def new_vectors(
             raise outcome
         results.append(outcome)
     log.info(
-        "%s: deletion vectors of %d data files written by %d tasks | %.1f MB of positions and old vectors | %d ms",
+        "%s: deletes in %d data files written by %d tasks | %.1f MB of positions and old vectors | %d ms",
         name,
         len(sizes),
         len(groups),
@@ -96,7 +96,7 @@ def new_vectors(
 
 def _shared_out(sizes: Mapping[str, int], cores: int) -> list[list[str]]:
     """Data files in groups of about the same size. Those of a group are neighbours in the order of their paths, in
-    which tasks write their positions and vectors: so a group's are side by side.
+    which tasks write their positions and deletes: so a group's are side by side.
     """
     paths = sorted(sizes)
     each = np.array([sizes[path] for path in paths])
@@ -109,12 +109,12 @@ def _shared_out(sizes: Mapping[str, int], cores: int) -> list[list[str]]:
     return [group for group in groups if group]
 
 
-def _united(
+def _written(
     table: Table,
-    unite: Unite[Table, Fact, Result],
+    write: Write[Table, Fact, Result],
     io_properties: tuple[tuple[str, str], ...],
     written: Accumulator[list[str]],
-    groups: Iterable[VectorGroup[Fact]],
+    groups: Iterable[DeleteGroup[Fact]],
 ) -> Iterator[Result | LostVectorError | CorruptIndexError]:
     """In a task. It deletes its files before any error.
 
@@ -126,7 +126,7 @@ def _united(
         results = list[Result | LostVectorError | CorruptIndexError]()
         for group in groups:
             rows = replace(group.rows, io_properties=io_properties)
-            results += unite(table, replace(group, rows=rows), created)
+            results += write(table, replace(group, rows=rows), created)
     except BaseException as error:
         for path in created:
             with contextlib.suppress(OSError):
