@@ -40,10 +40,12 @@ class FoundRows:
     """Rows to delete in one data file.
 
     :param parts: what each task found: its encoded vector, or where that is.
+    :param rows: how many rows the tasks found.
     """
 
     file: IndexedFile
     parts: tuple[bytes | Place, ...]
+    rows: int
 
     @property
     def size(self) -> int:
@@ -60,7 +62,13 @@ def tell(rows: Sequence[OldRows], limit: int, path: str, io: FileIO) -> tuple[li
     """
     rows = sorted(rows, key=lambda old: old.file.path)  # neighbours are read together
     told: list[dict[str, Any]] = [
-        {"path": old.file.path, "spec-id": old.file.spec_id, "partition": dict(old.file.partition)} for old in rows
+        {
+            "path": old.file.path,
+            "spec-id": old.file.spec_id,
+            "partition": dict(old.file.partition),
+            "rows": len(old.positions),
+        }
+        for old in rows
     ]
     blobs = [encode_blob(bitmap(old.positions)) for old in rows]
     if sum(map(len, blobs)) <= limit:
@@ -95,15 +103,16 @@ class DeletedRows:
         for each in (each for of_task in told for each in of_task):
             path, place = each["path"], each.get("place")
             part = b64decode(each["positions"]) if place is None else Place(*place)
-            if path in found:
-                found[path] = FoundRows(found[path].file, (*found[path].parts, part))
-            else:
-                found[path] = FoundRows(IndexedFile(path, each["spec-id"], each["partition"]), (part,))
+            before = found.get(path) or FoundRows(IndexedFile(path, each["spec-id"], each["partition"]), (), 0)
+            found[path] = FoundRows(before.file, (*before.parts, part), before.rows + each["rows"])
         return cls(found, io_properties)
 
     def with_rows(self, rows: Iterable[OldRows]) -> "DeletedRows":
         """These rows, and others in further data files."""
-        more = {old.file.path: FoundRows(old.file, (encode_blob(bitmap(old.positions)),)) for old in rows}
+        more = {
+            old.file.path: FoundRows(old.file, (encode_blob(bitmap(old.positions)),), len(old.positions))
+            for old in rows
+        }
         return DeletedRows({**self.found, **more}, self.io_properties)
 
     def without(self, paths: Container[str]) -> "DeletedRows":

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.config.maintenance import age
+from sink.deadletters.upkeep import COMPACT_EVERY, look_after
 from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.printing import one_line
 from sink.redaction import masked
@@ -69,7 +70,8 @@ def maintain(
     :param names: targets, or ends of their names. Without any it is all tables.
     :param dry_run: only find out what would be done.
     :param only_convert: only say by position what equality deletes say.
-    :param where: a condition in Spark SQL. Only files that may have such rows are rewritten.
+    :param where: a condition in Spark SQL. Only files that may have such rows are rewritten. The dead-letter table is
+        left out then, as it is if tables are named.
     :param rewrite_all: rewrite each file once, whether it pays or not.
     :raises ConfigError: there is no such table.
     """
@@ -82,6 +84,28 @@ def maintain(
         except RowdeltaError as error:
             result.error = error
         yield result
+    if not names and not only_convert and where is None and config.sink.on_bad_record == "dead-letter":
+        yield from _dead_letters(spark, config, dry_run=dry_run)
+
+
+def _dead_letters(spark: SparkSession, config: Config, *, dry_run: bool) -> Iterator[Maintained]:
+    """The dead-letter table, if there is one."""
+    result = Maintained(config.dead_letter_table, dry_run)
+    try:
+        done = look_after(spark, config, dry_run=dry_run)
+    except RowdeltaError as error:
+        result.error = error
+        yield result
+        return
+    if done is None:
+        return
+    if done.compacted is None:
+        result.skipped = f"the dead-letter table is compacted after {COMPACT_EVERY} commits"
+    else:
+        result.rewritten_data_files, result.added_data_files = done.compacted.touched, done.compacted.written
+        result.rewritten_bytes = done.compacted.bytes
+    result.expired_files, result.orphans = done.expired_files, list(done.orphans)
+    yield result
 
 
 def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source) -> TableSink:

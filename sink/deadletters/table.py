@@ -57,6 +57,8 @@ COLUMNS = T.StructType(
 RECORD = ("source", "partition", "offset", "key", "value")
 """Columns that identify a record. Its place alone doesn't, since a topic may be created anew."""
 
+UNPUBLISHED = "unpublished"
+"""Last part of the property that marks the last commit of a target whose bad records aren't sent to the topic yet."""
 _REMOVALS = 5
 
 
@@ -202,7 +204,7 @@ class DeadLetters:
                     base_snapshot=self._table.snapshot_id(),
                     previous_operation=stored.operation if stored else None,
                     summary={SINK_ID: self._config.sink.id},
-                    properties={f"{prefix}.unpublished": operation} if self._topic else {},
+                    properties={f"{prefix}.{UNPUBLISHED}": operation} if self._topic else {},
                     # bad records of other targets don't conflict, even if another job commits them
                     conflicts_with=("table", target),
                 ),
@@ -220,10 +222,10 @@ class DeadLetters:
         if topic is None:
             return
         with self._turn:  # another target's commit changes what the table object knows
-            if self._table.property(f"{prefix}.unpublished") is None:
+            if self._table.property(f"{prefix}.{UNPUBLISHED}") is None:
                 return
             self._refresh()
-            operation = self._table.property(f"{prefix}.unpublished")
+            operation = self._table.property(f"{prefix}.{UNPUBLISHED}")
             if operation is None:
                 return  # the table was dropped
             stored = self._stored(prefix)
@@ -240,7 +242,7 @@ class DeadLetters:
         else:
             topic.send(target, operation, added)
         with self._turn:
-            self._table.set_property(f"{prefix}.unpublished", None)
+            self._table.set_property(f"{prefix}.{UNPUBLISHED}", None)
             self._table.refresh()
 
     def _stored(self, prefix: str) -> StoredPosition | None:

@@ -326,7 +326,14 @@ class KeyIndex:
         stored = self._prepared_as(operation, prepared, new_paths)
         self._prepared_truncates = self._truncated
         commit = IndexCommit(
-            base, stored, written.files, written.removed, sorted(deleted.found), new_paths, written.bytes
+            base,
+            stored,
+            written.files,
+            written.removed,
+            sorted(deleted.found),
+            new_paths,
+            written.bytes,
+            delete_files=written.delete_files,
         )
         return commit if replaced is None else replace(commit, replaced=replaced.replaced, copied=replaced.copied)
 

@@ -18,7 +18,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sink import logs
+from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
+from sink.deadletters.upkeep import look_after
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
@@ -76,14 +78,16 @@ class _Table:
 class Maintenance:
     """The thread that looks after a job's tables."""
 
-    def __init__(self, spark: SparkSession, supervisor: Supervisor) -> None:
+    def __init__(self, spark: SparkSession, config: Config, supervisor: Supervisor) -> None:
         self._spark = spark
+        self._config = config
         self._supervisor = supervisor
         self._ending = threading.Event()
         self._finishing = threading.Event()
         self._finished = threading.Event()
         self._failed_at: dict[str, float] = {}
         self._known: dict[str, _Table] = {}
+        self._dead_letters_from = float("-inf")
         self._thread = threading.Thread(target=self._run, name="rowdelta-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -111,8 +115,8 @@ class Maintenance:
         with self._in_pool():
             while not self._ending.is_set():
                 is_last = self._finishing.wait(SECONDS)
-                if not self._ending.is_set():
-                    self._look_around()
+                self._look_around()
+                self._look_after_dead_letters()
                 if is_last:
                     self._finished.set()
                     return
@@ -155,6 +159,23 @@ class Maintenance:
                 except Exception:
                     self._failed_at[member.target] = time.monotonic()  # a mistake here must not end the stream
                     log.exception("%s: maintenance failed; it is tried again later", member.target)
+
+    def _look_after_dead_letters(self) -> None:
+        """It is one table for all, with a commit for each micro-batch that has bad records."""
+        now, settings = time.monotonic(), self._config.maintenance
+        if self._ending.is_set() or now < self._dead_letters_from or self._config.sink.on_bad_record != "dead-letter":
+            return
+        self._dead_letters_from = now + _LOOK_EVERY
+        may_rewrite = bool(settings.budget) and settings.is_open(datetime.now(UTC))
+        with logs.about(table=self._config.dead_letter_table):
+            try:
+                look_after(self._spark, self._config, may_rewrite=may_rewrite, only_due=True)
+            except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
+                if not self._ending.is_set():
+                    name = self._config.dead_letter_table
+                    log.warning("%s: maintenance failed, tried again later: %s", name, summary(error))
+            except Exception:
+                log.exception("the dead-letter table's maintenance failed; it is tried again later")
 
     def _attend(self, member: Member) -> None:
         sink = member.sink

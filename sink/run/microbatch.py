@@ -81,8 +81,9 @@ from sink.targets.base import (
     TableChangedError,
     TableNoLongerEmptyError,
     Target,
-    cleaned_property,
+    is_cleaning_due,
     maintenance_of,
+    note_cleaning,
     property_prefix,
 )
 from sink.targets.retries import Retries
@@ -197,15 +198,11 @@ class TableSink:
 
     def is_cleaning_due(self, every: timedelta) -> bool:
         """Whether orphans were removed so long ago, if ever."""
-        return (
-            time.time() - int(self.table.property(cleaned_property(self._config)) or 0) / 1000 >= every.total_seconds()
-        )
+        return is_cleaning_due(self._config, self.table, every)
 
     def note_cleaning(self) -> None:
         """Store that orphans were removed now. Call this between micro-batches."""
-        self.table.refresh()
-        self.table.set_property(cleaned_property(self._config), str(int(time.time() * 1000)))
-        self.table.refresh()
+        note_cleaning(self._config, self.table)
 
     def note_rewritten(self, size: int) -> None:
         """Count bytes that were rewritten without a commit of the sink's own. Call this between micro-batches."""
@@ -463,7 +460,8 @@ class TableSink:
         self._uncommitted.paths = []  # the files belong to the table now
         logs.note_snapshot(self.table.snapshot_id())
         self._log(pending, attempt, proposal, time.monotonic() - proposal.started)
-        self._minor_compaction.count(len(attempt.written.files))
+        deletes = 0 if proposal.request.index is None else proposal.request.index.delete_files
+        self._minor_compaction.count(len(attempt.written.files) + deletes)
         self.written_bytes += attempt.written.bytes
         self._adopt(attempt.begun.operation)
         if self._key_index is not None:

@@ -96,7 +96,7 @@ class Pipeline:
         """
         activate(self._spark)  # the caller's thread may be another one than the session's
         sampling = Sampling(self._spark, self._supervisor, self._observer) if self._observer is not nobody else None
-        maintenance = Maintenance(self._spark, self._supervisor)
+        maintenance = Maintenance(self._spark, self._config, self._supervisor)
         try:
             self._raise_if_over()
             working = self._supervisor.working()

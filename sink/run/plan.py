@@ -2,7 +2,6 @@
 
 import logging
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,7 @@ from sink.run.keys import TableKey, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
 from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
-from sink.targets.base import CREATED_BY, NO_FLOATS, Tables, TableState, Target, cleaned_property
+from sink.targets.base import NO_FLOATS, Tables, TableState, Target, creation_properties
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
 
@@ -156,8 +155,7 @@ def open_table(
     if table is None:
         wanted = wanted_columns(section, resolved.path, types)
         assert wanted is not None
-        created_at = str(int(time.time() * 1000))
-        properties = dict(section.properties) | {CREATED_BY: config.sink.id, cleaned_property(config): created_at}
+        properties = dict(section.properties) | creation_properties(config)
         if key.messages:
             properties[property_name(config)] = key.to_json()
         table = catalogs.create(section, wanted, properties, resolved.path)

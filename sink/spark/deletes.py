@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from deltawriters import TableSpec
 from deltawriters.keyindex import CorruptIndexError
-from deltawriters.old_rows import DeletedRows, DeleteGroup
+from deltawriters.old_rows import DeletedRows, DeleteGroup, FoundRows
 from deltawriters.vectors import LostVectorError
 from sink.spark import task
 
@@ -48,7 +48,7 @@ def new_deletes(
     table: Table,
     rows: DeletedRows,
     facts: Mapping[str, Fact],
-    old_bytes: Callable[[Fact], int],
+    cost: Callable[[FoundRows, Fact], int],
     write: Write[Table, Fact, Result],
     created: list[str],
 ) -> list[Result]:
@@ -56,12 +56,12 @@ def new_deletes(
 
     :param name: name of the table, for messages.
     :param facts: see `DeleteGroup`.
-    :param old_bytes: size of what deletes rows of a data file already, if it is read.
+    :param cost: of a data file's deletes, in bytes of positions and old vectors that take as long to unite.
     :param created: the path of each written file is added to it, also after an error.
     :raises LostVectorError: an old vector can't be read.
     :raises CorruptIndexError: positions that tasks found can't be read.
     """
-    sizes = {path: found.size + old_bytes(facts[path]) for path, found in rows.found.items()}
+    sizes = {path: cost(found, facts[path]) for path, found in rows.found.items()}
     total = sum(sizes.values())
     if total <= ON_DRIVER and not rows.files:
         return write(table, DeleteGroup(rows, facts), created)

@@ -9,6 +9,7 @@ table's state is its version. Here it only tells one state of a table's rows fro
 """
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -43,6 +44,23 @@ def property_prefix(config: "Config") -> str:
 def cleaned_property(config: "Config") -> str:
     """Property with the time at which orphans were removed last, or the table was created (milliseconds since 1970)."""
     return f"{property_prefix(config)}.cleaned"
+
+
+def is_cleaning_due(config: "Config", table: "TableState", every: timedelta) -> bool:
+    """Whether orphans were removed so long ago, if ever."""
+    return time.time() - int(table.property(cleaned_property(config)) or 0) / 1000 >= every.total_seconds()
+
+
+def note_cleaning(config: "Config", table: "Target") -> None:
+    """Store that orphans were removed now."""
+    table.refresh()
+    table.set_property(cleaned_property(config), str(int(time.time() * 1000)))
+    table.refresh()
+
+
+def creation_properties(config: "Config") -> dict[str, str]:
+    """Properties of a table that the sink creates, by which it knows later what it may do for it."""
+    return {CREATED_BY: config.sink.id, cleaned_property(config): str(int(time.time() * 1000))}
 
 
 NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
@@ -154,13 +172,16 @@ class LastCommit:
     live: FileCounts | None = None
 
 
-def maintenance_of(config: "Config", section: "TableSection", table: "TableState | None") -> "MaintenanceSection":
+def maintenance_of(
+    config: "Config", section: "TableSection | None", table: "TableState | None"
+) -> "MaintenanceSection":
     """What is done for a table beside its micro-batches. A table that the sink has created looks after itself; others'
     snapshots and files stay unless the configuration says otherwise.
 
+    :param section: None for the dead-letter table.
     :param table: None if the sink is to create it.
     """
-    settings = config.maintenance_of(section)
+    settings = config.maintenance if section is None else config.maintenance_of(section)
     is_own = table is None or table.property(CREATED_BY) == config.sink.id
     return settings.of_own_table() if is_own else settings
 
@@ -287,12 +308,14 @@ class WrittenDeletes:
     :param removed: what the commit removes because of that: earlier vectors of the same data files.
     :param vectors: data file -> its new vector; None if it has none any more.
     :param bytes: of the vectors or delete files.
+    :param delete_files: how many of `files` a minor compaction merges. Vectors aren't merged.
     """
 
     files: Sequence[str] = ()
     removed: Sequence[str] = ()
     vectors: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     bytes: int = 0
+    delete_files: int = 0
 
 
 @dataclass(frozen=True)
@@ -358,6 +381,7 @@ class IndexCommit:
     :param bytes: of `files`.
     :param replaced: the handles of the data files that `files` replace (`TouchedFiles`).
     :param copied: None if no file was replaced.
+    :param delete_files: see `WrittenDeletes`.
     """
 
     base: int | None
@@ -369,6 +393,7 @@ class IndexCommit:
     bytes: int = 0
     replaced: Sequence[Any] = ()
     copied: Copied | None = None
+    delete_files: int = 0
 
     @property
     def metrics(self) -> dict[str, int]:
@@ -589,6 +614,10 @@ class Target(TableState):
         :raises TableError: the table is gone, or the catalog refuses.
         :raises TemporaryError: the catalog doesn't answer, or others commit all the time.
         """
+
+    @abstractmethod
+    def has_any(self, part: str) -> bool:
+        """Whether a sink has stored a property `rowdelta.….<part>`, for whatever table."""
 
     @abstractmethod
     def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
@@ -1018,7 +1047,7 @@ class TargetCatalogs(Protocol):
         :raises TableError: the catalog refuses it.
         """
 
-    def create_log(self, name: str, columns: "T.StructType", writer: str) -> Target:
+    def create_log(self, name: str, columns: "T.StructType", properties: Mapping[str, str], writer: str) -> Target:
         """Create a table without a key that only grows.
 
         :param writer: a column. Appends with different values in it don't conflict (`ChangeSet.conflicts_with`).

@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from sink.config import Config, TableSection
-from sink.targets.base import Target, TargetCatalogs
+from sink.targets.base import Target, TargetCatalogs, creation_properties
 from sink.targets.capabilities import Format
 
 
@@ -31,7 +31,7 @@ class Catalogs:
 
     def create_log(self, name: str, columns: T.StructType, writer: str) -> Target:
         """See `TargetCatalogs.create_log`."""
-        return self._of(name).create_log(name, columns, writer)
+        return self._of(name).create_log(name, columns, creation_properties(self._config), writer)
 
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
         self._of(section.target).check_new(section, columns, path)

@@ -26,6 +26,8 @@ from deltawriters import (
     partitioning,
     resolve,
 )
+from deltawriters.content import Partition
+from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexSlice, RunInfo, low_hash, xxhash64
 from deltawriters.ordering import RowOrder
 from deltawriters.resolve import IndexTask
@@ -192,6 +194,19 @@ def test_a_position_delete_file_is_flushed_at_its_threshold(tmp_path: Path) -> N
     deletes = [file for file in files if file.content is FileContent.POSITION_DELETES]
     assert [file.record_count for file in deletes] == [10, 10, 10, 10]
     assert len(Lake(table, [files]).rows()) == 10
+
+
+def test_no_delete_file_is_larger_whoever_deletes(tmp_path: Path) -> None:
+    """The text of paths must fit into Arrow's 32-bit offsets, and a commit may delete all rows of a large file."""
+    table, files = table_at(tmp_path), DataFiles()
+    number = files.add(f"{tmp_path}/a.parquet", Partition(0, "{}"))
+    deletes = table.deletes(FileFactory(table, TaskId(0, 1, "op")), files, 10)
+    deletes.delete(np.full(4, number), np.arange(4))
+    deletes.delete(np.full(21, number), np.arange(4, 25))
+    written = deletes.close([])
+    assert [file.record_count for file in written] == [10, 10, 5]
+    rows = pa.concat_tables(pq.read_table(file.path) for file in written)
+    assert rows.column("pos").to_pylist() == list(range(25))
 
 
 def test_files_are_named_by_partition_task_operation_and_sequence(tmp_path: Path) -> None:

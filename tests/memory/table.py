@@ -203,6 +203,9 @@ class MemoryTable(Target):
     def property(self, name: str) -> str | None:
         return self._properties.get(name)
 
+    def has_any(self, part: str) -> bool:
+        return any(name.endswith(f".{part}") for name in self._properties)
+
     def set_property(self, name: str, value: str | None) -> None:
         self.clock.step("set a property")
         if value is None:

@@ -56,7 +56,9 @@ def made(
     created: list[str],
 ) -> list[Any]:
     table: Any = Table()
-    return new_deletes(spark, "t", table, rows, dict.fromkeys(DATA_FILES, 0), lambda fact: fact, unite, created)
+    return new_deletes(
+        spark, "t", table, rows, dict.fromkeys(DATA_FILES, 0), lambda found, fact: found.size + fact, unite, created
+    )
 
 
 def test_what_is_shared_out_has_no_credentials(

@@ -147,6 +147,20 @@ def test_v3_has_one_deletion_vector_a_data_file_united_with_the_one_before(spark
     assert job.rows() == [row(9)]
 
 
+def test_tasks_write_many_deletes_of_v2_however_small_their_vectors_are(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = Job(spark, tmp_path, tasks=1)
+    apply(job, insert(*range(1000)))
+    monkeypatch.setattr(delete_tasks, "ON_DRIVER", 7000)  # bytes, and a row counts 8
+    apply(job, delete(*range(800)))
+    assert "written by 1 tasks" not in caplog.text
+    apply(job, insert(*range(1000, 2000)), delete(*range(1000, 1900)))
+    assert "deletes in 1 data files written by 1 tasks" in caplog.text
+    assert len(job.rows()) == 300
+
+
 @pytest.mark.parametrize("partition_by", [[], ["region"]])
 def test_v2_has_one_delete_file_for_all_tasks_of_a_commit(
     spark: SparkSession, tmp_path: Path, partition_by: list[str]

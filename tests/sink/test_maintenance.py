@@ -206,7 +206,7 @@ def test_a_look_that_waited_for_a_micro_batch_did_not_take_long(monkeypatch: pyt
     sink.credit.return_value = 1000
     sink.begin_rewrite.return_value = None
     member = Mock(sink=sink, works=True, turn=Turn())
-    thread = Maintenance(Mock(), Mock())
+    thread = Maintenance(Mock(), Mock(), Mock())
     known = maintenance._Table(sink)
     assert thread._rewrite(member, known, MaintenanceSection()) is None
     assert (known.look_seconds, known.looked_at) == (0.0, 600.0)
@@ -221,7 +221,7 @@ def test_small_rewrites_take_half_of_the_time(monkeypatch: pytest.MonkeyPatch, s
     done = RewriteDone("lake.n.t", "rewrite", 2, 1, size)
     results = [done, done, None]
     rested = list[float]()
-    thread = Maintenance(Mock(), Mock())
+    thread = Maintenance(Mock(), Mock(), Mock())
     monkeypatch.setattr(thread, "_rewrite", lambda *_: results.pop(0))
     monkeypatch.setattr(thread, "_convert", lambda *_: None)
     monkeypatch.setattr(thread._finishing, "wait", rested.append)
@@ -494,7 +494,7 @@ def test_files_of_others_newest_commits_are_no_orphans(spark: SparkSession, tmp_
     week = time.time() - 7 * 86400
     for path in (job.table_folder / "data").iterdir():
         os.utime(path, (week, week))
-    Maintenance(spark, pipeline._supervisor)._attend(member)
+    Maintenance(spark, pipeline._config, pipeline._supervisor)._attend(member)
     assert not orphan.exists()
     assert job.rows() == [{"id": 1, "region": "ours"}, {"id": 2, "region": "theirs"}]
 

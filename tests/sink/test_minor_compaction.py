@@ -114,6 +114,20 @@ def test_what_does_not_pay_yet_is_looked_at_again_soon(spark: SparkSession, tmp_
     assert job.rows() == [{"id": key, "region": region} for key, region in sorted(loaded.items())]
 
 
+@pytest.mark.parametrize("partition_by", [(), ("region",)])
+def test_deletes_alone_are_merged_too(spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...]) -> None:
+    """The driver writes them (v2), and tasks write nothing."""
+    job = new_job(spark, tmp_path, 2, tasks=1, partition_by=partition_by)
+    job.write([("+I", {"id": key, "region": "eu"}) for key in range(20)])
+    for key in range(8):
+        job.write([("-D", {"id": key, "region": "eu"})])
+    with merging_soon(2, enough=4):
+        job.run()
+    assert len(numbers(job)) >= 2
+    assert sum(file["content"] == 1 for file in job.files()) < 4
+    assert [row["id"] for row in job.rows()] == list(range(8, 20))
+
+
 @pytest.mark.parametrize("runs", [True, False])
 @pytest.mark.parametrize(("version", "commits"), [(2, 4), (3, 7)])
 def test_not_before_there_are_enough_files(

@@ -64,9 +64,9 @@ class DeltaCatalogs:
             table.set_property(name, value)
         return table
 
-    def create_log(self, name: str, columns: T.StructType, writer: str) -> DeltaTable:
+    def create_log(self, name: str, columns: T.StructType, properties: Mapping[str, str], writer: str) -> DeltaTable:
         """See `TargetCatalogs.create_log`."""
-        return self._created(name, columns, [], required(appends=True))
+        return self._created(name, columns, [], required(appends=True) | dict(properties))
 
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
         """See `Tables.check_new`.

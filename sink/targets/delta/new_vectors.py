@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from deltawriters.keyindex.versions import IndexLostError
-from deltawriters.old_rows import DeletedRows
+from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.vectors import LostVectorError
 from sink.errors import TableError
 from sink.spark.deletes import new_deletes
@@ -42,7 +42,7 @@ def written_deletes(
     adds = live_adds(table.location, live, rows.found)
     before = {path: Before(stated_rows(add), add.get("deletionVector")) for path, add in adds.items()}
     try:
-        changed = new_deletes(spark, name, table, rows, before, _old_bytes, united, created)
+        changed = new_deletes(spark, name, table, rows, before, _cost, united, created)
     except LostVectorError as error:
         raise TableError(
             f"{name}: a deletion vector of the table can't be read, so nothing tells which rows are live: {error}. "
@@ -85,8 +85,8 @@ def stated_rows(add: Add) -> int | None:
     return rows
 
 
-def _old_bytes(before: Before) -> int:
-    return 0 if before.vector is None else int(before.vector["sizeInBytes"])
+def _cost(found: FoundRows, before: Before) -> int:
+    return found.size + (0 if before.vector is None else int(before.vector["sizeInBytes"]))
 
 
 def _counted(add: Add, rows: int) -> Add:

@@ -159,6 +159,9 @@ class DeltaTable(Target):
             found = {key: value for key, value in found.items() if key not in OF_POSITION} | earlier
         return found
 
+    def has_any(self, part: str) -> bool:
+        return any(part in self.own_state(name) for name in self._snapshot.domains if name.startswith(_OWN))
+
     def set_property(self, name: str, value: str | None) -> None:
         prefix, _, key = name.rpartition(".")
         self.committer().store(prefix, key, value)

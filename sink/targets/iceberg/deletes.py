@@ -4,20 +4,20 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from deltawriters import TaskId
-from deltawriters.content import ContentFile
-from deltawriters.old_rows import DeletedRows, DeleteGroup
-from deltawriters.resolve import OldRows, delete_rows
-from deltawriters.vectors import LostVectorError, positions_of
+from deltawriters.old_rows import DeletedRows, FoundRows
+from deltawriters.vectors import LostVectorError
 from sink.errors import TableError
 from sink.spark.deletes import new_deletes
 from sink.targets.base import WrittenDeletes
+from sink.targets.iceberg.position_deletes import deleted_by_position
 from sink.targets.iceberg.uniting import Before, united
 from sink.targets.iceberg.writers import IcebergTableSpec
+
+_BYTES_A_ROW = 8
+"""Of a vector, whose union takes as long as to sort a row of a delete file, and to write it."""
 
 
 def written_deletes(
@@ -39,16 +39,17 @@ def written_deletes(
         return WrittenDeletes()
     if table.format_version < 3:
         nothing = dict.fromkeys(rows.found)  # delete files come beside those that there are
-        files = new_deletes(
-            spark, table_name, table, rows, nothing, _nothing, functools.partial(_by_position, name), created
-        )
+        write = functools.partial(deleted_by_position, name)
+        files = new_deletes(spark, table_name, table, rows, nothing, _cost_by_position, write, created)
         return WrittenDeletes(
-            [json.dumps(file.description) for file in files], bytes=sum(file.size_in_bytes for file in files)
+            [json.dumps(file.description) for file in files],
+            bytes=sum(file.size_in_bytes for file in files),
+            delete_files=len(files),
         )
     before = {path: Before(known(path), tuple(parquet_deletes.get(path, ()))) for path in rows.found}
     try:
         vectors = new_deletes(
-            spark, table_name, table, rows, before, _old_bytes, functools.partial(united, name), created
+            spark, table_name, table, rows, before, _cost_of_vector, functools.partial(united, name), created
         )
     except LostVectorError as error:
         raise TableError(
@@ -64,17 +65,9 @@ def written_deletes(
     )
 
 
-def _by_position(name: str, table: IcebergTableSpec, group: DeleteGroup[None], created: list[str]) -> list[ContentFile]:
-    """Write the position delete files of a group of data files, one a partition (v2)."""
-    # Spark may run a task twice, so its files have names of their own
-    task = TaskId(0, 0, f"{name}-{uuid4().hex[:8]}-deletes")
-    old = (OldRows(file, positions_of(deleted)) for file, deleted in group.rows.positions())
-    return delete_rows(table, task, old, created)
+def _cost_by_position(found: FoundRows, _: None) -> int:
+    return _BYTES_A_ROW * found.rows
 
 
-def _nothing(_: None) -> int:
-    return 0
-
-
-def _old_bytes(before: Before) -> int:
-    return 0 if before.vector is None else int(before.vector["content-size-in-bytes"])
+def _cost_of_vector(found: FoundRows, before: Before) -> int:
+    return found.size + (0 if before.vector is None else int(before.vector["content-size-in-bytes"]))

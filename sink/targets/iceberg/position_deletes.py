@@ -8,6 +8,7 @@ Vectors"; Puffin spec, `deletion-vector-v1` blob).
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +22,11 @@ from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes
 from deltawriters.files import DataFiles, FileFactory
+from deltawriters.old_rows import DeleteGroup
 from deltawriters.parquet import ParquetFileWriter
-from deltawriters.vectors import bitmap
+from deltawriters.resolve import OldRows, delete_rows
+from deltawriters.table import TaskId
+from deltawriters.vectors import bitmap, positions_of
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
 from sink.targets.iceberg.puffin import POS_ID, write_deletion_vectors
@@ -54,7 +58,7 @@ class PositionDeletes(Deletes):
     """Collects positions in the data files of `files`, and writes them as delete files of the table's format version.
 
     :param files: the data files whose numbers `delete` takes.
-    :param flush_threshold: positions held before a v2 delete file is written.
+    :param flush_threshold: most positions of a v2 delete file, and those that are held at once.
     """
 
     def __init__(
@@ -69,13 +73,14 @@ class PositionDeletes(Deletes):
         self._done: list[ContentFile] = []
 
     def delete(self, file: Ints, pos: Ints) -> None:
-        if not len(file):
-            return
-        self._pending.append((file, pos))
-        self._pending_count += len(file)
-        # A data file may have only one deletion vector, so in v3 the task writes nothing until it knows all positions.
-        if self._table.format_version < 3 and self._pending_count >= self._flush_threshold:
-            self._flush()
+        while len(file):
+            # a data file may have only one deletion vector, so in v3 the task writes nothing until it knows all rows
+            room = len(file) if self._table.format_version >= 3 else self._flush_threshold - self._pending_count
+            self._pending.append((file[:room], pos[:room]))
+            self._pending_count += len(file[:room])
+            file, pos = file[room:], pos[room:]
+            if self._table.format_version < 3 and self._pending_count >= self._flush_threshold:
+                self._flush()
 
     def close(self, data_files: list[ContentFile]) -> list[ContentFile]:
         self._flush()
@@ -115,8 +120,12 @@ class PositionDeletes(Deletes):
             dictionary = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), names)
             rows = pa.table([dictionary.cast(pa.string()), pa.array(pos[start:stop])], schema=_ARROW_SCHEMA)
             writer = ParquetFileWriter(self._table.io, path, _ARROW_SCHEMA, self._table.compression)
-            writer.write(rows)
-            facts = writer.close()
+            try:
+                writer.write(rows)
+                facts = writer.close()
+            except BaseException:
+                writer.abort()
+                raise
             return content_file(
                 FileContent.POSITION_DELETES,
                 path,
@@ -142,6 +151,21 @@ class PositionDeletes(Deletes):
         ]
         path = self._factory.new_path(self._files.partition(int(numbers[0])), "puffin")
         yield from write_deletion_vectors(self._table.io, path, vectors)
+
+
+def deleted_by_position(
+    name: str, table: "IcebergTableSpec", group: DeleteGroup[None], created: list[str]
+) -> list[ContentFile]:
+    """Write the position delete files of a group of data files (v2).
+
+    :param name: beginning of the files' names.
+    :param created: the path of each file is added to it, also after an error.
+    :raises CorruptIndexError: see `DeletedRows.positions`.
+    """
+    # several tasks write such files for a commit, and Spark may run a task twice
+    task = TaskId(0, 0, f"{name}-{uuid4().hex}-deletes")
+    old = (OldRows(file, positions_of(deleted)) for file, deleted in group.rows.positions())
+    return delete_rows(table, task, old, created)
 
 
 def read_position_deletes(io: FileIO, path: str) -> tuple[list[str], Ints, Ints]:

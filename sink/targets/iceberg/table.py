@@ -581,6 +581,9 @@ class IcebergTable(IcebergState, Target):
                 return state.get(part)
         return properties.get(name)
 
+    def has_any(self, part: str) -> bool:
+        return any(name.startswith("rowdelta.") and name.endswith(f".{part}") for name in self._known_view().properties)
+
     def taken_back(self, prefix: str) -> dict[str, str]:
         """The properties that a rollback has taken back, as they are now. One that says nothing isn't removed: only a
         user does that.

@@ -49,7 +49,7 @@ def united(
             positions |= positions_in(table.io, deletes, file.path)
         vectors.append((file.path, _partition(file), positions))
     # several tasks write such files for a commit, and Spark may run a task twice
-    puffin = table.locations.new_data_location(f"{name}-{uuid4().hex[:8]}-deletes.puffin", None)
+    puffin = table.locations.new_data_location(f"{name}-{uuid4().hex}-deletes.puffin", None)
     created.append(puffin)
     return [vector.description for vector in write_deletion_vectors(table.io, puffin, vectors)]
 
