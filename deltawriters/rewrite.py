@@ -44,6 +44,8 @@ sorted by itself.
 """
 _BYTES_TO_SORT = 72
 """For each row: the hashes of its key, its place, and numbers by which it is sorted."""
+_KEPT, _KEPT_BYTES = 256, 64 * 1024
+"""So many delete files up to this size are kept in memory. They are needed twice if they are merged with data files."""
 _RUN_ENTRIES = 4_000_000
 """A task holds this many index entries (24 bytes each) before it writes a run."""
 
@@ -193,6 +195,7 @@ class Rewriter:
         self._files = DataFiles()
         self._entries: list[Entries] = []
         self._runs: list[RunInfo] = []
+        self._read: dict[str, tuple[list[str], Ints, Ints]] = {}
 
     def rewrite(self, groups: Iterable[RewriteGroup]) -> Rewritten:
         """Write the new files and index runs of all groups. After any exception, all files written here are deleted.
@@ -308,27 +311,57 @@ class Rewriter:
         """
         at_once, per_row = (_FLUSH_BYTES, 0) if self._order is None else (_SORTED_BYTES, _BYTES_TO_SORT)
         waiting, size = list[Moved](), 0
+        for part in self._live_parts(group, deleted):
+            waiting.append(part)
+            size += part[0].nbytes + len(part[1]) * per_row
+            del part
+            if size >= at_once:
+                yield _taken(waiting)
+                size = 0
+        if any(len(high) for _, high, _, _ in waiting):
+            yield _taken(waiting)
+
+    def _live_parts(self, group: RewriteGroup, deleted: Mapping[str, Ints]) -> Iterator[Moved]:
+        """Like `_live_rows`, as they come. The index is asked once for many small files: each question has a price."""
+        parts, whole, size = list[_Part](), list[_LiveCheck](), 0
         for small in group.files:
             check = _LiveCheck(small, deleted)
             for places, rows in self._rows_of(small, group):
-                keys = rows.select(self._key)
-                high = self._hash_keys(_as_spark_types(keys))
-                low = low_hash(key_columns(self._table, keys), self._index.base)
-                located = self._index.probe(high, low, 0, 2**64)
-                own = next((n for n, file in enumerate(located.files) if file.path == small.path), -1)
-                query = located.query[(located.file == own) & (located.pos == places[located.query])]
-                alone = np.bincount(located.query, minlength=len(high)) == 1
-                live = np.sort(query)
-                check.add(places, live)
-                waiting.append((rows.take(pa.array(live)), high[live], low[live], alone[live]))
-                size += waiting[-1][0].nbytes + len(live) * per_row
-                del rows, keys
-                if size >= at_once:
-                    yield _taken(waiting)
+                parts.append(_Part(check, small.path, places, rows))
+                size += rows.nbytes
+                del rows
+                if size >= _FLUSH_BYTES:
+                    yield self._live(parts)
                     size = 0
-            check.finish()
-        if any(len(high) for _, high, _, _ in waiting):
-            yield _taken(waiting)
+            whole.append(check)
+            if not parts:
+                _finish(whole)
+        if parts:
+            yield self._live(parts)
+        _finish(whole)
+
+    def _live(self, parts: list["_Part"]) -> Moved:
+        """The live rows of some parts of files. Nothing holds the parts afterwards."""
+        keys = pa.concat_tables([part.rows.select(self._key) for part in parts]).combine_chunks()
+        high = self._hash_keys(_as_spark_types(keys))
+        low = low_hash(key_columns(self._table, keys), self._index.base)
+        del keys
+        located = self._index.probe(high, low, 0, 2**64)
+        number_of = {file.path: number for number, file in enumerate(located.files)}
+        own = np.array([number_of.get(part.path, -1) for part in parts])
+        lengths = [len(part.places) for part in parts]
+        of_part, places = np.repeat(np.arange(len(parts)), lengths), np.concatenate([part.places for part in parts])
+        is_own = (located.file == own[of_part[located.query]]) & (located.pos == places[located.query])
+        live = np.sort(located.query[is_own])
+        alone = np.bincount(located.query, minlength=len(high)) == 1
+        ends = np.cumsum(lengths)
+        found = list[pa.Table]()
+        for part, mine in zip(parts, np.split(live, np.searchsorted(live, ends[:-1])), strict=True):
+            mine = mine - (ends[len(found)] - len(part.places))
+            part.check.add(part.places, mine)
+            found.append(part.rows.take(pa.array(mine)))
+        parts.clear()
+        return pa.concat_tables(found), high[live], low[live], alone[live]
 
     def _rows_of(self, small: SmallFile, group: RewriteGroup) -> Iterator[tuple[Ints, pa.Table]]:
         """All rows of a file, a row group at a time: positions, and their rows in the columns of `of_moved_rows`.
@@ -354,7 +387,9 @@ class Rewriter:
         """The positions that delete files delete in the group's data files, by path of the data file."""
         found: dict[str, list[Ints]] = {small.path: [] for small in group.files}
         for small in group.applying:
-            names, file, pos = self._table.deleted_rows(small)
+            names, file, pos = read = self._table.deleted_rows(small)
+            if small.size_in_bytes <= _KEPT_BYTES and len(self._read) < _KEPT:
+                self._read[small.path] = read
             for number in np.flatnonzero([name in found for name in names]).tolist():
                 found[names[number]].append(pos[file == number])
         return {path: np.concatenate(parts) for path, parts in found.items() if parts}
@@ -383,7 +418,8 @@ class Rewriter:
         """Numbers of data files that stay, and positions in them, delete file by delete file."""
         numbers: dict[str, int] = {}
         for small in group.deletes:
-            names, codes, pos = self._table.deleted_rows(small)
+            known = self._read.pop(small.path, None)
+            names, codes, pos = self._table.deleted_rows(small) if known is None else known
             for data_file in names:
                 stays = data_file not in group.gone and (group.live is None or data_file in group.live)
                 if stays and data_file not in numbers:
@@ -409,6 +445,23 @@ class Rewriter:
 
 def _partition(group: RewriteGroup) -> Partition:
     return Partition(group.spec_id, group.partition)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a file, and their positions in it."""
+
+    check: "_LiveCheck"
+    path: str
+    places: Ints
+    rows: pa.Table
+
+
+def _finish(checks: list["_LiveCheck"]) -> None:
+    """See `_LiveCheck.finish`."""
+    for check in checks:
+        check.finish()
+    checks.clear()
 
 
 class _LiveCheck:

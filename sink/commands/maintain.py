@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.config.maintenance import age
-from sink.deadletters.upkeep import COMPACT_EVERY, look_after
+from sink.deadletters.upkeep import open_upkeep
 from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.printing import one_line
 from sink.redaction import masked
@@ -22,7 +22,7 @@ from sink.run.plan import deletes_by_value, plan_table
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source
-from sink.targets.base import CompactionLimits
+from sink.targets.base import Compacted, CompactionLimits
 from sink.targets.catalogs import Catalogs
 
 
@@ -92,19 +92,16 @@ def _dead_letters(spark: SparkSession, config: Config, *, dry_run: bool) -> Iter
     """The dead-letter table, if there is one."""
     result = Maintained(config.dead_letter_table, dry_run)
     try:
-        done = look_after(spark, config, dry_run=dry_run)
+        found = open_upkeep(spark, config)
+        if found is None:
+            return
+        _note_compacted(result, found.compact(dry_run=dry_run))
+        result.expired_files = 0 if dry_run else found.expire()
+        result.orphans = list(found.clean(dry_run=dry_run))
+        if not dry_run:
+            found.tend()
     except RowdeltaError as error:
         result.error = error
-        yield result
-        return
-    if done is None:
-        return
-    if done.compacted is None:
-        result.skipped = f"the dead-letter table is compacted after {COMPACT_EVERY} commits"
-    else:
-        result.rewritten_data_files, result.added_data_files = done.compacted.touched, done.compacted.written
-        result.rewritten_bytes = done.compacted.bytes
-    result.expired_files, result.orphans = done.expired_files, list(done.orphans)
     yield result
 
 
@@ -157,7 +154,10 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
 
 
 def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> None:
-    done = sink.newest_table().compact(limits, dry_run=result.dry_run)
+    _note_compacted(result, sink.newest_table().compact(limits, dry_run=result.dry_run))
+
+
+def _note_compacted(result: Maintained, done: tuple[Compacted, int] | None) -> None:
     if done is not None:
         compacted, result.failed_groups = done
         result.rewritten_data_files, result.added_data_files = compacted.touched, compacted.written

@@ -214,13 +214,11 @@ class DeadLetters:
 
     def publish(self, target: str) -> None:
         """Send the target's last bad records to the topic, if they are still unsent. Call this after `commit`, and when
-        a run starts.
+        a run starts. Without a topic, forget that they should have been sent.
 
         :raises TemporaryError: Kafka did not accept them. The next call sends those that the topic doesn't have.
         """
         topic, prefix = self._topic, self._prefix(target)
-        if topic is None:
-            return
         with self._turn:  # another target's commit changes what the table object knows
             if self._table.property(f"{prefix}.{UNPUBLISHED}") is None:
                 return
@@ -230,8 +228,14 @@ class DeadLetters:
                 return  # the table was dropped
             stored = self._stored(prefix)
             snapshot = stored.snapshot_id if stored and stored.operation == operation else None
-            added = None if snapshot is None else self._table.frame_of_commit(snapshot)
-        if added is None:
+            added = None if topic is None or snapshot is None else self._table.frame_of_commit(snapshot)
+        if topic is None:
+            log.warning(
+                "%s: the last bad records of %s weren't sent to the topic that there was. They are in the table.",
+                self.name,
+                target,
+            )
+        elif added is None:
             log.warning(
                 "%s: the last bad records of %s can't be sent to topic %s: their snapshot is gone. They are in the "
                 "table.",

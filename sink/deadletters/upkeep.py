@@ -2,65 +2,118 @@
 makes the next commit a little slower. Nobody else would merge or remove them.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
 from sink.config import Config
-from sink.config.maintenance import age
-from sink.deadletters.table import UNPUBLISHED
-from sink.targets.base import Compacted, is_cleaning_due, maintenance_of, note_cleaning
+from sink.config.maintenance import MaintenanceSection, age
+from sink.deadletters.table import UNPUBLISHED, check_table
+from sink.targets.base import (
+    CREATED_BY,
+    Compacted,
+    CompactionLimits,
+    Target,
+    is_cleaning_due,
+    maintenance_of,
+    note_cleaning,
+)
 from sink.targets.catalogs import Catalogs
 
-COMPACT_EVERY = 20
-"""Commits between two compactions."""
+log = logging.getLogger("rowdelta")
+
+_LIMITS = CompactionLimits(
+    min_input_files=20,
+    delete_ratio_threshold=0.3,
+    delete_file_threshold=20,
+    max_file_group_size=256 * 1024 * 1024,
+    most_bytes=256 * 1024 * 1024,
+    small_file_size=32 * 1024 * 1024,
+)
+"""So few bytes at once that nothing waits long for it, and the next time goes on."""
+_CHECKPOINT_SECONDS = 60.0
 
 
-@dataclass
-class LookedAfter:
-    """What was done for the table, or would be.
+@dataclass(frozen=True)
+class Upkeep:
+    """What can be done for the table. Micro-batches of this job and of others go on beside it: use a table of its own.
 
-    :param compacted: None if its files aren't rewritten now.
-    :param expired_files: files that only old states had.
-    :param orphans: paths of files that no state has.
+    By the global section `maintenance`: the job that created the table does it, and another one if the section names
+    `expire` or `orphans`. Each method raises `RowdeltaError` if something failed; the table has the same rows then.
     """
 
-    compacted: Compacted | None = None
-    expired_files: int = 0
-    orphans: Sequence[str] = ()
+    config: Config
+    table: Target
+    settings: MaintenanceSection
+
+    def expire(self) -> int:
+        """Remove old states, and the files that only they had.
+
+        :return: how many files.
+        """
+        expire = self.settings.expire
+        if expire is None:
+            return 0
+        waiting = list(self._waiting())
+        if waiting:
+            log.info(
+                "%s: old %ss stay while bad records wait for being sent to the topic: %s",
+                self.table.name,
+                self.table.snapshot_word,
+                ", ".join(waiting),
+            )
+            return 0
+        return self.table.expire(age(expire.older_than), expire.retain_last, self.table.snapshot_id())
+
+    def compact(self, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
+        """Merge small files, if there are many. See `Target.compact`."""
+        is_own = self.table.property(CREATED_BY) == self.config.sink.id
+        if not (is_own or self.settings.expire or self.settings.orphans):
+            return None
+        self.table.refresh()
+        return self.table.compact(_LIMITS, dry_run=dry_run)
+
+    def clean(self, *, only_due: bool = False, dry_run: bool = False) -> Sequence[str]:
+        """Remove files that no state has.
+
+        :param only_due: only if it was done long enough ago.
+        :param dry_run: only find them.
+        :return: their paths.
+        """
+        orphans = self.settings.orphans
+        if orphans is None or (only_due and not is_cleaning_due(self.config, self.table, age(orphans.every))):
+            return ()
+        self.table.refresh()
+        found = self.table.remove_orphans(age(orphans.older_than), dry_run=dry_run)
+        if not dry_run:
+            note_cleaning(self.config, self.table)
+        return found
+
+    def tend(self) -> None:
+        """See `Target.tend`. It waits for what is done in a thread."""
+        self.table.refresh()
+        self.table.tend()
+        self.table.finish_tending(_CHECKPOINT_SECONDS)
+
+    def _waiting(self) -> Iterator[str]:
+        """Targets of any job whose last bad records aren't sent yet: the state that added them tells which they are. A
+        mark of an earlier commit tells nothing any more.
+        """
+        for prefix, operation in self.table.stored(UNPUBLISHED).items():
+            position = self.table.position(prefix, newest_if_in_doubt=True)
+            if position is not None and position.operation == operation:
+                yield prefix.removeprefix("rowdelta.")
 
 
-def look_after(
-    spark: SparkSession, config: Config, *, may_rewrite: bool = True, only_due: bool = False, dry_run: bool = False
-) -> LookedAfter | None:
-    """Remove old states and orphans, and compact the table. Micro-batches of this job and of others go on beside it.
+def open_upkeep(spark: SparkSession, config: Config) -> Upkeep | None:
+    """None if there is no dead-letter table.
 
-    By the global section `maintenance`: history goes only if the sink has created the table, or the section says so.
-    While bad records wait for being sent to a topic, nothing is done: the state that added them tells which they are.
-
-    :param may_rewrite: whether the table may be compacted.
-    :param only_due: orphans are removed only if that was done long enough ago.
-    :param dry_run: only find out which orphans there are.
-    :return: None if there is no such table.
-    :raises RowdeltaError: something failed; the table has the same rows.
+    :raises RowdeltaError: there is one that can't be it, or the catalog doesn't answer.
     """
     table = Catalogs(spark, config).load(config.dead_letter_table)
     if table is None:
         return None
-    done, settings = LookedAfter(), maintenance_of(config, None, table)
-    expire, orphans = settings.expire, settings.orphans
-    if table.has_any(UNPUBLISHED):
-        return done
-    if expire is not None and not dry_run:
-        done.expired_files = table.expire(age(expire.older_than), expire.retain_last, table.snapshot_id())
-    if may_rewrite and not dry_run:
-        table.refresh()
-        # commits are counted by the states that are left
-        every = COMPACT_EVERY if expire is None else min(COMPACT_EVERY, expire.retain_last)
-        done.compacted = table.compaction(every).after_commit()
-    if orphans is not None and (not only_due or is_cleaning_due(config, table, age(orphans.every))):
-        done.orphans = table.remove_orphans(age(orphans.older_than), dry_run=dry_run)
-        if not dry_run:
-            note_cleaning(config, table)
-    return done
+    check_table(table)
+    return Upkeep(config, table, maintenance_of(config, None, table))

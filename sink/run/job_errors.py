@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -31,7 +32,7 @@ def before_commit(name: str) -> Iterator[None]:
         raise _not_replaceable(name, str(error)) from error
     except JOB_ERRORS as error:
         raise job_error(name, error) from error
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         raise TemporaryError(
             f"{name}: what the commit needs could not be read or written: {error}. Nothing was applied; run again."
         ) from error

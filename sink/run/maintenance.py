@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -20,7 +21,7 @@ from pyspark.sql import SparkSession
 from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
-from sink.deadletters.upkeep import look_after
+from sink.deadletters.upkeep import open_upkeep
 from sink.errors import RowdeltaError, summary
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
@@ -87,7 +88,7 @@ class Maintenance:
         self._finished = threading.Event()
         self._failed_at: dict[str, float] = {}
         self._known: dict[str, _Table] = {}
-        self._dead_letters_from = float("-inf")
+        self._letters_from = self._letters_compacted_from = float("-inf")
         self._thread = threading.Thread(target=self._run, name="rowdelta-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -162,20 +163,34 @@ class Maintenance:
 
     def _look_after_dead_letters(self) -> None:
         """It is one table for all, with a commit for each micro-batch that has bad records."""
-        now, settings = time.monotonic(), self._config.maintenance
-        if self._ending.is_set() or now < self._dead_letters_from or self._config.sink.on_bad_record != "dead-letter":
-            return
-        self._dead_letters_from = now + _LOOK_EVERY
+        now, settings, name = time.monotonic(), self._config.maintenance, self._config.dead_letter_table
         may_rewrite = bool(settings.budget) and settings.is_open(datetime.now(UTC))
-        with logs.about(table=self._config.dead_letter_table):
-            try:
-                look_after(self._spark, self._config, may_rewrite=may_rewrite, only_due=True)
-            except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
-                if not self._ending.is_set():
-                    name = self._config.dead_letter_table
-                    log.warning("%s: maintenance failed, tried again later: %s", name, summary(error))
-            except Exception:
-                log.exception("the dead-letter table's maintenance failed; it is tried again later")
+        is_due, compacts = now >= self._letters_from, may_rewrite and now >= self._letters_compacted_from
+        if self._config.sink.on_bad_record != "dead-letter" or not (is_due or compacts):
+            return
+        with logs.about(table=name):
+            found = self._attempted(name, lambda: open_upkeep(self._spark, self._config))
+            if compacts:
+                self._letters_compacted_from = now + _LOOK_EVERY
+                self._attempted(name, lambda: found and found.compact())
+            if is_due:
+                self._letters_from = now + _LOOK_EVERY
+                self._attempted(name, lambda: found and found.expire())
+                self._attempted(name, lambda: found and found.clean(only_due=True))
+                self._attempted(name, lambda: found and found.tend())
+
+    def _attempted(self, name: str, step: Callable[[], Any]) -> Any:
+        """The step's result. None if it failed, which is only logged, or if the job ends."""
+        if self._ending.is_set():
+            return None
+        try:
+            return step()
+        except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
+            if not self._ending.is_set():
+                log.warning("%s: maintenance failed, tried again later: %s", name, summary(error))
+        except Exception:  # a mistake here must not end the stream
+            log.exception("%s: maintenance failed; it is tried again later", name)
+        return None
 
     def _attend(self, member: Member) -> None:
         sink = member.sink

@@ -616,8 +616,8 @@ class Target(TableState):
         """
 
     @abstractmethod
-    def has_any(self, part: str) -> bool:
-        """Whether a sink has stored a property `rowdelta.….<part>`, for whatever table."""
+    def stored(self, part: str) -> Mapping[str, str]:
+        """What sinks have stored in properties `<prefix>.<part>`, by prefix (`rowdelta.…`)."""
 
     @abstractmethod
     def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
@@ -844,16 +844,16 @@ class Target(TableState):
         """
         return None
 
+    @abstractmethod
     def compact(self, limits: "CompactionLimits", *, dry_run: bool = False) -> "tuple[Compacted, int] | None":
-        """Rewrite files while others commit, with deletes by value applied. Use a table of its own for it, as `load`
-        returns it.
+        """Rewrite files while others commit, with deletes by value applied: of a table without a key index. Use a table
+        of its own for it, as `load` returns it.
 
         :param dry_run: only find out how much there is to do.
         :return: what was done, and how many groups of files weren't rewritten because of others or an error. None if
-            there is nothing to do, as in formats without deletes by value.
+            there is nothing to do.
         :raises TemporaryError: nothing was done, or not all.
         """
-        return None
 
     @abstractmethod
     def compaction(self, every: int) -> "Compaction":
@@ -889,6 +889,7 @@ class CompactionLimits:
     :param fewest_opened: so many files less must a scan open afterwards, or nothing is done.
     :param most_bytes: of data files that may be rewritten. None if it doesn't matter.
     :param where: only files that may have such rows (`Target.files_where`). None for all files.
+    :param small_file_size: bytes below which a file is small. None for a share of the table's target file size.
     """
 
     min_input_files: int
@@ -898,6 +899,7 @@ class CompactionLimits:
     fewest_opened: int = 1
     most_bytes: int | None = None
     where: str | None = None
+    small_file_size: int | None = None
 
 
 class Compaction(Protocol):

@@ -31,6 +31,7 @@ from sink.targets.base import (
     SINK_ID,
     ChangeSet,
     Committer,
+    CompactionLimits,
     FileCounts,
     LastCommit,
     LiveFile,
@@ -203,8 +204,12 @@ class MemoryTable(Target):
     def property(self, name: str) -> str | None:
         return self._properties.get(name)
 
-    def has_any(self, part: str) -> bool:
-        return any(name.endswith(f".{part}") for name in self._properties)
+    def stored(self, part: str) -> Mapping[str, str]:
+        split = ((name.rpartition("."), value) for name, value in self._properties.items())
+        return {prefix: value for (prefix, _, last), value in split if last == part}
+
+    def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> None:
+        return None
 
     def set_property(self, name: str, value: str | None) -> None:
         self.clock.step("set a property")

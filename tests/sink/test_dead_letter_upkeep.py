@@ -1,8 +1,12 @@
 """The dead-letter table looks after itself: its files and states don't become more and more, and no letter is lost."""
 
 import json
+import logging
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,13 +16,15 @@ from pyspark.sql import SparkSession
 
 from sink.commands import maintain
 from sink.config import Config
+from sink.config.maintenance import MaintenanceSection
 from sink.deadletters import upkeep
-from sink.deadletters.upkeep import LookedAfter, look_after
+from sink.deadletters.upkeep import Upkeep, open_upkeep
+from sink.errors import TableError
 from sink.run import maintenance
 from sink.run.maintenance import Maintenance
 from sink.spark.versions import to_arrow
 from sink.targets.base import CREATED_BY
-from sink.targets.catalogs import Catalogs
+from sink.targets.delta import table as delta_table
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job
 
@@ -30,7 +36,7 @@ WEEK = 7 * 86400
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "COMPACT_EVERY", 6)
+    monkeypatch.setattr(upkeep, "_LIMITS", replace(upkeep._LIMITS, min_input_files=6))
 
 
 @pytest.fixture(params=["iceberg", "delta"])
@@ -82,126 +88,234 @@ def orphan(job: Job) -> Path:
     return path
 
 
+def opened(job: Job, given: Config | None = None) -> Upkeep:
+    found = open_upkeep(job.spark, given or settings(job))
+    assert found is not None
+    return found
+
+
+def everything(job: Job, given: Config | None = None) -> None:
+    found = opened(job, given)
+    found.compact()
+    found.expire()
+    found.clean()
+    found.tend()
+
+
 def test_small_files_old_states_and_orphans_go_and_the_letters_stay(job: Job) -> None:
-    bad = [f"bad {number}" for number in range(7)]
+    bad = [f"bad {number}" for number in range(8)]
     apply(job, *bad)
-    assert live_files(job) == 7
+    assert live_files(job) == 8
     left = orphan(job)
-    given = settings(job)
-    first = look_after(job.spark, given)
-    assert first is not None
-    assert first.compacted is not None
-    assert live_files(job) == 1
-    assert not left.exists()
-    assert letters(job) == bad
-    second = look_after(job.spark, given)
-    assert second is not None
-    assert second.compacted is None, "not before there are more commits"
+    found = opened(job)
+    done = found.compact()
+    assert done is not None
+    assert done[1] == 0
+    assert live_files(job) <= 2, "Iceberg leaves one as it is"
+    assert opened(job).compact() is None, "not before there are more small files"
     if not isinstance(job, DeltaJob):
-        assert second.expired_files > 0, "those that the compaction replaced"
+        assert opened(job).expire() >= 7
         assert states(job) == 1
+    assert [Path(path).name for path in found.clean(dry_run=True)] == [left.name]
+    found.clean()
+    assert not left.exists()
+    found.tend()
+    assert letters(job) == bad
     job.run()  # reads what it has read: the position of the letters is found without the history
-    apply(job, "bad 7", "bad 8")
-    assert letters(job) == [*bad, "bad 7", "bad 8"]
+    apply(job, "bad 8", "bad 9")
+    assert letters(job) == [*bad, "bad 8", "bad 9"]
 
 
-def test_files_are_merged_also_if_few_states_are_left_to_count_commits(spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, file_format="json")
-    given = config(job, expire={"older_than": "0 minutes", "retain_last": 2})
-    for number in range(7):
-        apply(job, f"bad {number}")
-        look_after(spark, given)
-    assert live_files(job) < 6
-    assert letters(job) == [f"bad {number}" for number in range(7)]
+def test_a_good_part_of_a_delta_table_must_be_small(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPTIMIZE takes larger files too."""
+    job = DeltaJob(spark, tmp_path, file_format="json")
+    apply(job, "x" * 100_000, *(f"bad {number}" for number in range(6)))
+    limits = replace(upkeep._LIMITS, min_input_files=6, small_file_size=8_000)
+    monkeypatch.setattr(upkeep, "_LIMITS", limits)
+    files = sorted(path.stat().st_size for path in folder(job).glob("*.parquet"))
+    assert files[-1] < 10 * sum(files[:-1])
+    assert opened(job).compact(dry_run=True) is not None
+    monkeypatch.setattr(upkeep, "_LIMITS", replace(limits, min_input_files=7))
+    assert opened(job).compact() is None
+    table = opened(job).table
+    sizes = [{"size": 1_000_000}, *[{"size": 100}] * 6]
+    monkeypatch.setattr(type(table), "live", {str(number): size for number, size in enumerate(sizes)})
+    monkeypatch.setattr(upkeep, "_LIMITS", limits)
+    assert opened(job).compact() is None
 
 
-def test_nothing_is_done_while_letters_wait_for_the_topic(job: Job) -> None:
+def test_a_long_log_of_a_delta_table_gets_a_checkpoint(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 5)
+    job = DeltaJob(spark, tmp_path, file_format="json")
     apply(job, *"abcdefg")
-    left = orphan(job)
-    given = settings(job)
-    table = Catalogs(job.spark, given).load(given.dead_letter_table)
-    assert table is not None
-    table.set_property("rowdelta.another.lake.x.t.unpublished", "op")
-    assert look_after(job.spark, given) == LookedAfter()
-    assert live_files(job) == 7
-    assert left.exists()
+    log = folder(job) / "_delta_log"
+    assert not list(log.glob("*.checkpoint*"))
+    opened(job).tend()
+    assert list(log.glob("*.checkpoint*"))
+
+
+def test_history_stays_while_letters_wait_for_the_topic(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, *"abc")
+    given, table = settings(job), opened(job).table
+    prefix = f"rowdelta.{given.sink.id}.{job.target}"
+    position = table.position(prefix)
+    assert position is not None
+    table.set_property(f"{prefix}.unpublished", position.operation)
+    assert opened(job).expire() == 0
+    assert states(job) == 3
+    assert f"old snapshots stay while bad records wait for being sent to the topic: {given.sink.id}." in caplog.text
     table.refresh()
-    table.set_property("rowdelta.another.lake.x.t.unpublished", None)
-    look_after(job.spark, given)
-    assert live_files(job) == 1
+    table.set_property(f"{prefix}.unpublished", "an earlier commit")
+    opened(job).expire()
+    assert states(job) == 1
+
+
+def test_a_mark_is_forgotten_with_its_topic(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, "a")
+    table, prefix = opened(job).table, f"rowdelta.{job.config().sink.id}.{job.target}"
+    table.set_property(f"{prefix}.unpublished", "op")
+    assert opened(job).table.stored("unpublished") == {prefix: "op"}
+    job.run()
+    assert opened(job).table.stored("unpublished") == {}
+    assert "weren't sent to the topic that there was" in caplog.text
+
+
+def test_a_job_goes_on_after_a_rollback_to_before_what_has_expired(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No micro-batch depends on the dead-letter table's history: letters are compared with what it has."""
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, "a")
+    spark.sql(f"INSERT INTO {job.dead_letters} (table, reason) VALUES ('another', 'x')")
+    kept = spark.sql(f"SELECT snapshot_id FROM {job.dead_letters}.snapshots ORDER BY committed_at DESC").first()
+    assert kept is not None
+    everything(job)
+    assert states(job) == 1
+    apply(job, "b")
+    catalog = job.dead_letters.split(".")[0]
+    spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{job.dead_letters}', {kept.snapshot_id})")
+    job.write_text('{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu"}\nc\n')
+    job.run()
+    assert job.rows() == [{"id": 1, "region": "eu"}]
+    values = spark.sql(f"SELECT value FROM {job.dead_letters} WHERE table != 'another'").collect()
+    assert sorted(row.value.decode() for row in values) == ["a", "c"]
 
 
 @pytest.mark.parametrize("by", [None, "another"])
-def test_a_table_that_another_job_created_keeps_its_history(
-    spark: SparkSession, tmp_path: Path, by: str | None
-) -> None:
+def test_a_table_that_another_job_created_is_its_own(spark: SparkSession, tmp_path: Path, by: str | None) -> None:
     job = Job(spark, tmp_path, file_format="json")
-    apply(job, *"abc")
+    apply(job, *"abcdefgh")
     change = f"UNSET TBLPROPERTIES ('{CREATED_BY}')" if by is None else f"SET TBLPROPERTIES ('{CREATED_BY}' = '{by}')"
     spark.sql(f"ALTER TABLE {job.dead_letters} {change}")
     left = orphan(job)
-    done = look_after(spark, config(job))
-    assert done is not None
-    assert (done.expired_files, list(done.orphans)) == (0, [])
+    found = opened(job, config(job))
+    assert (found.expire(), found.compact(), list(found.clean())) == (0, None, [])
     assert left.exists()
-    assert states(job) == 3
+    assert (states(job), live_files(job)) == (8, 8)
+    everything(job)
+    assert states(job) == 1, "the configuration says so"
+
+
+def test_another_table_of_its_name_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, "a")
+    spark.sql(f"ALTER TABLE {job.dead_letters} DROP COLUMN error_class")
+    with pytest.raises(TableError, match="can't be the dead-letter table"):
+        open_upkeep(spark, config(job))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert condition()
+
+
+@contextmanager
+def looking(spark: SparkSession, given: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maintenance]:
+    monkeypatch.setattr(maintenance, "SECONDS", 0.05)
+    thread = Maintenance(spark, given, Mock(working=list))
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.stop()
 
 
 def test_a_running_job_does_it_once_an_hour(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = Job(spark, tmp_path, file_format="json")
-    apply(job, *"abcdefg")
-    monkeypatch.setattr(maintenance, "SECONDS", 0.05)
-    given = config(job, **NOTHING_KEPT)
-    calls: list[dict[str, Any]] = []
+    apply(job, *"abcdefgh")
+    opening: list[Config] = []
 
-    def counted(*arguments: Any, **how: Any) -> Any:
-        calls.append(how)
-        return look_after(*arguments, **how)
+    def counted(spark: SparkSession, given: Config) -> Upkeep | None:
+        opening.append(given)
+        return open_upkeep(spark, given)
 
-    monkeypatch.setattr(maintenance, "look_after", counted)
-    thread = Maintenance(spark, given, Mock(working=list))
-    thread.start()
-    end = time.monotonic() + 60
-    while not (calls and live_files(job) == 1) and time.monotonic() < end:
-        time.sleep(0.1)
-    time.sleep(0.3)
-    thread.stop()
-    assert calls == [{"may_rewrite": True, "only_due": True}]
-    assert live_files(job) == 1
+    monkeypatch.setattr(maintenance, "open_upkeep", counted)
+    with looking(spark, settings(job), monkeypatch):
+        wait_until(lambda: live_files(job) <= 2 and states(job) == 1)
+        time.sleep(0.5)
+    assert len(opening) == 1
     assert "maintenance failed" not in caplog.text
 
 
-def test_a_failure_is_a_warning(
+def test_files_are_merged_when_the_window_opens(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, *"abcdefgh")
+    is_open: list[bool] = []
+    monkeypatch.setattr(MaintenanceSection, "is_open", lambda *_: bool(is_open))
+    with looking(spark, settings(job), monkeypatch):
+        wait_until(lambda: states(job) == 1)
+        assert live_files(job) == 8
+        is_open.append(True)
+        wait_until(lambda: live_files(job) <= 2)
+
+
+def test_a_step_that_fails_is_a_warning_and_stops_no_other(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise OSError("the store is away")
 
-    monkeypatch.setattr(maintenance, "look_after", fails)
-    monkeypatch.setattr(maintenance, "SECONDS", 0.05)
-    thread = Maintenance(spark, config(Job(spark, tmp_path, file_format="json")), Mock(working=list))
-    thread.start()
-    end = time.monotonic() + 30
-    while "the store is away" not in caplog.text and time.monotonic() < end:
-        time.sleep(0.05)
-    thread.stop()
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, *"abcdefgh")
+    left = orphan(job)
+    monkeypatch.setattr(Upkeep, "expire", fails)
+    with looking(spark, config(job, **NOTHING_KEPT, orphans={"every": "0 days"}), monkeypatch):
+        wait_until(lambda: not left.exists())
     assert "dead_letters: maintenance failed, tried again later: the store is away" in caplog.text
+    assert live_files(job) <= 2
 
 
 def test_the_command_does_it_too(job: Job) -> None:
-    bad = [f"bad {number}" for number in range(7)]
+    bad = [f"bad {number}" for number in range(8)]
     apply(job, *bad)
     given = settings(job, budget=0)
     left = orphan(job)
     target = job.target.rpartition(".")[0] + ".dead_letters"
     *_, planned = maintain.maintain(job.spark, given, (), dry_run=True)
-    assert (planned.table, planned.rewritten_data_files, planned.error) == (target, 0, None)
+    assert (planned.table, planned.error) == (target, None)
+    assert planned.rewritten_data_files == 8
     assert [Path(path).name for path in planned.orphans] == [left.name]
-    assert live_files(job) == 7
+    assert live_files(job) == 8
     *_, done = maintain.maintain(job.spark, given, (), dry_run=False)
-    assert (done.table, done.rewritten_data_files, done.added_data_files) == (target, 7, 1)
+    assert (done.table, done.added_data_files) == (target, 1)
+    assert done.rewritten_data_files >= 7
     assert json.loads(maintain.as_json(done))["error"] is None
     assert not left.exists()
     assert letters(job) == bad

@@ -24,7 +24,7 @@ from sink.run.spark_engine import HadoopFolder
 from sink.run.written import Written
 from sink.spark import deletes as delete_tasks
 from sink.targets.iceberg import changes as iceberg_changes
-from sink.targets.iceberg import deletes as iceberg_deletes
+from sink.targets.iceberg import position_deletes
 from sink.targets.iceberg import uniting as iceberg_uniting
 from sink.targets.iceberg.table import IcebergTable
 from tests.sink.harness import Change, Job, before_commit, crashing, damage, jvm_calls, tiny_thresholds
@@ -183,7 +183,7 @@ def test_deletes_that_can_t_be_written_leave_nothing_behind(job: Job, monkeypatc
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(iceberg_deletes, "delete_rows", full)
+        patch.setattr(position_deletes, "delete_rows", full)
         patch.setattr(iceberg_uniting, "write_deletion_vectors", full)
         job.write(update(1))
         with pytest.raises(

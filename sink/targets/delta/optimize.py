@@ -4,15 +4,20 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from sink.errors import RowdeltaError
+from sink.errors import RowdeltaError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, message_of
-from sink.targets.base import Compacted
+from sink.targets.base import Compacted, CompactionLimits
 from sink.targets.delta.live_files import file_actions
 
 if TYPE_CHECKING:
     from sink.targets.delta.table import DeltaTable
 
 log = logging.getLogger("rowdelta")
+
+_VERY_MANY = 10
+"""Times the small files that are merged at least."""
+_GOOD_PART = 0.1
+"""Of the bytes of all files."""
 
 
 class Optimize:
@@ -62,3 +67,25 @@ class Optimize:
             if commit.info.get("operation") == "OPTIMIZE" and any(file_actions(commit)):
                 return commit.version
         return self._table.snapshot_id() - self._every
+
+
+def compacted(table: "DeltaTable", limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
+    """See `Target.compact`. OPTIMIZE takes larger files too, so there must be very many small files, or these must be a
+    good part of the table.
+    """
+    started = time.monotonic()
+    smaller = limits.small_file_size or table.spec.target_file_size
+    sizes = [int(add["size"]) for add in table.live.values()]
+    small = [size for size in sizes if size < smaller]
+    is_much = len(small) >= _VERY_MANY * limits.min_input_files or sum(small) >= _GOOD_PART * sum(sizes)
+    if len(small) < limits.min_input_files or not is_much:
+        return None
+    if dry_run:
+        return Compacted(len(small), 0, sum(small), time.monotonic() - started, 0.0), 0
+    try:
+        removed, added = table.log.optimize()
+    except JAVA_ERRORS as error:
+        raise TemporaryError(f"{table.name}: not compacted: {message_of(error)}") from None
+    table.refresh()
+    log.info("%s: compacted %d data files into %d", table.name, removed, added)
+    return Compacted(removed, added, sum(small), 0.0, time.monotonic() - started), 0

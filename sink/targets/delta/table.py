@@ -34,6 +34,8 @@ from sink.spark.session import activate
 from sink.targets.base import (
     OF_POSITION,
     REWRITE,
+    Compacted,
+    CompactionLimits,
     FileCounts,
     LastCommit,
     LiveFile,
@@ -52,7 +54,7 @@ from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
 from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, written_deletes
-from sink.targets.delta.optimize import Optimize
+from sink.targets.delta.optimize import Optimize, compacted
 from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
 from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates, rewritables
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
@@ -159,8 +161,9 @@ class DeltaTable(Target):
             found = {key: value for key, value in found.items() if key not in OF_POSITION} | earlier
         return found
 
-    def has_any(self, part: str) -> bool:
-        return any(part in self.own_state(name) for name in self._snapshot.domains if name.startswith(_OWN))
+    def stored(self, part: str) -> Mapping[str, str]:
+        states = {name: self.own_state(name) for name in self._snapshot.domains if name.startswith(_OWN)}
+        return {name: state[part] for name, state in states.items() if part in state}
 
     def set_property(self, name: str, value: str | None) -> None:
         prefix, _, key = name.rpartition(".")
@@ -311,7 +314,12 @@ class DeltaTable(Target):
             )
         trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == stored["operation"]
         if restored is not None:
-            earlier = self.log.snapshot_at(self.restored_version(restored))
+            try:
+                earlier = self.log.snapshot_at(self.restored_version(restored))
+            except TableError:  # the log has no longer what that version is made of
+                if newest_if_in_doubt:
+                    return None
+                raise
             return self._position_at(earlier, prefix, newest_if_in_doubt=newest_if_in_doubt)
         if committed is None and not trusted and not self._has_files_of(stored["operation"], snapshot):
             raise TableError(
@@ -593,6 +601,9 @@ class DeltaTable(Target):
         except JAVA_ERRORS as error:
             raise TemporaryError(f"{self.name}: orphan files not removed: {java_message(error)}") from None
         return [str(row[0]) for row in found] if dry_run else []
+
+    def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
+        return compacted(self, limits, dry_run=dry_run)
 
     def compaction(self, every: int) -> Optimize:
         return Optimize(self, every)

@@ -155,6 +155,7 @@ def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool)
             "max-file-group-size-bytes": min(
                 limits.max_file_group_size, limits.most_bytes or limits.max_file_group_size
             ),
+            "min-file-size-bytes": limits.small_file_size or int(_SMALL * target),
             "max-file-size-bytes": 2**62,  # large files are cheap to read
             "max-files-to-rewrite": count,
             "max-concurrent-file-group-rewrites": 1,
@@ -175,6 +176,7 @@ def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool)
 def _due(scans: Iterable[Mapping[str, Any]], limits: CompactionLimits, target_file_size: int) -> _Due:
     """By the rules of Iceberg's `BinPackRewriteFilePlanner`."""
     partitions: dict[str, list[tuple[int, int, bool]]] = {}
+    smaller = limits.small_file_size or _SMALL * target_file_size
     for scan in scans:
         data, deletes = scan["data-file"], scan.get("delete-files", ())
         deleted = sum(int(delete["record-count"]) for delete in deletes if "referenced-data-file" in delete)
@@ -185,9 +187,9 @@ def _due(scans: Iterable[Mapping[str, Any]], limits: CompactionLimits, target_fi
         partitions.setdefault(key, []).append((int(data["file-size-in-bytes"]), len(deletes), is_dear))
     sizes, opened = list[int](), 0
     for files in partitions.values():
-        small = sum(size < _SMALL * target_file_size for size, _, _ in files)
+        small = sum(size < smaller for size, _, _ in files)
         for size, deletes, is_dear in files:
-            if is_dear or (small >= limits.min_input_files and size < _SMALL * target_file_size):
+            if is_dear or (small >= limits.min_input_files and size < smaller):
                 sizes.append(size)
                 opened += 1 + deletes
     return _Due(sorted(sizes, reverse=True), opened)

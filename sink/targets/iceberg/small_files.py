@@ -9,7 +9,6 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
-from pyiceberg.transforms import VoidTransform
 
 from deltawriters.rewrite import SmallFile
 from sink.errors import TemporaryError
@@ -99,7 +98,7 @@ class _Search:
         self._spec = spec
         self._sink_id = prefix.removeprefix("rowdelta.")
         snapshots = list(self._snapshots())
-        if self._is_enough(self.commits, self.files) and not _keeps_dropped_fields(spec):
+        if self._is_enough(self.commits, self.files) and not spec.keeps_dropped_fields(spec.current_spec_id):
             self._collect(snapshots, known)
 
     def _snapshots(self) -> Iterator[tuple[JavaObject, "_By"]]:
@@ -182,7 +181,7 @@ class _Search:
         removed = [snapshot.removedDataFiles(io)]
         if self._spec.format_version < 3:
             removed.append(snapshot.removedDeleteFiles(io))
-        return (str(file.location()) for files in removed for file in self._table.elements(files))
+        return (path for files in removed for path in self._table.paths(files))
 
     def _files(self, snapshot: JavaObject, by: "_By") -> Iterator[Mergeable]:
         """The files that the snapshot added under the current spec: small data files, if the sink made the snapshot,
@@ -194,10 +193,14 @@ class _Search:
         added = [snapshot.addedDataFiles(io)] if by in (_By.SINK, _By.MINOR_COMPACTION) else []
         if self._spec.format_version < 3:
             added.append(snapshot.addedDeleteFiles(io))
-        for java in (java for files in added for java in self._table.elements(files)):
-            if java.specId() != self._spec.current_spec_id:
+        described = (
+            (files, number, content)
+            for files in map(self._table.as_list, added)
+            for number, content in enumerate(self._table.described_files(files))
+        )
+        for files, number, content in described:
+            if content["spec-id"] != self._spec.current_spec_id:
                 continue
-            content = self._table.described(java)
             kind, size = content["content"].upper(), content["file-size-in-bytes"]
             if kind != "DATA" and not kind.startswith("POSITION"):
                 continue
@@ -207,18 +210,10 @@ class _Search:
             small = SmallFile(content["file-path"], size, content.get("first-row-id"), sequence_number)
             # in v2 only the delete files tell which rows are live
             rows = content["record-count"] if self._spec.format_version >= 3 else None
-            yield Mergeable(kind == "DATA", json.dumps(partition), rows, small, java)
+            yield Mergeable(kind == "DATA", json.dumps(partition), rows, small, files.get(number))
 
     def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
         """Whether the file was written before the table became v3. Such a file got its row ids later, and the manifest
         that added the file doesn't have them.
         """
         return self._spec.format_version >= 3 and "first-row-id" not in content
-
-
-def _keeps_dropped_fields(spec: IcebergTableSpec) -> bool:
-    """Whether the current spec has only dropped partition fields, as in a table that was v1. Iceberg 1.11 can't read
-    the JSON of a file with their nulls.
-    """
-    fields = spec.current_spec.fields
-    return bool(fields) and all(isinstance(field.transform, VoidTransform) for field in fields)

@@ -308,6 +308,8 @@ class IcebergState(TableState):
                 f"'{prefix}.not-rolled-back' to '{committed}', and start again. If it was, remove the stored position "
                 "to read the source again from the start (see docs/operations.md, Reset)."
             )
+        if newest_if_in_doubt:
+            return None
         raise TableError(
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
             "the source again from the start, remove the stored position (see docs/operations.md, Reset)."

@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
-from pyiceberg.transforms import VoidTransform
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -57,6 +56,8 @@ from sink.targets.locations import in_one_form
 if TYPE_CHECKING:
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
 
+_FEW = 3
+"""Up to so many files are described one by one, each by a few calls across the bridge."""
 _DESCRIBED = 1000
 """Files that are described in one call to the JVM."""
 _REMOVED = "rowdelta_removed"
@@ -139,6 +140,7 @@ class IcebergTable(IcebergState, Target):
         self._written: _Written | None = None
         self._taken_back: dict[str, tuple[str, Mapping[str, str]]] = {}
         self._small_files = SmallFiles(self)
+        self._describing: dict[int, JavaObject] = {}
         self.look()
 
     def refresh(self) -> None:
@@ -262,15 +264,29 @@ class IcebergTable(IcebergState, Target):
     def described(self, file: JavaObject) -> dict[str, Any]:
         """The `ContentFileParser` JSON of a Java data or delete file."""
         spec_id = int(file.specId())
-        spec, fields = self.java_specs.get(spec_id), self.spec.specs_by_id[spec_id].fields
-        if fields and all(isinstance(field.transform, VoidTransform) for field in fields):
-            # a table that was v1 keeps dropped partition fields so, and the parser takes their nulls for a
-            # contradiction (Iceberg 1.11)
+        spec = self.java_specs.get(spec_id)
+        if self.spec.keeps_dropped_fields(spec_id):
             is_data = str(file.content()) == "DATA"
             builder = self.iceberg.DataFiles.builder if is_data else self.iceberg.FileMetadata.deleteFileBuilder
             file = builder(spec).copy(file).build()
         described: dict[str, Any] = json.loads(self._calls.content_to_json(file, spec))
         return described
+
+    def described_files(self, files: JavaObject) -> list[dict[str, Any]]:
+        """The same of each file in a Java list. Of many, it takes as many calls across the bridge as of a few."""
+        if int(files.size()) <= _FEW:
+            return [self.described(file) for file in self.elements(files)]
+        spec_ids = set(self.as_json(files.stream().map(self._spec_id_of_file).toArray()))
+        if len(spec_ids) != 1 or self.spec.keeps_dropped_fields(*spec_ids):
+            return [self.described(file) for file in self.elements(files)]
+        described = self._describing_files_of(*spec_ids)
+        return list(map(json.loads, self.as_json(files.stream().map(described).toArray())))
+
+    def paths(self, files: JavaObject) -> list[str]:
+        """The path of each data or delete file in a Java `Iterable`."""
+        found = self.as_list(files)
+        paths: list[str] = self.as_json(found.stream().map(self._path_of_file).toArray()) if found.size() else []
+        return paths
 
     def elements(self, iterable: JavaObject) -> list[JavaObject]:
         """The elements of a Java `Iterable`. Iterating over it from Python takes ten times as long, 2 ms an element."""
@@ -437,6 +453,25 @@ class IcebergTable(IcebergState, Target):
     def _scanned_path(self) -> JavaObject:
         return self._function(self._of_scanned(self._fact_of_file("location", self._text_class)))
 
+    @cached_property
+    def _path_of_file(self) -> JavaObject:
+        return self._function(self._fact_of_file("location", self._text_class))
+
+    @cached_property
+    def _spec_id_of_file(self) -> JavaObject:
+        return self._function(self._fact_of_file("specId", self.jvm.java.lang.Integer.TYPE))
+
+    def _describing_files_of(self, spec_id: int) -> JavaObject:
+        """A function from a file to its `ContentFileParser` JSON. A spec of an id never changes."""
+        if spec_id not in self._describing:
+            parser, specs = self._iceberg_class("ContentFileParser"), self._iceberg_class("PartitionSpec")
+            takes = self.objects([self._iceberg_class("ContentFile"), specs])
+            to_json = self._lookup.findStatic(parser, "toJson", self._method_type(self._text_class, takes))
+            handles = self.jvm.java.lang.invoke.MethodHandles
+            of_spec = handles.constant(specs, self.java_specs.get(spec_id))
+            self._describing[spec_id] = self._function(handles.collectArguments(to_json, 1, of_spec))
+        return self._describing[spec_id]
+
     # Python can't write a function that the JVM calls without coming back for each element, but it can put one together
 
     def _iceberg_class(self, name: str) -> JavaObject:
@@ -581,8 +616,9 @@ class IcebergTable(IcebergState, Target):
                 return state.get(part)
         return properties.get(name)
 
-    def has_any(self, part: str) -> bool:
-        return any(name.startswith("rowdelta.") and name.endswith(f".{part}") for name in self._known_view().properties)
+    def stored(self, part: str) -> Mapping[str, str]:
+        split = ((name.rpartition("."), value) for name, value in self._known_view().properties.items())
+        return {prefix: value for (prefix, _, last), value in split if last == part and prefix.startswith("rowdelta.")}
 
     def taken_back(self, prefix: str) -> dict[str, str]:
         """The properties that a rollback has taken back, as they are now. One that says nothing isn't removed: only a

@@ -21,6 +21,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider, load_location_provider
+from pyiceberg.transforms import VoidTransform
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
@@ -91,6 +92,13 @@ class IcebergTableSpec(TableSpec):
     @cached_property
     def current_spec(self) -> PartitionSpec:
         return self.specs_by_id[self.current_spec_id]
+
+    def keeps_dropped_fields(self, spec_id: int) -> bool:
+        """Whether a spec has only dropped partition fields, as in a table that was v1. Iceberg 1.11 can neither write
+        nor read the JSON of such a file: it takes their nulls for a contradiction.
+        """
+        fields = self.specs_by_id[spec_id].fields
+        return bool(fields) and all(isinstance(field.transform, VoidTransform) for field in fields)
 
     @cached_property
     def unpartitioned_spec_id(self) -> int | None:
