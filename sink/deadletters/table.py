@@ -103,7 +103,8 @@ class Selection:
 
 
 class DeadLetters:
-    """The dead-letter table of a run. If several targets commit at the same time, they take turns.
+    """The dead-letter table of a run. If several targets commit at the same time, they take turns. `commits` counts
+    them.
 
     If somebody drops the table, it is created and opened again, and `opening` goes up by one. Files that were written
     for the dropped table don't belong to the new one.
@@ -111,6 +112,7 @@ class DeadLetters:
 
     def __init__(self, config: Config, table: Target) -> None:
         self.opening = 0
+        self.commits = 0
         self._config = config
         self._table = table
         name = config.sink.dead_letter_topic
@@ -211,6 +213,7 @@ class DeadLetters:
                 committer.retries(),
             )
             self._counts[target] += Counter(bad)
+            self.commits += 1
 
     def publish(self, target: str) -> None:
         """Send the target's last bad records to the topic, if they are still unsent. Call this after `commit`, and when

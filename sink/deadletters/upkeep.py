@@ -65,6 +65,7 @@ class Upkeep:
                 ", ".join(waiting),
             )
             return 0
+        self.table.refresh()
         return self.table.expire(age(expire.older_than), expire.retain_last, self.table.snapshot_id())
 
     def compact(self, *, dry_run: bool = False) -> tuple[Compacted, int] | None:

@@ -76,6 +76,22 @@ class _Table:
     cleaned_at: float = float("-inf")
 
 
+@dataclass(frozen=True)
+class _Look:
+    """At the dead-letter table.
+
+    :param at: when it was.
+    :param commits: of this run, that the table had then.
+    """
+
+    at: float = float("-inf")
+    commits: int = 0
+
+    def is_due(self, commits: int, now: float) -> bool:
+        """Whether it is time for the next one."""
+        return commits > self.commits and now >= self.at + _LOOK_EVERY
+
+
 class Maintenance:
     """The thread that looks after a job's tables."""
 
@@ -88,7 +104,7 @@ class Maintenance:
         self._finished = threading.Event()
         self._failed_at: dict[str, float] = {}
         self._known: dict[str, _Table] = {}
-        self._letters_from = self._letters_compacted_from = float("-inf")
+        self._letters_compacted = self._letters_tended = _Look()
         self._thread = threading.Thread(target=self._run, name="rowdelta-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -162,19 +178,25 @@ class Maintenance:
                     log.exception("%s: maintenance failed; it is tried again later", member.target)
 
     def _look_after_dead_letters(self) -> None:
-        """It is one table for all, with a commit for each micro-batch that has bad records."""
-        now, settings, name = time.monotonic(), self._config.maintenance, self._config.dead_letter_table
+        """It is one table for all, with a commit for each micro-batch that has bad records. Without new ones, nothing
+        is due.
+        """
+        letters, now, settings = self._supervisor.dead_letters, time.monotonic(), self._config.maintenance
+        if letters is None:
+            return
+        name, commits = letters.name, letters.commits
         may_rewrite = bool(settings.budget) and settings.is_open(datetime.now(UTC))
-        is_due, compacts = now >= self._letters_from, may_rewrite and now >= self._letters_compacted_from
-        if self._config.sink.on_bad_record != "dead-letter" or not (is_due or compacts):
+        compacts = may_rewrite and self._letters_compacted.is_due(commits, now)
+        is_due = self._letters_tended.is_due(commits, now)
+        if not (compacts or is_due):
             return
         with logs.about(table=name):
             found = self._attempted(name, lambda: open_upkeep(self._spark, self._config))
             if compacts:
-                self._letters_compacted_from = now + _LOOK_EVERY
+                self._letters_compacted = _Look(now, commits)
                 self._attempted(name, lambda: found and found.compact())
             if is_due:
-                self._letters_from = now + _LOOK_EVERY
+                self._letters_tended = _Look(now, commits)
                 self._attempted(name, lambda: found and found.expire())
                 self._attempted(name, lambda: found and found.clean(only_due=True))
                 self._attempted(name, lambda: found and found.tend())

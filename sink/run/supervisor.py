@@ -107,7 +107,7 @@ class Supervisor:
         self._source = source
         self._changelogs = changelogs
         self._observer = observer
-        self._dead_letters: DeadLetters | None = None
+        self.dead_letters: DeadLetters | None = None
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self.closed = False
         self._setting_aside = Lock()
@@ -186,8 +186,8 @@ class Supervisor:
         """
         if not members:
             return []
-        if self._dead_letters is None and self._config.sink.on_bad_record == "dead-letter":
-            self._dead_letters = open_dead_letters(self._spark, self._config)
+        if self.dead_letters is None and self._config.sink.on_bad_record == "dead-letter":
+            self.dead_letters = open_dead_letters(self._spark, self._config)
         self._each(members, self._open, "opened")
         opened = {member.source: member.opened for member in members if member.opened is not None}
         unseen = {source: sink for source, sink in opened.items() if sink.awaits_message_keys}
@@ -455,7 +455,7 @@ class Supervisor:
             self._wait_for_messages(member, error)
             return
         self._changelogs[plan.section.target] = plan.changelog
-        letters = self._dead_letters
+        letters = self.dead_letters
         engine = SparkEngine(self._config, table, letters)
         member.opened = TableSink(
             self._config, member.resolved, table, plan, key, self._source, letters, engine, self._observer

@@ -3,11 +3,13 @@
 import json
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,8 +24,10 @@ from sink.deadletters.upkeep import Upkeep, open_upkeep
 from sink.errors import TableError
 from sink.run import maintenance
 from sink.run.maintenance import Maintenance
+from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
 from sink.targets.base import CREATED_BY
+from sink.targets.delta import optimize
 from sink.targets.delta import table as delta_table
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job
@@ -55,7 +59,7 @@ def settings(job: Job, **more: Any) -> Config:
 
 
 def apply(job: Job, *texts: str) -> None:
-    """A micro-batch, and so a commit of dead letters, for each text. None of them is JSON."""
+    """A micro-batch, and so a commit of dead letters, for each text. None of them is JSON. The job rewrites nothing."""
     for text in texts:
         job.write_text(f"{text}\n")
     job.run()
@@ -131,31 +135,42 @@ def test_a_good_part_of_a_delta_table_must_be_small(
 ) -> None:
     """OPTIMIZE takes larger files too."""
     job = DeltaJob(spark, tmp_path, file_format="json")
-    apply(job, "x" * 100_000, *(f"bad {number}" for number in range(6)))
-    limits = replace(upkeep._LIMITS, min_input_files=6, small_file_size=8_000)
+    limits = replace(upkeep._LIMITS, min_input_files=3, small_file_size=20_000)
+    monkeypatch.setattr(upkeep, "_LIMITS", replace(limits, min_input_files=100))
+    apply(job, random.Random(1).randbytes(500_000).hex(), *(f"bad {number}" for number in range(6)))
+    sizes = sorted(path.stat().st_size for path in folder(job).glob("*.parquet"))
+    assert sizes[-1] > 10 * sum(sizes[:-1])
     monkeypatch.setattr(upkeep, "_LIMITS", limits)
-    files = sorted(path.stat().st_size for path in folder(job).glob("*.parquet"))
-    assert files[-1] < 10 * sum(files[:-1])
+    assert opened(job).compact() is None
+    monkeypatch.setattr(optimize, "_VERY_MANY", 2)
     assert opened(job).compact(dry_run=True) is not None
-    monkeypatch.setattr(upkeep, "_LIMITS", replace(limits, min_input_files=7))
-    assert opened(job).compact() is None
-    table = opened(job).table
-    sizes = [{"size": 1_000_000}, *[{"size": 100}] * 6]
-    monkeypatch.setattr(type(table), "live", {str(number): size for number, size in enumerate(sizes)})
-    monkeypatch.setattr(upkeep, "_LIMITS", limits)
-    assert opened(job).compact() is None
+    assert opened(job).compact() is not None
+    assert live_files(job) == 1
 
 
-def test_a_long_log_of_a_delta_table_gets_a_checkpoint(
+def test_a_job_that_ends_does_it_if_it_kept_bad_records(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A checkpoint too, in Delta Lake: without it the log would be kept for ever."""
     monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 5)
+    opening: list[str] = []
+
+    def counted(spark: SparkSession, given: Config) -> Upkeep | None:
+        opening.append(given.dead_letter_table)
+        return open_upkeep(spark, given)
+
+    monkeypatch.setattr(maintenance, "open_upkeep", counted)
     job = DeltaJob(spark, tmp_path, file_format="json")
-    apply(job, *"abcdefg")
-    log = folder(job) / "_delta_log"
-    assert not list(log.glob("*.checkpoint*"))
-    opened(job).tend()
-    assert list(log.glob("*.checkpoint*"))
+    for text in "abcdefgh":
+        job.write_text(f"{text}\n")
+    Pipeline(spark, config(job)).run()
+    assert len(opening) == 1
+    assert live_files(job) == 1
+    assert letters(job) == [*"abcdefgh"]
+    assert list((folder(job) / "_delta_log").glob("*.checkpoint*"))
+    job.write_text('{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu"}\n')
+    Pipeline(spark, config(job)).run()
+    assert len(opening) == 1
 
 
 def test_history_stays_while_letters_wait_for_the_topic(
@@ -197,7 +212,8 @@ def test_a_job_goes_on_after_a_rollback_to_before_what_has_expired(
     """No micro-batch depends on the dead-letter table's history: letters are compared with what it has."""
     job = Job(spark, tmp_path, file_format="json")
     apply(job, "a")
-    spark.sql(f"INSERT INTO {job.dead_letters} (table, reason) VALUES ('another', 'x')")
+    other = "'another', 'there', 0, 0, NULL, NULL, 'x', 'unparseable', current_timestamp()"
+    spark.sql(f"INSERT INTO {job.dead_letters} VALUES ({other})")
     kept = spark.sql(f"SELECT snapshot_id FROM {job.dead_letters}.snapshots ORDER BY committed_at DESC").first()
     assert kept is not None
     everything(job)
@@ -245,7 +261,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @contextmanager
 def looking(spark: SparkSession, given: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maintenance]:
     monkeypatch.setattr(maintenance, "SECONDS", 0.05)
-    thread = Maintenance(spark, given, Mock(working=list))
+    thread = Maintenance(
+        spark, given, Mock(working=list, dead_letters=SimpleNamespace(commits=1, name=given.dead_letter_table))
+    )
     thread.start()
     try:
         yield thread
