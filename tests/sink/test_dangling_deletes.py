@@ -82,10 +82,10 @@ def test_deletes_of_files_that_were_all_rewritten_are_removed(
     before, dangling_ones = delete_files(job), delete_files(job, "eu")
     assert dangling_ones
     assert delete_files(job, "us")
-    (would,) = maintain(spark, job.config(), [], dry_run=True)
+    (would,) = maintain(spark, job.config(), ["orders"], dry_run=True)
     assert would.error is None
     assert delete_files(job) == before
-    (found,) = maintain(spark, job.config(), [], dry_run=False)
+    (found,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert (found.error, found.rewritten_data_files) == (None, 0)
     assert would.dangling_delete_files == found.dangling_delete_files == len(dangling_ones)
     assert re.search(r"\n  drop {9}\d+ delete files that apply to nothing", "\n".join(lines(would)))
@@ -96,7 +96,7 @@ def test_deletes_of_files_that_were_all_rewritten_are_removed(
     if deletes == "position":
         assert by_pyiceberg(job) == left()
         assert job.check_index() is not None
-    (again,) = maintain(spark, job.config(), [], dry_run=False)
+    (again,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert again.dangling_delete_files == 0
     caplog.clear()
     job.write([("-D", row) for row in left()[:3]])

@@ -49,7 +49,7 @@ def test_flink_writes_between_two_runs(spark: SparkSession, tmp_path: Path, flin
     assert regions(job) == expected
     assert job.check_index() is not None
 
-    (found,) = maintain(spark, job.config(), [], dry_run=False)
+    (found,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert found.error is None
     assert not [file for file in job.files() if file["content"] == 2]
     assert {row["id"]: row["region"] for row in by_pyiceberg(job)} == regions(job) == expected

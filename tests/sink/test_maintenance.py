@@ -590,7 +590,7 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     assert job.rows() == changes.expected()
     assert job.check_index() is not None
     for _ in range(2):
-        (again,) = maintain(spark, job.config(), [], dry_run=False)
+        (again,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert again.rewritten_data_files == 0
 
 
@@ -620,7 +620,7 @@ def test_files_outside_of_the_table_are_left_alone(spark: SparkSession, tmp_path
     job.compact()  # now only old snapshots have the file
     changes.write(1)
     job.run()
-    (done,) = maintain(spark, job.config(), [], dry_run=False)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert done.error is None
     assert done.expired_files > 0
     assert imported.exists()
@@ -700,8 +700,8 @@ def test_equality_deletes_become_deletes_by_position(
     assert re.search(due, "\n".join(seen(inspection.status, spark, job.config())))
     job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
     before = job.rows()
-    (would,) = maintain(spark, job.config(), [], dry_run=True, only_convert=True)
-    (found,) = maintain(spark, job.config(), [], dry_run=False, only_convert=True)
+    (would,) = maintain(spark, job.config(), ["orders"], dry_run=True, only_convert=True)
+    (found,) = maintain(spark, job.config(), ["orders"], dry_run=False, only_convert=True)
     assert (would.error, found.error, found.skipped) == (None, None, "")
     assert would.converted_equality_deletes == found.converted_equality_deletes == equality_deletes
     assert found.rewritten_data_files == 0
@@ -714,7 +714,7 @@ def test_equality_deletes_become_deletes_by_position(
     job.run()
     assert job.rows() == changes.expected()
     assert job.check_index() is not None
-    (again,) = maintain(spark, job.config(), [], dry_run=False)
+    (again,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert again.converted_equality_deletes == 0
 
 
@@ -790,7 +790,7 @@ def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
 
     changes.write(1)
     job.run()
-    (found,) = maintain(spark, job.config(), [], dry_run=False)
+    (found,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert (found.error, found.skipped, found.failed_groups) == (None, "", 0)
     assert found.rewritten_data_files > found.added_data_files > 0
     assert job.rows() == changes.expected()
@@ -859,16 +859,16 @@ def test_only_files_that_may_have_some_rows_are_rewritten(
     before = job.rows()
     condition = "region = 'a region' AND id < 15"
     for dry_run in (True, False):
-        (found,) = maintain(spark, job.config(), [], dry_run=dry_run, where=condition)
+        (found,) = maintain(spark, job.config(), ["orders"], dry_run=dry_run, where=condition)
         assert (found.error, found.rewritten_data_files, found.added_data_files) == (None, 2, 0 if dry_run else 1)
     assert job.rows() == before
-    (rest,) = maintain(spark, job.config(), [], dry_run=True)
+    (rest,) = maintain(spark, job.config(), ["orders"], dry_run=True)
     assert rest.rewritten_data_files == 2 + 3
 
     mistakes = {"region >": "Syntax error", "day = 1": "day", "id + 1": "BOOLEAN"}
     mistakes |= {"upper(region) = 'US'": "Cannot convert"} if new_job is Job else {}
     for text, reason in mistakes.items():
-        (found,) = maintain(spark, job.config(), [], dry_run=False, where=text)
+        (found,) = maintain(spark, job.config(), ["orders"], dry_run=False, where=text)
         assert isinstance(found.error, ConfigError)
         assert f"{text!r} is not a condition by which its files can be told apart" in str(found.error)
         assert reason in str(found.error)

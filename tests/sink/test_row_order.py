@@ -219,9 +219,9 @@ def test_a_table_that_was_in_no_order_is_rewritten_once(spark: SparkSession, tmp
     job.table = {**job.table, "maintenance": {"rewrite": {"sort": ["x"], "max-file-group-size-bytes": 40000}}}
     assert planned(job, WINDOWS[0]) == len(data_files(job))
     before = set(data_files(job))
-    (would,) = maintain(spark, job.config(), [], dry_run=True, rewrite_all=True)
+    (would,) = maintain(spark, job.config(), ["orders"], dry_run=True, rewrite_all=True)
     assert (would.error, would.rewritten_data_files) == (None, len(before))
-    (done,) = maintain(spark, job.config(), [], dry_run=False, rewrite_all=True)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
     assert (done.error, done.failed_groups) == (None, 0)
     assert done.rewritten_data_files == len(before)
     assert not before & set(data_files(job))
@@ -230,7 +230,7 @@ def test_a_table_that_was_in_no_order_is_rewritten_once(spark: SparkSession, tmp
     assert job.check_index() is not None
     # those that are left over of groups may be small, and are merged; then all is as it should be
     for _ in range(2):
-        (again,) = maintain(spark, job.config(), [], dry_run=False)
+        (again,) = maintain(spark, job.config(), ["orders"], dry_run=False)
         assert again.error is None
     assert again.rewritten_data_files == 0
     job.write([("+U", {"id": 5, "x": 100, "y": 100, "more": "changed"})])
@@ -242,9 +242,9 @@ def test_a_table_that_was_in_no_order_is_rewritten_once(spark: SparkSession, tmp
 @pytest.mark.spark
 def test_only_files_of_a_condition_are_all_rewritten(spark: SparkSession, tmp_path: Path) -> None:
     job, rows = square(spark, tmp_path, "v3", {"sort": ["x"]})
-    (done,) = maintain(spark, job.config(), [], dry_run=False, rewrite_all=True)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
     wanted = planned(job, WINDOWS[0])
-    (some,) = maintain(spark, job.config(), [], dry_run=False, rewrite_all=True, where=WINDOWS[0])
+    (some,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True, where=WINDOWS[0])
     assert (some.error, some.rewritten_data_files) == (None, wanted)
     assert wanted < done.rewritten_data_files
     assert job.rows() == rows
@@ -255,7 +255,7 @@ def test_tables_whose_deletes_are_by_value_are_not_rewritten_as_a_whole(spark: S
     job = new_job(spark, tmp_path, "v2", None, 1000, deletes="equality")
     job.write([("+I", {"id": 1, "region": "eu"})])
     job.run()
-    (found,) = maintain(spark, job.config(), [], dry_run=False, rewrite_all=True)
+    (found,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
     assert (found.error, found.rewritten_data_files) == (None, 0)
     assert found.skipped == "--rewrite-all is for tables with deletes: position or copy-on-write"
 
