@@ -39,15 +39,24 @@ class SoakError(RuntimeError):
 
 
 class Job:
-    """A sink with a table of each format, which reads change files from a folder for each."""
+    """A sink with a table of each format, which reads change files from a folder for each.
 
-    def __init__(self, folder: Path, formats: tuple[str, ...] = FORMATS, memory: str = "2g") -> None:
+    :param warm: whether the sink makes an archive of its classes and starts with it, as by default. That pays off only
+        if it starts often.
+    """
+
+    def __init__(
+        self, folder: Path, formats: tuple[str, ...] = FORMATS, memory: str = "2g", *, warm: bool = False
+    ) -> None:
         self.formats = formats
         self.folder = folder
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
         self._memory = memory
+        self._environment = own_environment()
+        if warm:
+            del self._environment["ROWDELTA_WARM"]
         for name in formats:
             self.source(name).mkdir(parents=True)
 
@@ -90,7 +99,7 @@ class Job:
                 stdout=log,
                 stderr=log,
                 cwd=Path(__file__).parents[2],
-                env=own_environment(),
+                env=self._environment,
             )
 
     def kill(self) -> None:
