@@ -1,6 +1,7 @@
 """The mover of rows, at files of many row groups."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from deltawriters import TaskId
 from deltawriters import rewrite as mover
 from deltawriters.content import Partition
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, low_hash, write_run
+from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, Located, low_hash, write_run
 from deltawriters.rewrite import RewriteGroup, Rewriter, SmallFile
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.test_parquet import rows, table_at
@@ -65,8 +66,7 @@ class Moving:
 
     def _hashed(self, keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
         self.seen.append((keys.num_rows, pa.total_allocated_bytes()))
-        hashed: npt.NDArray[np.uint64] = pc.cast(keys.column(0), pa.uint64()).to_numpy()
-        return hashed
+        return _hashed(keys)
 
 
 def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +89,77 @@ def test_a_row_that_the_index_lacks_is_found_in_any_row_group(tmp_path: Path, un
     with pytest.raises(CorruptIndexError, match="the index knows 66,665, the table has 66,666"):
         moving.rewriter().rewrite([moving.group])
     assert set(tmp_path.rglob("*.parquet")) == before
+
+
+class Overlapping:
+    """Three small files of 100 rows. Each has the newer rows of half of the keys of the one before it.
+
+    :param unknown: a key that the key index doesn't know.
+    """
+
+    def __init__(self, folder: Path, unknown: int | None = None) -> None:
+        self.table: IcebergTableSpec = table_at(folder)
+        versions = rows(self.table, 300)  # three different rows, of which each key has one or two
+        self.paths = [f"{self.table.location}/data/{number}.parquet" for number in range(3)]
+        Path(self.paths[0]).parent.mkdir(parents=True, exist_ok=True)
+        files, smalls, parts = DataFiles(), list[SmallFile](), list[pa.Table]()
+        deletes = self.table.deletes(FileFactory(self.table, TaskId(0, 1, "deletes")), files)
+        for number, path in enumerate(self.paths):
+            part = versions.slice(100 * number, 100)
+            parts.append(part.set_column(0, part.schema.field(0), pa.array(np.arange(100) + 50 * number)))
+            pq.write_table(parts[-1], path)
+            smalls.append(SmallFile(path, Path(path).stat().st_size, None, number))
+            if number < 2:
+                deletes.delete(np.full(50, files.add(path, Partition(0, "{}"))), np.arange(50, 100))
+        (deleted,) = deletes.close([])
+        self.expected = pa.concat_tables([parts[0].slice(0, 50), parts[1].slice(0, 50), parts[2]])
+        ids = np.arange(200)
+        file = np.minimum(ids // 50, 2)
+        known = ids != unknown
+        high, low = ids.astype(np.uint64), low_hash([pa.array(ids)])
+        by_hash = np.lexsort((low, high))[known]
+        places = tuple(IndexedFile(path, 0, {}) for path in self.paths)
+        entries = Entries(
+            high[by_hash],
+            low[by_hash],
+            file[by_hash].astype(np.uint32),
+            (ids - 50 * file)[by_hash].astype(np.uint32),
+            places,
+        )
+        self.index = IndexSlice(str(folder), (), (write_run(self.table.io, str(folder), "run", 1, entries),), dead={})
+        applying = SmallFile(deleted.path, deleted.size_in_bytes, None, 3)
+        self.group = RewriteGroup(0, "{}", tuple(smalls), applying=(applying,))
+
+    def moved(self) -> pa.Table:
+        rewriter = Rewriter(self.table, ["id"], self.index, 2, _hashed, TaskId(0, 2, "move"))
+        return pa.concat_tables(pq.read_table(file.path) for file in rewriter.rewrite([self.group]).files)
+
+
+def _hashed(keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+    hashed: npt.NDArray[np.uint64] = pc.cast(keys.column(0), pa.uint64()).to_numpy()
+    return hashed
+
+
+@pytest.mark.parametrize("flush", [1, 1 << 30], ids=["file by file", "at once"])
+def test_the_index_is_asked_once_for_many_small_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: int
+) -> None:
+    asked: list[int] = []
+    probe = IndexSlice.probe
+
+    def counted(self: IndexSlice, high: npt.NDArray[np.uint64], *arguments: Any) -> Located:
+        asked.append(len(high))
+        return probe(self, high, *arguments)
+
+    monkeypatch.setattr(IndexSlice, "probe", counted)
+    monkeypatch.setattr(mover, "_FLUSH_BYTES", flush)
+    files = Overlapping(tmp_path)
+    assert files.moved().sort_by("id").equals(files.expected.sort_by("id"))
+    assert asked == ([100, 100, 100] if flush == 1 else [300])
+
+
+@pytest.mark.parametrize(("unknown", "file"), [(7, 0), (60, 1), (199, 2)])
+def test_the_file_of_a_row_that_the_index_lacks_is_named(tmp_path: Path, unknown: int, file: int) -> None:
+    files = Overlapping(tmp_path, unknown)
+    with pytest.raises(CorruptIndexError, match=f"different live rows for {files.paths[file]}: "):
+        files.moved()
