@@ -30,9 +30,11 @@ _LIMITS = CompactionLimits(
     delete_file_threshold=20,
     max_file_group_size=256 * 1024 * 1024,
     most_bytes=256 * 1024 * 1024,
-    small_file_size=32 * 1024 * 1024,
+    small_file_size=12 * 1024 * 1024,
 )
-"""So few bytes at once that nothing waits long for it, and the next time goes on."""
+"""In Iceberg so few bytes at once that nothing waits long for it, and the next time goes on. Twenty small files must
+fit into a group, or they would never be merged.
+"""
 _CHECKPOINT_SECONDS = 60.0
 
 
@@ -54,18 +56,8 @@ class Upkeep:
         :return: how many files.
         """
         expire = self.settings.expire
-        if expire is None:
+        if expire is None or self._is_waiting():
             return 0
-        waiting = list(self._waiting())
-        if waiting:
-            log.info(
-                "%s: old %ss stay while bad records wait for being sent to the topic: %s",
-                self.table.name,
-                self.table.snapshot_word,
-                ", ".join(waiting),
-            )
-            return 0
-        self.table.refresh()
         return self.table.expire(age(expire.older_than), expire.retain_last, self.table.snapshot_id())
 
     def compact(self, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
@@ -86,7 +78,8 @@ class Upkeep:
         orphans = self.settings.orphans
         if orphans is None or (only_due and not is_cleaning_due(self.config, self.table, age(orphans.every))):
             return ()
-        self.table.refresh()
+        if self._is_waiting():
+            return ()
         found = self.table.remove_orphans(age(orphans.older_than), dry_run=dry_run)
         if not dry_run:
             note_cleaning(self.config, self.table)
@@ -98,10 +91,25 @@ class Upkeep:
         self.table.tend()
         self.table.finish_tending(_CHECKPOINT_SECONDS)
 
-    def _waiting(self) -> Iterator[str]:
-        """Targets of any job whose last bad records aren't sent yet: the state that added them tells which they are. A
-        mark of an earlier commit tells nothing any more.
+    def _is_waiting(self) -> bool:
+        """Whether bad records of any job aren't sent yet: the state that added them, and its files, tell which they
+        are.
         """
+        self.table.refresh()
+        waiting = list(self._waiting())
+        if waiting:
+            log.info(
+                "%s: old %ss and files stay while bad records wait for being sent to the topic: %s. Their job sends "
+                "them when it starts. If it is gone for good, remove the table property 'rowdelta.….%s'.",
+                self.table.name,
+                self.table.snapshot_word,
+                ", ".join(waiting),
+                UNPUBLISHED,
+            )
+        return bool(waiting)
+
+    def _waiting(self) -> Iterator[str]:
+        """The marks of targets that wait. A mark of an earlier commit tells nothing any more."""
         for prefix, operation in self.table.stored(UNPUBLISHED).items():
             position = self.table.position(prefix, newest_if_in_doubt=True)
             if position is not None and position.operation == operation:

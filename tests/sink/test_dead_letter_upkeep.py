@@ -29,6 +29,8 @@ from sink.spark.versions import to_arrow
 from sink.targets.base import CREATED_BY
 from sink.targets.delta import optimize
 from sink.targets.delta import table as delta_table
+from sink.targets.iceberg.state import Snapshot
+from sink.targets.iceberg.table import IcebergTable
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job
 
@@ -186,11 +188,81 @@ def test_history_stays_while_letters_wait_for_the_topic(
     table.set_property(f"{prefix}.unpublished", position.operation)
     assert opened(job).expire() == 0
     assert states(job) == 3
-    assert f"old snapshots stay while bad records wait for being sent to the topic: {given.sink.id}." in caplog.text
+    assert "old snapshots and files stay while bad records wait" in caplog.text
+    assert f"to the topic: {given.sink.id}." in caplog.text
+    left = orphan(job)
+    assert opened(job).clean() == ()
+    assert left.exists()
     table.refresh()
     table.set_property(f"{prefix}.unpublished", "an earlier commit")
     opened(job).expire()
     assert states(job) == 1
+
+
+def test_letters_that_wait_are_seen_though_marked_later(spark: SparkSession, tmp_path: Path) -> None:
+    """A compaction may have taken minutes since the table was opened."""
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, *"abc")
+    found = opened(job)
+    prefix = f"rowdelta.{job.config().sink.id}.{job.target}"
+    position = found.table.position(prefix)
+    assert position is not None
+    opened(job).table.set_property(f"{prefix}.unpublished", position.operation)
+    assert found.expire() == 0
+    assert states(job) == 3
+
+
+def test_twenty_small_files_fit_into_a_group() -> None:
+    limits = upkeep._LIMITS
+    assert limits.small_file_size is not None
+    assert 20 * limits.small_file_size <= limits.max_file_group_size
+
+
+def test_a_quiet_target_walks_through_the_history_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot of its last letters has expired, and other targets go on adding theirs."""
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, "a")
+    add = f"INSERT INTO {job.dead_letters} VALUES ('another', 'there', 0, 0, NULL, NULL, 'x', 'y', current_timestamp())"
+    for _ in range(3):
+        spark.sql(add)
+    assert opened(job).expire() >= 1
+    for _ in range(3):
+        spark.sql(add)
+    table, prefix = opened(job).table, f"rowdelta.{job.config().sink.id}.{job.target}"
+    assert isinstance(table, IcebergTable)
+    first = table.position(prefix, newest_if_in_doubt=True)
+    spark.sql(add)
+    table.refresh()
+    walked: list[int] = []
+    original = IcebergTable.snapshot
+
+    def counted(self: IcebergTable, snapshot_id: int | None) -> Snapshot | None:
+        walked.append(0)
+        return original(self, snapshot_id)
+
+    monkeypatch.setattr(IcebergTable, "snapshot", counted)
+    assert first is not None
+    assert table.position(prefix, newest_if_in_doubt=True) == first
+    assert len(walked) <= 1
+
+
+def test_a_job_goes_on_after_the_table_was_replaced(spark: SparkSession, tmp_path: Path) -> None:
+    """Iceberg keeps its properties then, and no snapshot is the current one."""
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, "a")
+    columns = ", ".join(
+        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
+        for field in spark.table(job.dead_letters).schema
+    )
+    spark.sql(f"CREATE OR REPLACE TABLE {job.dead_letters} ({columns}) USING iceberg")
+    table, prefix = opened(job).table, f"rowdelta.{job.config().sink.id}.{job.target}"
+    assert table.property(f"{prefix}.position") is not None
+    assert table.snapshot_id() is None
+    assert table.position(prefix, newest_if_in_doubt=True) is None
+    apply(job, "b")
+    assert letters(job) == ["b"]
 
 
 def test_a_mark_is_forgotten_with_its_topic(

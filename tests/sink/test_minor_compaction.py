@@ -1,6 +1,7 @@
 """Minor compactions merge small files by themselves. The table's rows stay the same, and reads stay fast."""
 
 import datetime as dt
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -265,6 +266,33 @@ def test_files_of_an_earlier_schema_are_left(spark: SparkSession, tmp_path: Path
     assert numbers(job) == [1]
     expected = [row | {"note": None} for row in changes.expected()]
     assert job.rows() == expected
+
+
+def test_a_column_of_the_partitioning_may_be_widened(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Iceberg's partition specs have the columns' types."""
+    job = new_job(spark, tmp_path, 3, tasks=1, partition_by=("tenant",), file_format="json", configure_columns=False)
+    job.create_table(
+        [
+            {"id": 1, "name": "id", "required": True, "type": "long"},
+            {"id": 2, "name": "tenant", "required": True, "type": "int"},
+        ]
+    )
+    for number in range(16):
+        job.write([("+I", {"id": number * 5 + tenant, "tenant": tenant}) for tenant in range(5)])
+    commits = itertools.count(1)
+
+    def widen() -> None:
+        if next(commits) == 9:
+            spark.sql(f"ALTER TABLE {job.target} ALTER COLUMN tenant TYPE bigint")
+
+    with merging_soon(4, enough=4), before_commit(widen, times=16):
+        job.run()
+    assert next(commits) > 16
+    assert [row["id"] for row in job.rows()] == list(range(80))
+    assert len(data_files(job)) < 40
+    assert "small files not merged" not in caplog.text
 
 
 def test_it_can_be_switched_off(spark: SparkSession, tmp_path: Path) -> None:

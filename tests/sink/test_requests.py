@@ -12,7 +12,7 @@ import pytest
 def test_a_warm_micro_batch_asks_for_little() -> None:
     """Without small files that are merged meanwhile. What is a request of a driver to whom is in `benchmarks.s3`."""
     command = [sys.executable, "-m", "benchmarks.s3", "--json", "--cases", "rest", "s3"]
-    command += ["--batches", "4", "--rows", "100", "--keys", "1000"]
+    command += ["--batches", "8", "--rows", "100", "--keys", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr
     rest, s3 = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))

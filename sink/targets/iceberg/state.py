@@ -8,6 +8,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sink.errors import TableError
@@ -230,14 +231,26 @@ class IcebergState(TableState):
         result = StoredPosition(stored["position"], stored["operation"], committed, stored.get("index"), committed)
         if committed is None or (current is not None and current.snapshot_id == committed):
             return result  # nearly always
-        if current is not None and self.is_ancestor(committed, current.snapshot_id):
+        if current is None and newest_if_in_doubt:
+            return None  # as after `CREATE OR REPLACE TABLE`, which keeps properties
+        seen = self._assumed.get((prefix, stored["operation"])) if newest_if_in_doubt else None
+        if current is not None and any(self.is_ancestor(i, current.snapshot_id) for i in (committed, seen) if i):
             return self._with_newer_index(result, prefix, current.snapshot_id)
         found = self._position_in(current, prefix, stored, newest_if_in_doubt=newest_if_in_doubt)
         if found is not None:
             self._take_back(prefix, stored["operation"], found.state)
             return found
         assert current is not None
+        if newest_if_in_doubt:
+            self._assumed[prefix, stored["operation"]] = current.snapshot_id
         return self._with_newer_index(result, prefix, current.snapshot_id)
+
+    @cached_property
+    def _assumed(self) -> dict[tuple[str, str], int]:
+        """A snapshot that is assumed to have the newest position, by prefix and operation. The operation's own one has
+        expired then, so without this each call would follow the whole history.
+        """
+        return {}
 
     def _take_back(self, prefix: str, newest: str, state: Mapping[str, str] | None) -> None:
         """What the table's properties say of the newest position (`OF_POSITION`) isn't true of an earlier one.

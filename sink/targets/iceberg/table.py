@@ -208,6 +208,7 @@ class IcebergTable(IcebergState, Target):
             self._written = written
             for name in ("spec", "java_specs"):
                 self.__dict__.pop(name, None)
+            self._describing.clear()  # a spec's types follow the schema
         self._view = view
 
     @property
@@ -462,7 +463,7 @@ class IcebergTable(IcebergState, Target):
         return self._function(self._fact_of_file("specId", self.jvm.java.lang.Integer.TYPE))
 
     def _describing_files_of(self, spec_id: int) -> JavaObject:
-        """A function from a file to its `ContentFileParser` JSON. A spec of an id never changes."""
+        """A function from a file to its `ContentFileParser` JSON."""
         if spec_id not in self._describing:
             parser, specs = self._iceberg_class("ContentFileParser"), self._iceberg_class("PartitionSpec")
             takes = self.objects([self._iceberg_class("ContentFile"), specs])
