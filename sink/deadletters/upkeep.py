@@ -99,12 +99,11 @@ class Upkeep:
         waiting = list(self._waiting())
         if waiting:
             log.info(
-                "%s: old %ss and files stay while bad records wait for being sent to the topic: %s. Their job sends "
-                "them when it starts. If it is gone for good, remove the table property 'rowdelta.….%s'.",
+                "%s: old %ss and files stay while bad records wait for being sent to the topic: %s. The job with this "
+                "sink.id sends them when it starts. If they needn't be sent, start it without dead_letter_topic.",
                 self.table.name,
                 self.table.snapshot_word,
                 ", ".join(waiting),
-                UNPUBLISHED,
             )
         return bool(waiting)
 
