@@ -161,7 +161,9 @@ class Rewritten:
 
 
 Moved = tuple[pa.Table, npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]
-"""n rows, the n high and n low hashes of their keys, and n flags: the key is known to have no other live row."""
+"""n rows, the n high and n low hashes of their keys, and n flags: the key is known to have no other live row. For rows
+that the key index doesn't have, since their keys are NULL, there are no hashes and flags.
+"""
 
 
 class Rewriter:
@@ -241,15 +243,15 @@ class Rewriter:
         try:
             for rows, high, low, superseding in moved:
                 located = data.write(rows)
+                count += rows.num_rows
                 del rows  # before the next ones are read
-                file = located.file.astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
-                pos = located.pos.astype(np.uint32)
+                file = located.file[: len(high)].astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
+                pos = located.pos[: len(high)].astype(np.uint32)
                 for start in range(0, len(high), _RUN_ENTRIES):
                     part = slice(start, start + _RUN_ENTRIES)
                     self._entries.append(Entries(high[part], low[part], file[part], pos[part], ()))
                     if sum(len(part.high) for part in self._entries) >= _RUN_ENTRIES:
                         self._write_run()
-                count += len(high)
             files = finish(data.close())
             self._write_run()
         except BaseException:
@@ -274,7 +276,13 @@ class Rewriter:
         for touched in group.files:
             gone = left_out[touched.path] | self._table.deleted_in(touched)
             for places, rows in self._table.copied_rows(touched, positions_of(gone)):
+                if len(rows) != len(places):
+                    raise OtherColumnsError(f"{touched.path} has {len(places)} rows, of which {len(rows)} were read")
                 keys = rows.select(self._key)
+                if any(column.null_count for column in keys.columns):
+                    rows, places, alone = self._with_keys(touched, rows, places)
+                    yield alone
+                    keys = rows.select(self._key)
                 high = self._hash_keys(_as_spark_types(keys))
                 low = low_hash(key_columns(self._table, keys), self._index.base)
                 if touched.by_key:
@@ -288,6 +296,24 @@ class Rewriter:
                     size = 0
         if any(len(high) for _, high, _, _ in waiting):
             yield _taken(waiting)
+
+    def _with_keys(self, touched: TouchedFile, rows: pa.Table, places: Ints) -> tuple[pa.Table, Ints, Moved]:
+        """Rows whose keys have no NULL, with their positions; and the others, which are other writers'. The key index
+        has none of these.
+
+        :raises OtherColumnsError: only the index knows which rows of the file are live.
+        """
+        if touched.by_key:
+            raise OtherColumnsError(
+                f"{touched.path} has rows whose key is NULL, and equality deletes apply to it. Nothing tells which of "
+                "these rows are live: compact the table with Spark, or let its old deletes be rewritten"
+            )
+        has_key = np.ones(len(rows), np.bool_)
+        for name in self._key:
+            has_key &= rows.column(name).is_valid().to_numpy()
+        nothing = np.empty(0, np.uint64)
+        alone = rows.filter(pa.array(~has_key)), nothing, nothing, np.empty(0, np.bool_)
+        return rows.filter(pa.array(has_key)), places[has_key], alone
 
     def _live_by_index(
         self, path: str, places: Ints, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]

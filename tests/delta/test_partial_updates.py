@@ -1,6 +1,7 @@
 """Partial updates in Delta tables (`tests.sink.partial_story`), read back by delta-rs."""
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from deltawriters.content import Partition
 from deltawriters.keyindex import IndexedFile
+from deltawriters.rewrite import SmallFile
 from deltawriters.table import OtherColumnsError
 from tests.delta.harness import DeltaJob, crashing
 from tests.delta.readers import READERS
@@ -160,3 +163,8 @@ def test_dates_of_another_calendar(tmp_path: Path, notes: dict[str, str], is_leg
                 list(table.present_rows(file, np.array([0]), [name]))
         else:
             assert len(list(table.present_rows(file, np.array([0]), [name]))) == 1
+    # a rewrite too, which would say of the new file that its dates are of today's calendar
+    same = table_at(tmp_path, field("id", "long"), field("at", "timestamp"), field("span", day))
+    small = SmallFile(path, Path(path).stat().st_size, None, 0)
+    with pytest.raises(OtherColumnsError, match="Julian calendar") if is_legacy else nullcontext():
+        assert len(list(same.moved_rows(small, Partition(0, "{}")))) == 1

@@ -1,12 +1,14 @@
 """Partial updates in the delta writer, against a plain model: whatever the changes, flushes and arrival."""
 
 import itertools
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from changelog.decoding import decoded_schema
 from changelog.rows import BAD, HASH, KIND, UNAVAILABLE, RowKind, order_column, unavailable_bits
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
 from deltawriters.combine import combined
+from deltawriters.content import Partition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import (
     SUPERSEDES,
@@ -29,7 +32,9 @@ from deltawriters.keyindex import (
 )
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, delete_rows
+from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import OtherColumnsError
+from sink.targets.iceberg.present_rows import present_rows
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.changelog.messages import spec
 from tests.deltawriters.lake import Lake
@@ -359,6 +364,74 @@ def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path) -> None:
     ]
     ((_, rows),) = newer.present_rows(indexed, np.array([1]), ["gone"])  # of which the file has nothing
     assert rows.to_pylist() == [{"gone": 5}]
+
+
+def nested(*names: str, x: str) -> str:
+    """A schema of lists and maps of structs. The fields inside have these names, and one of them this type."""
+    one, two, three = (
+        {"type": "struct", "fields": [{"id": number, "name": name, "required": False, "type": dtype}]}
+        for number, name, dtype in zip((4, 8, 12), names, (x, "int", "int"), strict=True)
+    )
+    deep = {"type": "list", "element-id": 11, "element-required": False, "element": three}
+    types: list[Any] = [
+        "int",
+        {"type": "list", "element-id": 3, "element-required": False, "element": one},
+        {"type": "map", "key-id": 6, "key": "string", "value-id": 7, "value-required": False, "value": two},
+        {"type": "list", "element-id": 10, "element-required": False, "element": deep},
+    ]
+    parts = zip((1, 2, 5, 9), ("id", "points", "places", "deep"), types, strict=True)
+    fields = [{"id": n, "name": name, "required": name == "id", "type": dtype} for n, name, dtype in parts]
+    return json.dumps({"type": "struct", "schema-id": 0, "fields": fields})
+
+
+def test_what_is_inside_of_lists_and_maps_is_found_by_id(tmp_path: Path) -> None:
+    """NULL stays NULL, and nothing is lost if a field inside was renamed: also if a rewrite moves the rows."""
+    older = IcebergTableSpec(str(tmp_path), 3, nested("x", "y", "z", x="int"), (UNPARTITIONED,), 0)
+    newer = IcebergTableSpec(str(tmp_path), 3, nested("px", "py", "pz", x="long"), (UNPARTITIONED,), 0)
+
+    def rows(x: str, y: str, z: str) -> list[dict[str, Any]]:
+        return [
+            {"id": 0, "points": None, "places": None, "deep": None},
+            {"id": 1, "points": [], "places": [], "deep": []},
+            {"id": 2, "points": [None, {x: 1}], "places": [("a", None), ("b", {y: 2})], "deep": [None, [], [{z: 3}]]},
+            {"id": 3, "points": [{x: None}], "places": [("c", {y: None})], "deep": [[None]]},
+        ]
+
+    writer = PartitionedWriter(older, FileFactory(older, TaskId(0, 1, "op")), DataFiles())
+    writer.write(pa.Table.from_pylist(rows("x", "y", "z"), older.arrow_schema))
+    (written,) = writer.close()
+    file = IndexedFile(written.path, 0, {})
+    names = ["id", "points", "places", "deep"]
+    for chosen in ([0, 1, 2, 3], [1, 2], [3]):
+        ((_, found),) = newer.present_rows(file, np.array(chosen), names)
+        assert found.to_pylist() == [rows("px", "py", "pz")[number] for number in chosen]
+    touched = TouchedFile(file, 1000, 0, 1)
+    ((_, found),) = newer.copied_rows(touched, np.array([0]))
+    assert found.select(names).to_pylist() == rows("px", "py", "pz")[1:]
+    small = SmallFile(written.path, 1000, 0, 1)
+    ((_, found),) = older.moved_rows(small, Partition(0, "{}"))
+    assert found.select(names).to_pylist() == rows("x", "y", "z")
+    for other in (nested("px", "y", "z", x="int"), nested("x", "py", "z", x="int"), nested("x", "y", "pz", x="int")):
+        renamed = IcebergTableSpec(str(tmp_path), 3, other, (UNPARTITIONED,), 0)
+        with pytest.raises(OtherColumnsError, match="has other columns than the table"):
+            list(renamed.moved_rows(small, Partition(0, "{}")))
+
+
+def test_more_text_than_one_array_holds(tmp_path: Path) -> None:
+    """Of one row group of another writer. It comes in several chunks, which can't be united."""
+    table = IcebergTableSpec(str(tmp_path), 2, OLDER, (UNPARTITIONED,), 0)
+    wanted = table.iceberg_schema.select("key", "text")
+    types = pa.schema([table.arrow_schema.field("key"), table.arrow_schema.field("text")])
+    half = pa.array(["x" * 1_100_000_000])
+    group = pa.table({"key": pa.array([1, 2], pa.int32()), "text": pa.chunked_array([half, half])}, types)
+
+    def read(choose: Any) -> Any:
+        choose(types)
+        yield slice(0, 2), group
+
+    ((_, rows),) = present_rows(IndexedFile("any.parquet", 0, {}), read, wanted, types, None, {})
+    assert rows["key"].to_pylist() == [1, 2]
+    assert pc.utf8_length(rows["text"]).to_pylist() == [1_100_000_000] * 2
 
 
 def test_a_file_that_can_t_be_read_makes_dead_letters(tmp_path: Path) -> None:

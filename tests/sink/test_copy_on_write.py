@@ -238,6 +238,26 @@ def test_files_of_an_earlier_schema_and_partitioning(spark: SparkSession, tmp_pa
     assert job.check_index() is not None
 
 
+@BOTH
+def test_rows_of_others_whose_key_is_null_are_copied(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """The key index has none of them."""
+    job = new_job(spark, tmp_path, version, tasks=1, configure_columns=False)
+    spark.sql(f"CREATE NAMESPACE {job.catalog}.{job.namespace}")
+    properties = f"'format-version' = '{version}'"
+    spark.sql(f"CREATE TABLE {job.target} (id bigint, region string) USING iceberg TBLPROPERTIES ({properties})")
+    rows = ", ".join(f"({'NULL' if n % 3 == 0 else n}, '{n}')" for n in range(12))
+    spark.sql(f"INSERT INTO {job.target} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}").collect()
+    job.write([("+U", {"id": 1, "region": "new"}), ("-D", {"id": 4, "region": None})])
+    with in_tasks():
+        job.run()
+    job.write([("+U", {"id": 2, "region": "newer"})])
+    job.run()
+    found = spark.table(job.target).orderBy("region").collect()
+    expected = [(None if n % 3 == 0 else n, str(n)) for n in range(12) if n not in (1, 2, 4)]
+    assert sorted(map(tuple, found), key=repr) == sorted([*expected, (1, "new"), (2, "newer")], key=repr)
+    assert deletes(job) == []
+
+
 def test_what_is_no_parquet_can_not_be_replaced(spark: SparkSession, tmp_path: Path) -> None:
     job = new_job(spark, tmp_path, 2, tasks=1)
     job.write([("+I", {"id": 1, "region": "a"})])

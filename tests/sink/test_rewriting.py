@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,30 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path, version: 
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
     assert found == [row | {"note": None} for row in changes.expected()]
     assert job.check_index() is not None
+
+
+def test_files_of_an_older_schema_of_structs(spark: SparkSession, tmp_path: Path) -> None:
+    """A field was renamed, another dropped and added again, inside of a struct and of a list of structs."""
+    inside = "struct<x: int, y: int>"
+    columns = {"id": "bigint", "place": inside, "places": f"array<{inside}>"}
+    job = new_job(spark, tmp_path, 3, tasks=1, table={"merge_small_files": False}, columns=columns, file_format="json")
+    pair = {"x": 1, "y": 2}
+    for key in range(2):
+        job.write([("+I", {"id": key, "place": pair, "places": [None, pair]})])
+    job.write([("+I", {"id": 2, "place": None, "places": None})])
+    job.run()
+    for place in ("place", "places.element"):
+        spark.sql(f"ALTER TABLE {job.target} RENAME COLUMN {place}.x TO z")
+        spark.sql(f"ALTER TABLE {job.target} DROP COLUMN {place}.y")
+        spark.sql(f"ALTER TABLE {job.target} ADD COLUMN {place}.y int")
+    sink = only_sink(replace(job, columns={}, configure_columns=False))
+    begun = rewritten_files(sink)
+    assert sink.end_rewrite(begun) is not None
+    assert len(job.files()) == 1
+    new = {"z": 1, "y": None}
+    rows = [row.asDict(recursive=True) for row in spark.table(job.target).orderBy("id").collect()]
+    expected = [{"id": key, "place": new, "places": [None, new]} for key in range(2)]
+    assert rows == [*expected, {"id": 2, "place": None, "places": None}]
 
 
 @pytest.mark.parametrize("what", ["compaction", "compaction at the commit", "append", "delete"])
@@ -257,7 +282,7 @@ def test_a_merge_of_delete_files_ends_with_a_rollback(spark: SparkSession, tmp_p
     sink = only_sink(job)
     begun = sink.begin_rewrite(MERGING_DELETES)
     assert begun is not None
-    assert len(begun.group.live or ()) == 2
+    assert len(begun.groups[0].live or ()) == 2
     assert sink.write_rewrite(begun)
     job.rollback(before)
     assert sink.end_rewrite(begun) is None
@@ -270,7 +295,7 @@ def test_a_crash_after_delete_files_were_merged(spark: SparkSession, tmp_path: P
     sink = only_sink(job)
     begun = sink.begin_rewrite(MERGING_DELETES)
     assert begun is not None
-    assert not begun.group.files
+    assert not begun.groups[0].files
     assert sink.write_rewrite(begun)
     with crashing("after a rewrite"), pytest.raises(CrashError):
         sink.end_rewrite(begun)

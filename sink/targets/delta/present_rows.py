@@ -1,6 +1,6 @@
 """Columns of data files that any writer wrote, as the table has them now."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
@@ -45,9 +45,7 @@ def present_rows(
             place = _place(physical, column.physical_field, by_id=by_id)
             if place is not None:
                 stored[column.name] = physical.names[place]
-        has_time = any(_has_time(column.type) for column in wanted if column.name in stored)
-        if has_time and _is_legacy(physical.metadata or {}):
-            raise OtherColumnsError(f"{file.path} has dates or times of the Julian calendar, written by an old Spark")
+        check_calendar(file.path, physical, (column.type for column in wanted if column.name in stored))
         return list(stored.values())
 
     for part, rows in read(choose):
@@ -140,6 +138,14 @@ def _place(fields: pa.Schema | pa.StructType, wanted: pa.Field, *, by_id: bool) 
         elif field.name == wanted.name:
             return number
     return None
+
+
+def check_calendar(path: str, physical: pa.Schema, types: Iterable[pa.DataType]) -> None:
+    """:raises OtherColumnsError: the file has columns of these types, and their dates or times are of the Julian
+    calendar.
+    """
+    if any(map(_has_time, types)) and _is_legacy(physical.metadata or {}):
+        raise OtherColumnsError(f"{path} has dates or times of the Julian calendar, written by an old Spark")
 
 
 def _is_legacy(notes: Mapping[bytes, bytes]) -> bool:

@@ -35,8 +35,8 @@ from deltawriters.table import OtherColumnsError, TableSpec
 from deltawriters.vectors import LostVectorError
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
-from sink.targets.delta.present_rows import as_column, present_rows
-from sink.targets.delta.schema import Column, columns_of
+from sink.targets.delta.present_rows import as_column, check_calendar, present_rows
+from sink.targets.delta.schema import FIELD_ID, Column, columns_of
 from sink.targets.delta.statistics import Path, indexed, statistics
 from sink.targets.delta.vectors import read_vectors
 
@@ -263,7 +263,8 @@ class DeltaTableSpec(TableSpec):
         return self.properties_by_name.get(name, "false").lower() == "true"
 
     def _check_columns(self, small: SmallFile, found: pa.Schema, moved: "DeltaTableSpec") -> None:
-        """Check that the file has the table's columns, by their physical names. These never change.
+        """Check that the file has the table's columns, by their physical names, which never change, and that their
+        values are what the table's are.
 
         :raises OtherColumnsError: it has others.
         """
@@ -271,6 +272,12 @@ class DeltaTableSpec(TableSpec):
         hidden = partitioning | {part.name for part in moved._lineage}
         if set(found.names) - hidden != {column.physical_name for column in self.columns} - partitioning:
             raise OtherColumnsError(f"{small.path} has other columns than the table")
+        in_file = [column for column in self.columns if column.physical_name in found.names]
+        check_calendar(small.path, found, (column.type for column in in_file))
+        for column in in_file if self.finds_by_id else ():
+            metadata = found.field(column.physical_name).metadata or {}
+            if metadata.get(FIELD_ID) != column.physical_field.metadata[FIELD_ID]:
+                raise OtherColumnsError(f"{small.path} has another column of the name {column.physical_name}")
 
 
 def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:

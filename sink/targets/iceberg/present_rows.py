@@ -10,12 +10,17 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyiceberg.conversions import from_json
 from pyiceberg.exceptions import ResolveError
-from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, _to_requested_schema, pyarrow_to_schema
+from pyiceberg.io.pyarrow import (
+    ArrowAccessor,
+    ArrowProjectionVisitor,
+    UnsupportedPyArrowTypeException,
+    pyarrow_to_schema,
+)
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import ListType, MapType, PrimitiveType
 
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
@@ -63,23 +68,67 @@ def present_rows(
 
     of_partition = _of_partition(file, wanted, spec)
     for part, rows in read(choose):
-        if rows.num_columns:
-            batch = rows.combine_chunks().to_batches()[0]
-        else:
+        if not rows.num_columns:
             count = part.stop - part.start if isinstance(part, slice) else len(part)
-            batch = pa.RecordBatch.from_arrays([pa.nulls(count)], ["_rowdelta_nothing"])
+            rows = pa.table({"_rowdelta_nothing": pa.nulls(count)})
         try:
-            found = _to_requested_schema(
-                wanted,
-                stored,
-                batch,
-                downcast_ns_timestamp_to_us=True,
-                projected_missing_fields=of_partition,
-                allow_timestamp_tz_mismatch=True,
-            )
+            # text of more than 2 GB has several chunks, whatever is done to unite them
+            found = [_projected(batch, wanted, stored, of_partition) for batch in rows.to_batches()]
         except ResolveError as error:
             raise OtherColumnsError(f"{file.path} has other columns than the table: {error}") from None
-        yield part, as_table_types(pa.Table.from_batches([found]), types)
+        yield part, as_table_types(pa.Table.from_batches(found), types) if found else types.empty_table()
+
+
+def _projected(
+    batch: pa.RecordBatch, wanted: Schema, stored: Schema, of_partition: Mapping[int, Any]
+) -> pa.RecordBatch:
+    """Rows of a file in the columns of the table."""
+    visitor = _Projection(
+        stored,
+        downcast_ns_timestamp_to_us=True,
+        projected_missing_fields=dict(of_partition),
+        allow_timestamp_tz_mismatch=True,
+    )
+    return pa.RecordBatch.from_struct_array(visit_with_partner(wanted, batch, visitor, ArrowAccessor(stored)))
+
+
+class _Projection(ArrowProjectionVisitor):
+    """PyIceberg's, whose lists and maps of structs forget which of them are NULL
+    (https://github.com/apache/iceberg-python/issues/3833), and which finds fields of structs in lists of lists by name.
+    """
+
+    def list(self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None) -> pa.Array | None:
+        if not isinstance(list_array, pa.ListArray | pa.LargeListArray) or value_array is None:
+            return super().list(list_type, list_array, value_array)
+        values = self._cast_if_needed(list_type.element_field, value_array)
+        field = self._construct_field(list_type.element_field, values.type)
+        is_large = isinstance(list_array, pa.LargeListArray)
+        return _around(list_array, pa.large_list(field) if is_large else pa.list_(field), values)
+
+    def map(
+        self, map_type: MapType, map_array: pa.Array | None, key_result: pa.Array | None, value_result: pa.Array | None
+    ) -> pa.Array | None:
+        if not isinstance(map_array, pa.MapArray) or key_result is None or value_result is None:
+            return super().map(map_type, map_array, key_result, value_result)
+        keys = self._cast_if_needed(map_type.key_field, key_result)
+        values = self._cast_if_needed(map_type.value_field, value_result)
+        dtype = pa.map_(
+            self._construct_field(map_type.key_field, keys.type),
+            self._construct_field(map_type.value_field, values.type),
+        )
+        entries = pa.StructArray.from_arrays([keys, values], fields=[dtype.key_field, dtype.item_field])
+        return _around(map_array, dtype, entries)
+
+
+def _around(values: pa.Array, dtype: pa.DataType, inside: pa.Array) -> pa.Array:
+    """Lists or maps with other elements, as many as before.
+
+    :param values: tell where each begins, and which are NULL.
+    """
+    nulls, offsets = values.buffers()[:2]
+    return pa.Array.from_buffers(
+        dtype, len(values), [nulls, offsets], values.null_count, values.offset, children=[inside]
+    )
 
 
 def _of_partition(file: IndexedFile, wanted: Schema, spec: PartitionSpec | None) -> dict[int, Any]:

@@ -1,6 +1,7 @@
 """Rows that a minor compaction moves keep their row ids (format version 3; spec, "Row Lineage")."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -60,15 +61,32 @@ def _with_row_ids(rows: pa.Table, places: Ints, first_row_id: int | None, sequen
 
 
 def _check_columns(small: SmallFile, found: pa.Schema, columns: pa.Schema) -> None:
-    """Check that the file's columns have the names and field ids of the table's columns. The rewriter finds columns by
-    name, and the schema id of the file's commit doesn't tell which schema the file was written with.
+    """Check that the file's columns have the names and field ids of the table's columns, and so have all fields inside
+    of them. The rewriter finds columns by name, as a cast finds the fields of structs. The schema id of the file's
+    commit doesn't tell which schema the file was written with.
 
     :raises OtherColumnsError: names or field ids differ.
     """
-    stored = {field.name: _field_id(field) for field in found if field.name not in (ROW_ID, LAST_UPDATED)}
-    wanted = {field.name: _field_id(field) for field in columns}
-    if stored != wanted:
+    if _names(field for field in found if field.name not in (ROW_ID, LAST_UPDATED)) != _names(columns):
         raise OtherColumnsError(f"{small.path} has other columns than the table")
+
+
+def _names(fields: Iterable[pa.Field]) -> dict[str, Any]:
+    """Of each field its id, and the same of what is inside of it."""
+    return {field.name: (_field_id(field), _inside(field.type)) for field in fields}
+
+
+def _inside(dtype: pa.DataType) -> Any:
+    """Elements of lists, and keys and values of maps, have names that mean nothing."""
+    if pa.types.is_struct(dtype):
+        return _names(dtype)
+    if pa.types.is_map(dtype):
+        parts = [dtype.key_field, dtype.item_field]
+    elif pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
+        parts = [dtype.value_field]
+    else:
+        return None
+    return [(_field_id(part), _inside(part.type)) for part in parts]
 
 
 def _field_id(field: pa.Field) -> bytes | None:
