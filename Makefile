@@ -58,8 +58,8 @@ stack: jdk setup ## Fetch what the servers of tests and demo-stack need, once: j
 demo-stack: jdk setup ## Postgres, MariaDB, Debezium, Kafka, S3 and a catalog without Docker; pgbench's rows arrive in tables
 	$(BIN)/python -m tests.stack.demo
 
-# In two processes, each with a Spark of its own: one alone leaves almost half of two cores idle.
-TESTS = --numprocesses 2 --dist worksteal
+# In three processes, each with a Spark of its own: two leave a third of two cores idle, since many tests wait.
+TESTS = --numprocesses 3 --dist worksteal
 
 test: jdk setup lint ## The whole suite, after lint
 	$(BIN)/python -m pytest $(TESTS)

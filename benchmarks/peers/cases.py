@@ -103,7 +103,7 @@ CHANGELOGS = (
 
 SCALES = {
     "tiny": Scale(rows=2_000, events=200, marks=(1, 2), scans=1, warm=False),
-    "small": Scale(rows=200_000, events=10_000, marks=(1, 5, 20)),
+    "small": Scale(rows=200_000, events=10_000, marks=(1, 5, 20, 100)),
     "full": Scale(rows=2_000_000, events=50_000, marks=(1, 5, 20, 100)),
 }
 

@@ -31,7 +31,6 @@ def main() -> int:
         options.events,
         kill_every=options.kill_every or max(1, options.batches // 50),
         column_every=max(1, options.batches // 10),
-        compare_every=max(1, options.batches // 20),
         sample_every=max(5, options.batches // 100),
         seed=options.seed,
     )

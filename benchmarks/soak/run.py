@@ -27,7 +27,7 @@ class Plan:
     events: int = 1_000
     kill_every: int = 200
     column_every: int = 1_000
-    compare_every: int = 500
+    comparisons_between: int = 20
     sample_every: int = 50
     seed: int = 1
     regions: int = 8
@@ -39,7 +39,9 @@ class Plan:
         return {kill + 1 if kill in self.comparisons() else kill for kill in wanted}
 
     def comparisons(self) -> set[int]:
-        return {*range(self.compare_every, self.batches, self.compare_every), self.batches}
+        """At the end, and at points at equal distances before it."""
+        parts = self.comparisons_between + 1
+        return {self.batches * part // parts for part in range(1, parts + 1)}
 
     def samples(self) -> set[int]:
         return {*range(self.sample_every, self.batches, self.sample_every), self.batches}

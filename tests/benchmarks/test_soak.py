@@ -18,7 +18,7 @@ SHORT = Plan(
     events=50,
     kill_every=80,
     column_every=40,
-    compare_every=50,
+    comparisons_between=1,
     sample_every=25,
     regions=2,
 )
@@ -55,9 +55,7 @@ def test_differences_are_seen() -> None:
     assert differences(other, expected) == ["column amount differs"]
 
 
-@pytest.mark.parametrize(
-    ("plan", "kills"), [(Plan(), 50), (Plan(batches=300, kill_every=60, compare_every=15), 5), (SHORT, 1)]
-)
+@pytest.mark.parametrize(("plan", "kills"), [(Plan(), 50), (Plan(batches=300, kill_every=60), 5), (SHORT, 1)])
 def test_kills_come_where_the_sink_has_something_to_do(plan: Plan, kills: int) -> None:
     assert len(plan.kills()) == kills
     assert not plan.kills() & plan.comparisons()
