@@ -20,30 +20,37 @@ Step = Literal["begin", "write", "adopt", "nothing"]
 
 @contextmanager
 def rewriting(
-    steps: Sequence[Step] = ("begin", "nothing", "write", "nothing", "adopt"), options: RewriteOptions = ALL_FILES
+    steps: Sequence[Step | tuple[Step, ...]] = ("begin", "nothing", "write", "nothing", "adopt"),
+    options: RewriteOptions = ALL_FILES,
+    *,
+    may_fail: bool = False,
 ) -> Iterator[list[RewriteDone | None]]:
-    """After each micro-batch of a table that isn't empty, take one step more; then begin again.
+    """After each micro-batch of a table that isn't empty, take one step more, or several; then begin again.
 
+    :param may_fail: whether it may be that new files can't be written, such as without the key index.
     :return: what came of each rewrite.
     """
     done: list[RewriteDone | None] = []
     begun: dict[TableSink, Begun] = {}
     at: dict[TableSink, int] = {}
+    written: dict[TableSink, bool] = {}
     compact = TableSink.compact
 
     def take_step(self: TableSink) -> None:
         compact(self)
         number = at.get(self, 0)
-        step = steps[number % len(steps)]
-        if step == "begin":
-            found = self.begin_rewrite(options)
-            if found is None:
-                return
-            begun[self] = found
-        elif step == "write":
-            assert self.write_rewrite(begun[self])
-        elif step == "adopt":
-            done.append(self.end_rewrite(begun.pop(self)))
+        taken = steps[number % len(steps)]
+        for step in (taken,) if isinstance(taken, str) else taken:
+            if step == "begin":
+                found = self.begin_rewrite(options)
+                if found is None:
+                    return
+                begun[self] = found
+            elif step == "write":
+                written[self] = self.write_rewrite(begun[self])
+                assert written[self] or may_fail
+            elif step == "adopt":
+                done.append(self.end_rewrite(begun.pop(self), written=written[self]))
         at[self] = number + 1
 
     with pytest.MonkeyPatch.context() as patch:

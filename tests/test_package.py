@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pyspark
@@ -31,6 +32,7 @@ def test_the_wheel_runs_the_demo_in_an_empty_environment(tmp_path: Path) -> None
         shutil.copy(ROOT / name, sources)
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, sources)
     (wheel,) = tmp_path.glob("rowdelta-*.whl")
+    assert "sink/spark/pools.xml" in zipfile.ZipFile(wheel).namelist()
     venv.create(tmp_path / "empty", with_pip=True)
     programs = tmp_path / "empty" / "bin"
     # the Spark of these tests, so that pip has it in its cache; few of its modules are ever imported here

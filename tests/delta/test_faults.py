@@ -56,7 +56,7 @@ def test_commits_of_unknown_outcome(spark: SparkSession, tmp_path: Path, monkeyp
             return original(self, *args)
         if failures.pop() == "written":
             original(self, *args)
-        raise _io_error(spark)
+        raise io_error(spark)
 
     monkeypatch.setattr(DeltaLog, "_send", send)
     job.write([("-D", row(1)), ("+I", row(3))])
@@ -78,7 +78,7 @@ def test_commits_of_unknown_outcome(spark: SparkSession, tmp_path: Path, monkeyp
     job.check()
 
 
-def _io_error(spark: SparkSession) -> Exception:
+def io_error(spark: SparkSession) -> Exception:
     jvm: Any = spark.sparkContext._jvm
     error: Exception = Py4JJavaError("timeout", jvm.java.io.IOException("timeout"))
     return error

@@ -1,9 +1,11 @@
 """The log of a Delta table. Foreign commits are made by Spark's SQL, in the moment before ours is sent."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -631,11 +633,13 @@ def test_actions_that_fit_the_live_files() -> None:
 
 
 def _checkpoints(table: Table) -> list[int]:
-    return sorted(int(file.name[:20]) for file in (table.path / "_delta_log").glob("*.checkpoint*.parquet"))
+    return sorted(int(file.name[:20]) for file in (table.path / "_delta_log").glob("[0-9]*.checkpoint*"))
 
 
-def test_a_checkpoint_is_written_when_asked_for(spark: SparkSession, tmp_path: Path) -> None:
-    table = Table(spark, tmp_path / "table").create(**{"delta.checkpointInterval": "2"})
+@pytest.mark.parametrize("policy", ["classic", "v2"])
+def test_a_checkpoint_is_written_when_asked_for(spark: SparkSession, tmp_path: Path, policy: str) -> None:
+    properties = {"delta.checkpointInterval": "2", "delta.checkpointPolicy": policy}
+    table = Table(spark, tmp_path / "table").create(**properties)
     due = []
     for number in range(4):
         table.commit({"add": table.add(number)})
@@ -652,6 +656,35 @@ def test_a_checkpoint_is_written_when_asked_for(spark: SparkSession, tmp_path: P
     table.log.refresh()
     assert not table.log.is_checkpoint_due(100)
     assert table.ids() == [0, 1, 2, 3, 4, 5]
+    assert (table.path / "_delta_log" / "_sidecars").exists() == (policy == "v2")
+
+
+def test_a_checkpoint_removes_old_commits(spark: SparkSession, tmp_path: Path) -> None:
+    """Those that the table's retention no longer keeps."""
+    table = Table(spark, tmp_path / "table").create(**{"delta.logRetentionDuration": "interval 1 day"})
+    folder = table.path / "_delta_log"
+    for number in range(3):
+        table.commit({"add": table.add(number)})
+    table.log.refresh()
+    assert table.log.checkpoint()
+    month = time.time() - 30 * 86400
+    for path in folder.iterdir():
+        os.utime(path, (month, month))
+    _forget(spark)
+    table.log.refresh()
+    table.commit({"add": table.add(3)})
+    table.log.refresh()
+    assert table.log.checkpoint()
+    left = sorted(int(path.name[:20]) for path in folder.glob("*.json"))
+    assert left[-1] == 4
+    assert 0 not in left
+    assert table.ids() == [0, 1, 2, 3]
+
+
+def _forget(spark: SparkSession) -> None:
+    """Delta reads the logs anew, with the times that their files have now."""
+    assert spark.sparkContext._jvm is not None
+    spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
 def _columns(table: Table) -> dict[str, str]:

@@ -88,6 +88,7 @@ def stories(draw: st.DrawFn) -> tuple[Story, When]:
         file_format=draw(st.sampled_from(["parquet", "json"])),
         compact_every=draw(st.sampled_from([None, None, 2])),
         merges=draw(st.sampled_from(["never", "on the driver", "in tasks"])),
+        rewrites=draw(st.sampled_from(["never", "at once", "beside a micro-batch"])),
         tasks=draw(st.integers(1, 3)),
         shuffles=draw(st.booleans()),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),

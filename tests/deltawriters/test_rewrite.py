@@ -15,7 +15,9 @@ from deltawriters import rewrite as mover
 from deltawriters.content import Partition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, Located, low_hash, write_run
-from deltawriters.rewrite import RewriteGroup, Rewriter, SmallFile
+from deltawriters.old_rows import DeletedRows
+from deltawriters.resolve import OldRows
+from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter, SmallFile, TouchedFile
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.test_parquet import rows, table_at
 
@@ -77,6 +79,24 @@ def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pyte
     data = [file for file in moved.files if file.path.endswith(".parquet")]
     assert pa.concat_tables(pq.read_table(file.path) for file in data).equals(moving.expected)
     assert [count for count, _ in moving.seen] == [GROUP] * (ROWS // GROUP)
+    first, last = moving.seen[0][1], moving.seen[-1][1]
+    assert last - first < moving.expected.nbytes / 2, moving.seen
+
+
+def test_a_file_is_copied_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `deletes: copy-on-write`. The file has deletes already, and a commit deletes further rows."""
+    monkeypatch.setattr(mover, "_FLUSH_BYTES", 1)
+    moving = Moving(tmp_path)
+    (old,), (deletes,) = moving.group.files, moving.group.applying
+    file, gone = IndexedFile(old.path, 0, {}), moving.live[::100]
+    touched = TouchedFile(file, old.size_in_bytes, None, 1, deletes=(deletes.path,))
+    rows_to_delete = DeletedRows().with_rows([OldRows(file, gone)])
+    moved = moving.rewriter().copy([CopyGroup((touched,), rows_to_delete)])
+    assert moved.rows == len(moving.live) - len(gone)
+    stay = pa.array(~np.isin(moving.live, gone))
+    copied = pa.concat_tables(pq.read_table(written.path) for written in moved.files)
+    assert copied.equals(moving.expected.filter(stay))
+    assert len(moving.seen) == ROWS // GROUP
     first, last = moving.seen[0][1], moving.seen[-1][1]
     assert last - first < moving.expected.nbytes / 2, moving.seen
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 
 from deltawriters.keyindex import CorruptIndexError
 from sink.errors import TemporaryError
+from tests.rewrites import Step, rewriting
 from tests.sink.harness import (
     Change,
     Fault,
@@ -111,6 +112,10 @@ Meanwhile = Literal[
     "none", "compaction", "foreign append", "foreign delete", "foreign merge", "branch write", "index lost"
 ]
 Deletes = Literal["position", "equality", "copy-on-write"]
+REWRITES: dict[str, Sequence[tuple[Step, ...]]] = {
+    "at once": [("begin", "write", "adopt")],
+    "beside a micro-batch": [("begin",), ("write", "adopt")],
+}
 ON_DRIVER = [0, 100, 1 << 20]
 """Bytes of deletion vectors up to which the driver makes them: tasks always do, or for some commits, or never."""
 REMOVED_BY_OTHERS = AMOUNTS[0]
@@ -155,6 +160,7 @@ class Story:
     file_format: Literal["parquet", "json"] = "parquet"
     compact_every: int | None = None
     merges: Literal["never", "on the driver", "in tasks"] = "never"
+    rewrites: Literal["never", "at once", "beside a micro-batch"] = "never"
     tasks: int = 1
     shuffles: bool = True
     flush_bytes: int = 1
@@ -199,6 +205,7 @@ def stories(draw: st.DrawFn) -> Story:
         file_format=draw(st.sampled_from(["parquet", "json"])),
         compact_every=draw(st.sampled_from([None, None, 1, 2])),
         merges=draw(st.sampled_from(["never", "on the driver", "in tasks"])),
+        rewrites=draw(st.sampled_from(["never", "at once", "beside a micro-batch"])),
         tasks=draw(st.integers(1, 3)),
         shuffles=draw(st.booleans()),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
@@ -382,6 +389,7 @@ class Player:
                 on_driver=story.on_driver,
             ),
             merging_soon(on_driver=story.merges == "on the driver"),
+            nullcontext() if story.rewrites == "never" else rewriting(REWRITES[story.rewrites], may_fail=True),
         ):
             yield
 
