@@ -125,6 +125,10 @@ class TableSpec(ABC):
     def target_file_size(self) -> int:
         """Bytes at which a data file is finished."""
 
+    @abstractmethod
+    def with_target_file_size(self, size: int) -> "TableSpec":
+        """The table as if it wanted data files of so many bytes."""
+
     @property
     @abstractmethod
     def row_group_size(self) -> int:

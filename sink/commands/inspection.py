@@ -14,7 +14,16 @@ from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.redaction import redacted
 from sink.run.patterns import ResolvedTable, find_tables
 from sink.sources.source import Position
-from sink.targets.base import Tables, TableState, Upkeep, maintenance_of, property_prefix
+from sink.targets.base import (
+    Tables,
+    TableState,
+    Upkeep,
+    cleaned_property,
+    is_cleaning_due,
+    maintenance_of,
+    property_prefix,
+    rewrite_credit,
+)
 from sink.targets.history import shown_time
 
 if TYPE_CHECKING:
@@ -156,6 +165,7 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
+        yield from _budget(config, section, table)
         yield from _upkeep(section, table.upkeep(), maintenance_of(config, section, table), datetime.now(UTC))
 
 
@@ -173,13 +183,25 @@ def _upkeep(section: TableSection, found: Upkeep | None, settings: MaintenanceSe
         yield f"  {_snapshots(found.snapshots, settings.expire, now)}"
 
 
+def _budget(config: Config, section: TableSection, table: TableState) -> Iterator[str]:
+    """What the table's properties tell: how much may be rewritten, and when orphans were looked for."""
+    settings = maintenance_of(config, section, table)
+    if settings.budget and section.mode != "append":
+        credit = max(0, rewrite_credit(table, property_prefix(config), settings.budget))
+        yield f"  budget: {credit / 1e6:,.1f} MB may be rewritten now"
+    cleaned = table.property(cleaned_property(config))
+    if settings.orphans is not None and cleaned is not None:
+        every = settings.orphans.every
+        due = "due again" if is_cleaning_due(config, table, age(every)) else f"again after {every}"
+        yield f"  orphans: looked for at {shown_time(int(cleaned))}, {due}"
+
+
 def _snapshots(made: Sequence[int], expire: ExpireSection | None, now: datetime) -> str:
     """:param made: when, in milliseconds since 1970, the oldest first."""
     kept = f"{len(made):,} snapshots since {shown_time(made[0])}"
     if expire is None:
         return f"{kept}; none expires, since maintenance.expire isn't configured"
-    end = (now - age(expire.older_than)).timestamp() * 1000
-    return f"{kept}; due to expire: {sum(time < end for time in made[: -expire.retain_last]):,}"
+    return f"{kept}; due to expire: {expire.due(made, now):,}"
 
 
 def _plan(

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.config.maintenance import age
-from sink.deadletters.upkeep import open_upkeep
+from sink.deadletters.upkeep import CHECKPOINT_SECONDS, open_upkeep
 from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.printing import one_line
 from sink.redaction import masked
@@ -22,7 +22,7 @@ from sink.run.plan import deletes_by_value, plan_table
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source
-from sink.targets.base import Compacted, CompactionLimits
+from sink.targets.base import Compacted, CompactionLimits, expiring
 from sink.targets.catalogs import Catalogs
 
 
@@ -31,13 +31,16 @@ class Maintained:
     """What was done for a table, or would be (`dry_run`). Its counts are those of Iceberg's `RewriteDataFiles.Result`.
 
     :param failed_groups: groups of files that weren't rewritten, because others changed them meanwhile, or by an error
-        that the log has.
+        that the log has. The other groups were.
     :param merged_delete_files: position delete files that were merged into fewer (Iceberg v2).
     :param converted_equality_deletes: equality delete files whose deletes are by position now.
     :param dangling_delete_files: delete files that applied to no data file any more.
-    :param expired_files: files that only old snapshots had.
+    :param expired_files: files that only old snapshots had. Not known of a dry run.
+    :param expiring_snapshots: of a dry run, snapshots that would be removed.
     :param orphans: paths of files that no snapshot has.
     :param skipped: why files weren't rewritten at all; empty if they were looked at.
+    :param not_converted: why equality deletes weren't converted, if nothing else was asked for; empty if they were
+        looked for.
     """
 
     table: str
@@ -50,8 +53,10 @@ class Maintained:
     converted_equality_deletes: int = 0
     dangling_delete_files: int = 0
     expired_files: int = 0
+    expiring_snapshots: int = 0
     orphans: list[str] = field(default_factory=list)
     skipped: str = ""
+    not_converted: str = ""
     error: RowdeltaError | None = None
 
 
@@ -96,7 +101,10 @@ def _dead_letters(spark: SparkSession, config: Config, *, dry_run: bool) -> Iter
         if found is None:
             return
         _note_compacted(result, found.compact(dry_run=dry_run))
-        result.expired_files = 0 if dry_run else found.expire()
+        if dry_run:
+            result.expiring_snapshots = found.expiring()
+        else:
+            result.expired_files = found.expire()
         result.orphans = list(found.clean(dry_run=dry_run))
         if not dry_run:
             found.tend()
@@ -120,6 +128,8 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
 def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_convert: bool, rewrite_all: bool) -> None:
     settings = sink.maintenance
     options = replace(options_of(settings, least_gain=1), rewrite_all=rewrite_all)
+    if only_convert:
+        result.not_converted = sink.keeps_equality_deletes
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
     elif deletes_by_value(sink.plan.section):
@@ -140,10 +150,12 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
     if only_convert:
         return
     expire, orphans = settings.expire, settings.orphans
-    if expire is not None and not result.dry_run:
+    if expire is not None:
         older_than = age(expire.older_than)
         keep = sink.oldest_needed(older_than, expire.retain_last)
-        if keep is not None:
+        if keep is not None and result.dry_run:
+            result.expiring_snapshots = expiring(sink.table, expire)
+        elif keep is not None:
             result.expired_files = sink.newest_table().expire(older_than, expire.retain_last, keep)
     if orphans is not None:
         found = sink.newest_table().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
@@ -151,6 +163,9 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         if not result.dry_run:
             sink.note_cleaning()
     result.dangling_delete_files = len(sink.dangling_deletes()) if result.dry_run else sink.drop_dangling_deletes()
+    if not result.dry_run:
+        sink.table.tend()
+        sink.table.finish_tending(CHECKPOINT_SECONDS)
 
 
 def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> None:
@@ -174,18 +189,22 @@ def _find(sink: TableSink, result: Maintained, options: RewriteOptions, only: Co
 
 
 def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
-    """Group by group, each with its own commit: what is done stays done if a later one fails."""
-    while (begun := sink.begin_rewrite(options, only=only)) is not None:
-        done = sink.end_rewrite(begun, written=sink.write_rewrite(begun))
+    """Group by group, each with its own commit: what is done stays done, and a group that fails stops no other."""
+    failed = set[str]()
+    while (begun := sink.begin_rewrite(options, only=only, but=failed)) is not None:
+        is_written = sink.write_rewrite(begun)
+        done = sink.end_rewrite(begun, written=is_written)
         if done is None:
-            result.failed_groups += 1
-            return  # the same group would come again
-        if begun.group.files:
+            if is_written or len(begun.groups) == 1:  # else they come again, one by one
+                result.failed_groups += len(begun.groups)
+                failed |= begun.paths
+        elif begun.merges_deletes:
+            result.merged_delete_files += done.touched
+            result.rewritten_bytes += done.bytes
+        else:
             result.rewritten_data_files += done.touched
             result.added_data_files += done.written
-        else:
-            result.merged_delete_files += done.touched
-        result.rewritten_bytes += done.bytes
+            result.rewritten_bytes += done.bytes
 
 
 def exit_code(result: Maintained) -> int:
@@ -207,6 +226,8 @@ def _lines(result: Maintained) -> Iterator[str]:
     size = f"{result.rewritten_bytes / 1e6:,.1f} MB"
     if result.skipped:
         yield f"  not rewritten: {result.skipped}"
+    elif result.not_converted:
+        yield f"  not converted: {result.not_converted}"
     elif result.dry_run:
         yield f"  rewrite      {result.rewritten_data_files:,} data files, {size}"
     else:
@@ -221,6 +242,8 @@ def _lines(result: Maintained) -> Iterator[str]:
     if result.dangling_delete_files:
         dropped = "drop   " if result.dry_run else "dropped"
         yield f"  {dropped}      {result.dangling_delete_files:,} delete files that apply to nothing"
+    if result.expiring_snapshots:
+        yield f"  expire       {result.expiring_snapshots:,} snapshots or fewer, with the files that only these have"
     if result.expired_files:
         yield f"  expired      {result.expired_files:,} files of old snapshots deleted"
     if result.orphans:

@@ -1,6 +1,7 @@
 """The section `maintenance` of the configuration: what the sink does for its tables beside the stream."""
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Self
 
@@ -39,6 +40,14 @@ class ExpireSection(Section):
     older_than: Text = "5 days"
     retain_last: Annotated[int, Field(ge=1)] = 20
 
+    def due(self, made: Sequence[int], now: datetime) -> int:
+        """How many snapshots may go.
+
+        :param made: when each was made, in milliseconds since 1970, the oldest first.
+        """
+        end = (now - age(self.older_than)).timestamp() * 1000
+        return sum(time < end for time in made[: -self.retain_last])
+
     @field_validator("older_than")
     @classmethod
     def _older_than(cls, value: str) -> str:
@@ -73,16 +82,19 @@ class RewriteSection(Section):
     """`rewrite:` which files are rewritten, by the names of Iceberg's `rewrite_data_files`, and in which order rows are
     written.
 
+    :param target_file_size_bytes: of the files that a rewrite makes. None: as the table wants them.
     :param sort: columns, one after the other. None: rows stay in the order in which they come.
     :param zorder: columns of a Z-order curve, instead of `sort`.
     """
 
     model_config = ConfigDict(alias_generator=_hyphenated, populate_by_name=True)
 
+    target_file_size_bytes: Annotated[int, Field(ge=1)] | None = None
     min_input_files: Annotated[int, Field(ge=2)] = 5
     delete_ratio_threshold: Annotated[float, Field(gt=0, le=1)] = 0.1
     delete_file_threshold: Annotated[int, Field(ge=1)] = 8
     max_file_group_size_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+    max_concurrent_file_group_rewrites: Annotated[int, Field(ge=1)] = 1
     sort: Annotated[list[str], Field(min_length=1)] | None = None
     zorder: list[str] | None = None
 
@@ -117,7 +129,7 @@ class MaintenanceSection(Section):
     """`maintenance:` of all tables, or of one. A table's own values replace the global ones.
 
     :param budget: bytes that rewrites may write for each byte that micro-batches write; 0 switches rewrites off.
-    :param window: a cron expression (UTC); rewrites begin only in its minutes.
+    :param window: a cron expression (UTC); everything that takes long begins only in its minutes.
     :param expire: None switches it off. So does leaving it out, except for a table that the sink has created: history
         that is gone doesn't come back, so nobody else loses it unasked.
     :param orphans: likewise.

@@ -16,6 +16,7 @@ from sink.targets.base import (
     Compacted,
     CompactionLimits,
     Target,
+    expiring,
     is_cleaning_due,
     maintenance_of,
     note_cleaning,
@@ -35,7 +36,8 @@ _LIMITS = CompactionLimits(
 """In Iceberg so few bytes at once that nothing waits long for it, and the next time goes on. Twenty small files must
 fit into a group, or they would never be merged.
 """
-_CHECKPOINT_SECONDS = 60.0
+CHECKPOINT_SECONDS = 60.0
+"""A command that ends waits so long for a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Upkeep:
         if expire is None or self._is_waiting():
             return 0
         return self.table.expire(age(expire.older_than), expire.retain_last, self.table.snapshot_id())
+
+    def expiring(self) -> int:
+        """How many states `expire` would remove at most."""
+        expire = self.settings.expire
+        return 0 if expire is None or self._is_waiting() else expiring(self.table, expire)
 
     def compact(self, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
         """Merge small files, if there are many. See `Target.compact`."""
@@ -89,7 +96,7 @@ class Upkeep:
         """See `Target.tend`. It waits for what is done in a thread."""
         self.table.refresh()
         self.table.tend()
-        self.table.finish_tending(_CHECKPOINT_SECONDS)
+        self.table.finish_tending(CHECKPOINT_SECONDS)
 
     def _is_waiting(self) -> bool:
         """Whether bad records of any job aren't sent yet: the state that added them, and its files, tell which they

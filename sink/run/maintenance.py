@@ -240,7 +240,10 @@ class Maintenance:
         self._convert(member, known)
         if deletes_by_value(section) and section.compact_every is None:
             self._compact(member, known, settings)
-        while not self._ending.is_set():
+        until = time.monotonic() + PAUSE  # then the other steps, and other tables, have their turn
+        while not self._ending.is_set() and settings.is_open(datetime.now(UTC)):
+            if time.monotonic() > until and not self._finishing.is_set():
+                return
             done = self._rewrite(member, known, settings)
             if done is None:
                 return
@@ -267,7 +270,7 @@ class Maintenance:
     def _expire(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Only what must stay is found out in the table's turn: the procedure may take minutes."""
         sink, expire, now = known.sink, settings.expire, time.monotonic()
-        if expire is None:
+        if expire is None or not settings.is_open(datetime.now(UTC)):
             return
         older_than = age(expire.older_than)
         if now - known.expired_at < min(_LOOK_EVERY, max(PAUSE, older_than.total_seconds())):
@@ -281,7 +284,9 @@ class Maintenance:
     def _clean(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove files that no state of the table has."""
         sink, orphans, now = known.sink, settings.orphans, time.monotonic()
-        if orphans is None or now - known.cleaned_at < _LOOK_EVERY or not sink.is_cleaning_due(age(orphans.every)):
+        if orphans is None or now - known.cleaned_at < _LOOK_EVERY or not settings.is_open(datetime.now(UTC)):
+            return
+        if not sink.is_cleaning_due(age(orphans.every)):
             return
         known.cleaned_at = now
         if not self._ending.is_set():
@@ -374,7 +379,9 @@ def options_of(settings: MaintenanceSection, least_gain: int) -> RewriteOptions:
         min_input_files=chosen.min_input_files,
         delete_ratio_threshold=chosen.delete_ratio_threshold,
         delete_file_threshold=chosen.delete_file_threshold,
+        target_file_size=chosen.target_file_size_bytes,
         max_file_group_size=chosen.max_file_group_size_bytes,
+        max_concurrent_groups=chosen.max_concurrent_file_group_rewrites,
     )
 
 
@@ -389,7 +396,9 @@ def limits_of(settings: MaintenanceSection, least_gain: int, most_bytes: int | N
         min_input_files=chosen.min_input_files,
         delete_ratio_threshold=chosen.delete_ratio_threshold,
         delete_file_threshold=chosen.delete_file_threshold,
+        target_file_size=chosen.target_file_size_bytes,
         max_file_group_size=chosen.max_file_group_size_bytes,
+        max_concurrent_groups=chosen.max_concurrent_file_group_rewrites,
         fewest_opened=max(1, least_gain // OPEN_COST),
         most_bytes=most_bytes,
     )

@@ -67,6 +67,7 @@ from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
 from sink.targets.base import (
+    COUNTED,
     REWRITE,
     ROWS,
     SINK_ID,
@@ -85,6 +86,7 @@ from sink.targets.base import (
     maintenance_of,
     note_cleaning,
     property_prefix,
+    rewrite_credit,
 )
 from sink.targets.retries import Retries
 
@@ -102,9 +104,6 @@ _MOST_UNDECODED = 10
 """If a format fails on up to this many records, in succession or as a large part of a micro-batch, these are bad
 records. If it fails on more, the format is broken: it would turn a whole topic into dead letters.
 """
-
-_COUNTED = ("written", "rewritten")
-"""Parts of the sink's state: bytes that micro-batches and rewrites have written."""
 
 _TRUNCATED = "truncated"
 """Likewise, of a table that is read from Kafka: the position of the last micro-batch with a TRUNCATE."""
@@ -188,13 +187,8 @@ class TableSink:
         return maintenance_of(self._config, self.plan.section, self.table)
 
     def credit(self, budget: float) -> int:
-        """How many bytes rewrites may write now. The table knows what micro-batches and rewrites have written, so jobs
-        that end soon save up too.
-
-        :param budget: bytes for each byte that micro-batches write.
-        """
-        written, rewritten = (int(self.table.property(f"{self._prefix}.{name}") or 0) for name in _COUNTED)
-        return int(budget * written) - rewritten
+        """See `rewrite_credit`."""
+        return rewrite_credit(self.table, self._prefix, budget)
 
     def is_cleaning_due(self, every: timedelta) -> bool:
         """Whether orphans were removed so long ago, if ever."""
@@ -207,7 +201,7 @@ class TableSink:
     def note_rewritten(self, size: int) -> None:
         """Count bytes that were rewritten without a commit of the sink's own. Call this between micro-batches."""
         self.table.refresh()
-        name = f"{self._prefix}.{_COUNTED[1]}"
+        name = f"{self._prefix}.{COUNTED[1]}"
         self.table.set_property(name, str(int(self.table.property(name) or 0) + size))
         self.table.refresh()
 
@@ -439,7 +433,7 @@ class TableSink:
         self._uncommitted.discard(set(request.index.new_paths) - set(index.new_paths))
         kept = [path for path in self._uncommitted.paths if path not in set(request.index.new_paths)]
         self._uncommitted.paths = [*kept, *index.new_paths]
-        request = replace(request, base_snapshot=index.base, index=index, metrics=attempt.metrics | index.metrics)
+        request = replace(request, base_snapshot=index.base, index=index, metrics=index.added_to(attempt.metrics))
         return replace(proposal, request=request, base=index.base)
 
     @contextmanager
@@ -530,11 +524,16 @@ class TableSink:
         self._see_rewritten(key_index, self._stored.operation)
 
     def begin_rewrite(
-        self, options: RewriteOptions, most_bytes: int | None = None, only: Collection[str] | None = None
+        self,
+        options: RewriteOptions,
+        most_bytes: int | None = None,
+        only: Collection[str] | None = None,
+        but: Collection[str] = (),
     ) -> RewriteBegun | None:
         """Choose files to rewrite beside the stream, and hold the state from which this is done (`Rewriting`). Call
         this between micro-batches.
 
+        :param most_bytes: see `Rewriting.begin`, and for `only` and `but`.
         :return: None if nothing pays, or nothing can be done now.
         :raises RowdeltaError: the table can't be read now, or needs its owner.
         """
@@ -543,7 +542,7 @@ class TableSink:
             return None
         try:
             self._key_index.synchronize(self._stored)
-            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes, only, self.plan.order)
+            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes, only, self.plan.order, but)
         except IndexLostError as error:
             self._forget_index(error)
             return None
@@ -607,9 +606,22 @@ class TableSink:
         found = self._convertible()
         return 0 if found is None else len(found.handles)
 
+    @property
+    def keeps_equality_deletes(self) -> str:
+        """Why `convert_equality_deletes` leaves them. Empty if it doesn't."""
+        section = self.plan.section
+        if section.mode == "append":
+            return "no key index knows the rows of a table that only grows (mode: append)"
+        if section.deletes == "equality":
+            return "the table is to have equality deletes (deletes: equality)"
+        if section.deletes == "copy-on-write":
+            return "the table has no deletes (deletes: copy-on-write): a file loses older ones when it changes"
+        if not self._index_knows_all_rows():
+            return f"a column of the key may be NULL ({', '.join(section.key)}), and the key index has no such rows"
+        return ""
+
     def _convertible(self) -> EqualityDeleted | None:
-        by_position = self.plan.section.deletes == "position"  # else the table is to have no delete file at all
-        return self.table.equality_deletes() if by_position and self._index_knows_all_rows() else None
+        return None if self.keeps_equality_deletes else self.table.equality_deletes()
 
     def dangling_deletes(self) -> Sequence[Any]:
         """What `drop_dangling_deletes` would remove. See `Target.dangling_deletes`."""
@@ -1024,7 +1036,7 @@ class TableSink:
         if undecoded != before:
             properties[f"{self._prefix}.undecoded"] = str(undecoded)
         if not self._appends and self.maintenance.budget:
-            name = f"{self._prefix}.{_COUNTED[0]}"
+            name = f"{self._prefix}.{COUNTED[0]}"
             properties[name] = str(int(self.table.property(name) or 0) + written.bytes)
         name, remembered = property_name(self._config), self._key.to_json()
         if self._key.messages and self.table.property(name) != remembered:
@@ -1062,7 +1074,7 @@ class TableSink:
             truncates=written.truncates > 0,
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts)},
             properties=self._properties(end, written),
-            metrics=attempt.metrics | (index.metrics if index is not None else {}),
+            metrics=attempt.metrics if index is None else index.added_to(attempt.metrics),
             index=index,
         )
         return Proposal(request, base, started)
@@ -1116,4 +1128,5 @@ def _rewrite_done(table: str, copied: Copied) -> RewriteDone:
         copied.scan_seconds,
         copied.rewrite_seconds,
         rows=copied.rows,
+        bytes_written=copied.bytes_written,
     )

@@ -224,6 +224,7 @@ class MinorCompaction:
             scan_seconds,
             time.monotonic() - started - scan_seconds,
             live_files(self._table) if self._observer is not nobody else None,
+            bytes_written=new.bytes,
         )
 
     def _counted(self, file: Mergeable, key_index: KeyIndex) -> Mergeable:

@@ -167,6 +167,7 @@ class RewriteDone:
     :param rewrite_seconds: to read, write and commit them; of copy-on-write without the commit.
     :param live: the table's files now.
     :param rows: that were copied, of copy-on-write.
+    :param bytes_written: of new files. 0 of a compaction by the format's own procedure, which doesn't tell them.
     """
 
     table: str
@@ -178,6 +179,7 @@ class RewriteDone:
     rewrite_seconds: float = 0.0
     live: FileCounts | None = None
     rows: int = 0
+    bytes_written: int = 0
 
 
 @dataclass(frozen=True)

@@ -486,7 +486,8 @@ def _row_order(section: TableSection, path: str, columns: tuple[ColumnSpec, ...]
 
 def _large_files(config: Config, section: TableSection, table: TableState) -> Iterator[str]:
     """A warning if the order of rows is of no use to readers: each file has rows of the whole range of values."""
-    together, size = config.maintenance_of(section).rewrite.max_file_group_size_bytes, table.spec.target_file_size
+    rewrite = config.maintenance_of(section).rewrite
+    together, size = rewrite.max_file_group_size_bytes, rewrite.target_file_size_bytes or table.spec.target_file_size
     if size * 2 > together:
         yield (
             f"maintenance.rewrite sorts {together / 2**20:.0f} MB of files together (max-file-group-size-bytes), and "

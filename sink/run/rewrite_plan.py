@@ -27,7 +27,9 @@ class RewriteOptions:
     :param min_file_size: a file below this share of the target size is small.
     :param delete_ratio_threshold: a file with this share of deleted rows is rewritten.
     :param delete_file_threshold: likewise, with so many delete files.
-    :param max_file_group_size: bytes that are rewritten by one commit.
+    :param target_file_size: bytes of a new file. None: as the table wants them.
+    :param max_file_group_size: bytes that a task rewrites.
+    :param max_concurrent_groups: so many groups are rewritten at the same time, and committed together.
     :param least_gain: that a commit must be worth to a scan, in bytes. Each takes time, and makes a snapshot. In a
         table that is scanned quickly, a share of its scan is enough.
     :param rewrite_all: every file is rewritten, whatever it costs and gains.
@@ -37,7 +39,9 @@ class RewriteOptions:
     min_file_size: float = 0.75
     delete_ratio_threshold: float = 0.1
     delete_file_threshold: int = 8
+    target_file_size: int | None = None
     max_file_group_size: int = 512 * 1024 * 1024
+    max_concurrent_groups: int = 1
     least_gain: int = 1
     rewrite_all: bool = False
 
@@ -58,7 +62,7 @@ def chosen(
 ) -> Iterator[RewriteGroup]:
     """Groups of files to rewrite, each of one partition; those that pay most come first.
 
-    :param target_file_size: of the table, in bytes.
+    :param target_file_size: of new files, in bytes.
     :param most_bytes: of live rows that may be written. A group with more isn't due yet, nor are those that pay less;
         but nothing waits for a file that is larger than a group. None if it doesn't matter.
     """

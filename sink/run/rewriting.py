@@ -15,7 +15,7 @@ the files, or the index was built again, the rewrite gives way: its files are de
 
 import logging
 import time
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import uuid4
@@ -49,7 +49,7 @@ class Begun:
     :param name: of its commit.
     :param spec: the table for which the new files are written.
     :param written_for: its `Target.layout`.
-    :param group: what is rewritten.
+    :param groups: what is rewritten, each by a task.
     :param order: in which its rows are written.
     :param files: the new files, as in `ChangeSet`.
     :param runs: entries of the moved rows.
@@ -63,7 +63,7 @@ class Begun:
     spec: TableSpec
     written_for: Hashable
     pin: Pin
-    group: RewriteGroup
+    groups: tuple[RewriteGroup, ...]
     uncommitted: Uncommitted
     is_counted: bool = False
     order: RowOrder | None = None
@@ -74,6 +74,20 @@ class Begun:
     rewrite_seconds: float = 0.0
     index_lost: str | None = None
     is_sent: bool = False
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Of the files that it replaces."""
+        return frozenset[str]().union(*map(_paths, self.groups))
+
+    @property
+    def merges_deletes(self) -> bool:
+        """Whether it replaces delete files, and leaves the data files as they are."""
+        return not self.groups[0].files
+
+    @property
+    def size_in_bytes(self) -> int:
+        return sum(group.size_in_bytes for group in self.groups)
 
 
 class Rewriting:
@@ -102,6 +116,8 @@ class Rewriting:
         """Paths of the files that are being rewritten."""
         self._failed: dict[str, float] = {}
         """When files could not be rewritten, by path. Others come first then."""
+        self._alone = frozenset[str]()
+        """Files of groups that failed together. They are tried group by group, so that one bad file stops no other."""
         self._suspected = frozenset[str]()
         """Files in which the key index missed rows, before it was built again."""
 
@@ -113,6 +129,7 @@ class Rewriting:
         most_bytes: int | None = None,
         only: Collection[str] | None = None,
         order: RowOrder | None = None,
+        but: Collection[str] = (),
     ) -> Begun | None:
         """Choose what pays most. Call this between micro-batches, with the index synchronized.
 
@@ -120,28 +137,47 @@ class Rewriting:
         :param most_bytes: don't rewrite more than this. None if it doesn't matter.
         :param only: paths of the data files that may be rewritten. None for all.
         :param order: in which rows are written. None leaves them as they are.
+        :param but: paths of files that may not be rewritten.
         :return: None if nothing pays.
         :raises TemporaryError: see `Target.rewritables`.
         """
         started = time.monotonic()
         self._failed = {path: at for path, at in self._failed.items() if started - at < _FAILED_SECONDS}
+        left_out = self._failed.keys() | but
         files = [
             file
             for file in self._table.rewritables()
-            if file.small.path not in self._failed and (only is None or file.small.path in only)
+            if file.small.path not in left_out and (only is None or file.small.path in only)
         ]
-        groups = chosen(files, options, spec.target_file_size, most_bytes)
-        group = next((group for group in groups if not self._failed.keys() & _paths(group)), None)
-        if group is None:
+        if options.target_file_size is not None:
+            spec = spec.with_target_file_size(options.target_file_size)
+        found = chosen(files, options, spec.target_file_size, most_bytes)
+        groups = self._together(
+            (group for group in found if not left_out & _paths(group)), options.max_concurrent_groups, most_bytes
+        )
+        if not groups:
             return None
         self._observer(RewriteStarted(self._table.name, KIND))
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
-        begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), group, uncommitted)
+        begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), groups, uncommitted)
         begun.is_counted = most_bytes is not None
         begun.order = order
         begun.scan_seconds = time.monotonic() - started
-        self.moving = _paths(group)
+        self.moving = begun.paths
         return begun
+
+    def _together(self, groups: Iterator[RewriteGroup], most: int, most_bytes: int | None) -> tuple[RewriteGroup, ...]:
+        """The first groups, as many as may be rewritten at the same time. Delete files are merged by themselves."""
+        found, size = list[RewriteGroup](), 0
+        for group in groups:
+            is_alone = not group.files or not self._alone.isdisjoint(_paths(group))
+            size += group.size_in_bytes
+            if found and (is_alone or (most_bytes is not None and size > most_bytes)):
+                break
+            found.append(group)
+            if is_alone or len(found) == most:
+                break
+        return tuple(found)
 
     def write(self, begun: Begun) -> bool:
         """Write the new files. Micro-batches may go on meanwhile. A failure is only logged.
@@ -152,23 +188,31 @@ class Rewriting:
         pin = begun.pin
         plan = task.RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name, begun.order)
         try:
-            new = moved(self._engine, plan, [begun.group], begun.uncommitted.paths)
+            new = moved(self._engine, plan, begun.groups, begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
-                begun.index_lost = failure.message
-                paths = _paths(begun.group)
+                paths = begun.paths
                 if paths & self._suspected:  # an index that was built anew misses rows too: it isn't to blame
-                    self._failed |= dict.fromkeys(paths, started)
+                    self._set_aside(begun, started)
+                else:
+                    begun.index_lost = failure.message
                 self._suspected = paths
                 return False
-            self._failed |= dict.fromkeys(_paths(begun.group), started)
+            self._set_aside(begun, started)
             known = isinstance(error, JOB_ERRORS)
             self._log_failure(job_error(self._table.name, error) if known else error)
             return False
         begun.files, begun.runs, begun.written_bytes = new.files, new.runs, new.bytes
         begun.rewrite_seconds = time.monotonic() - started
         return True
+
+    def _set_aside(self, begun: Begun, now: float) -> None:
+        """Don't try the same again at once."""
+        if len(begun.groups) > 1:
+            self._alone = begun.paths
+        else:
+            self._failed |= dict.fromkeys(begun.paths, now)
 
     def give_up(self, begun: Begun, key_index: KeyIndex | None) -> None:
         """Delete what was written, and hold the index's state no longer."""
@@ -195,10 +239,9 @@ class Rewriting:
         :raises IndexLostError: see `KeyIndex.synchronize`.
         """
         started = time.monotonic()
-        paths = list(_paths(begun.group))
+        paths = list(begun.paths)
         new_paths = begun.uncommitted.paths
-        merges_deletes = not begun.group.files
-        commit = self._commit_deletes if merges_deletes else self._commit
+        commit = self._commit_deletes if begun.merges_deletes else self._commit
         try:
             done = commit(begun, key_index, operation, paths, new_paths)
         except TableChangedError as error:
@@ -211,11 +254,11 @@ class Rewriting:
         key_index.release(begun.pin)
         begun.uncommitted.paths = []
         seconds = begun.rewrite_seconds + time.monotonic() - started
-        size = begun.group.size_in_bytes
+        size = begun.size_in_bytes
         log.info(
             "%s: %s %d %s files into %d | %.1f MB | %d ms",
-            self._table.name, "merged" if merges_deletes else "rewrote", len(paths),
-            "delete" if merges_deletes else "data", len(begun.files), size / 1e6, seconds * 1000,
+            self._table.name, "merged" if begun.merges_deletes else "rewrote", len(paths),
+            "delete" if begun.merges_deletes else "data", len(begun.files), size / 1e6, seconds * 1000,
         )  # fmt: skip
         told = RewriteDone(
             self._table.name,
@@ -226,6 +269,7 @@ class Rewriting:
             begun.scan_seconds,
             seconds,
             live_files(self._table) if self._observer is not nobody else None,
+            bytes_written=begun.written_bytes,
         )
         self._observer(told)
         return told
@@ -251,7 +295,8 @@ class Rewriting:
     ) -> bool:
         """What micro-batches have deleted meanwhile is in delete files of their own, which stay."""
         with before_commit(self._table.name):
-            merged = self._table.merged_deletes(paths, begun.group.live or (), begun.files)
+            (group,) = begun.groups
+            merged = self._table.merged_deletes(paths, group.live or (), begun.files)
             is_same = key_index.holds(begun.pin) and self._table.layout == begun.written_for
             if merged is None or not is_same:
                 log.info("%s: its delete files were changed by others meanwhile; not merged", self._table.name)
@@ -265,7 +310,7 @@ class Rewriting:
     def _send(
         self, begun: Begun, operation: str, files: Sequence[str], replaced: Sequence[Any], index: IndexCommit
     ) -> None:
-        summary = {REWRITE: str(len(_paths(begun.group))), SINK_ID: self._prefix.removeprefix("rowdelta.")}
+        summary = {REWRITE: str(len(begun.paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
         name = f"{self._prefix}.rewritten"
         spent = int(self._table.property(name) or 0) + begun.written_bytes
         properties = {name: str(spent)} if begun.is_counted else {}

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sink.errors import ConfigError, FencedError, RolledBackError, TableError, TemporaryError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from deltawriters.old_rows import DeletedRows
     from deltawriters.rewrite import SmallFile, TouchedFile
     from sink.config import Config, TableSection
-    from sink.config.maintenance import MaintenanceSection
+    from sink.config.maintenance import ExpireSection, MaintenanceSection
     from sink.sources.source import Position
     from sink.targets.history import History
     from sink.targets.retries import Retries
@@ -58,10 +58,29 @@ def note_cleaning(config: "Config", table: "Target") -> None:
     table.refresh()
 
 
+def rewrite_credit(table: "TableState", prefix: str, budget: float) -> int:
+    """How many bytes rewrites may write now. The table knows what micro-batches and rewrites have written, so jobs that
+    end soon save up too.
+
+    :param budget: bytes for each byte that micro-batches write.
+    """
+    written, rewritten = (int(table.property(f"{prefix}.{name}") or 0) for name in COUNTED)
+    return int(budget * written) - rewritten
+
+
+def expiring(table: "TableState", expire: "ExpireSection") -> int:
+    """How many snapshots are due to expire, as far as their times tell. 0 if the format looks after them by itself."""
+    found = table.upkeep()
+    return 0 if found is None else expire.due(found.snapshots, datetime.now(UTC))
+
+
 def creation_properties(config: "Config") -> dict[str, str]:
     """Properties of a table that the sink creates, by which it knows later what it may do for it."""
     return {CREATED_BY: config.sink.id, cleaned_property(config): str(int(time.time() * 1000))}
 
+
+COUNTED = ("written", "rewritten")
+"""Parts of a sink's state: bytes that micro-batches and rewrites have written."""
 
 NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
 
@@ -395,10 +414,13 @@ class IndexCommit:
     copied: Copied | None = None
     delete_files: int = 0
 
-    @property
-    def metrics(self) -> dict[str, int]:
-        """What it adds to `ChangeSet.metrics`."""
-        return {} if self.copied is None else {"numTargetRowsCopied": self.copied.rows}
+    def added_to(self, metrics: Mapping[str, int]) -> dict[str, int]:
+        """`ChangeSet.metrics` with the work of copying rows."""
+        if self.copied is None:
+            return dict(metrics)
+        seconds = {"scanTimeMs": self.copied.scan_seconds, "rewriteTimeMs": self.copied.rewrite_seconds}
+        times = {name: metrics[name] + int(1000 * more) for name, more in seconds.items()}
+        return {**metrics, **times, "numTargetRowsCopied": self.copied.rows}
 
 
 @dataclass(frozen=True)
@@ -886,6 +908,8 @@ class CompactionLimits:
     :param delete_ratio_threshold: a file with this share of deleted rows is rewritten.
     :param delete_file_threshold: likewise, with so many delete files.
     :param max_file_group_size: bytes that are rewritten by one commit.
+    :param target_file_size: see `RewriteOptions`.
+    :param max_concurrent_groups: so many groups are rewritten at the same time.
     :param fewest_opened: so many files less must a scan open afterwards, or nothing is done.
     :param most_bytes: of data files that may be rewritten. None if it doesn't matter.
     :param where: only files that may have such rows (`Target.files_where`). None for all files.
@@ -896,6 +920,8 @@ class CompactionLimits:
     delete_ratio_threshold: float
     delete_file_threshold: int
     max_file_group_size: int
+    target_file_size: int | None = None
+    max_concurrent_groups: int = 1
     fewest_opened: int = 1
     most_bytes: int | None = None
     where: str | None = None

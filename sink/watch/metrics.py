@@ -250,6 +250,13 @@ OF_TABLES = (
         ("kind",),
     ),
     OfTable(
+        "rowdelta_rewrite_bytes_written",
+        "counter",
+        "Bytes that they wrote instead. Compactions by a procedure of the format don't tell theirs.",
+        _rewriting("bytes written"),
+        ("kind",),
+    ),
+    OfTable(
         "rowdelta_rewrite_scan_seconds",
         "counter",
         "Seconds that it took to find these files.",

@@ -267,6 +267,7 @@ class State:
             "rewritten": float(event.written),
             "rows": float(event.rows),
             "bytes": float(event.bytes),
+            "bytes written": float(event.bytes_written),
             "scan": event.scan_seconds,
             "rewrite": event.rewrite_seconds,
         }

@@ -55,6 +55,8 @@ def test_the_table_never_gets_a_vector(spark: SparkSession, tmp_path: Path, part
     assert all(int(found["numDeletionVectorsUpdated"]) == 0 for found in metrics)
     assert [int(found["numTouchedFiles"]) > 0 for found in metrics] == [False] + [True] * 4
     assert sum(int(found.get("numTargetRowsCopied", 0)) for found in metrics) > 0
+    for found in metrics[1:]:
+        assert min(int(found[name]) for name in ("numRemovedBytes", "numAddedBytes", "rewriteTimeMs")) > 0
     job.write([("-D", row) for row in job.rows()])
     job.run()
     assert job.rows() == []

@@ -2,19 +2,22 @@
 
 import os
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from sink.commands import inspection
-from sink.errors import TableError
-from sink.targets.base import CREATED_BY
-from tests.delta.harness import DeltaJob, before_rewrite
+from sink.errors import RolledBackError, TableError
+from sink.targets.base import CREATED_BY, CommitUnknownError
+from sink.targets.delta.log import DeltaLog
+from tests.delta.harness import DeltaJob, before_rewrite, crashing
+from tests.delta.test_faults import io_error
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
-from tests.sink.harness import Changes, merging_soon
+from tests.sink.harness import Changes, CrashError, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -77,7 +80,9 @@ def test_orphans_stay_as_long_as_the_table_wants(spark: SparkSession, tmp_path: 
         path(age).write_bytes(b"x")
         then = time.time() - age * 86400
         os.utime(path(age), (then, then))
-    only_sink(job).table.remove_orphans(timedelta(days=3))
+    for dry_run in (True, False):
+        found = only_sink(job).table.remove_orphans(timedelta(days=3), dry_run=dry_run)
+        assert [Path(name).name for name in found] == ["40.parquet"]
     assert [age for age in ages if path(age).exists()] == [2, 5, 8, 20]
     job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 1 day')")
     only_sink(job).table.remove_orphans(timedelta(days=3))
@@ -138,6 +143,95 @@ def test_moved_rows_prove_the_position(spark: SparkSession, tmp_path: Path, move
     job.run()
     job.check(since=job.version())
     assert job.rows() == changes.expected()
+
+
+@pytest.mark.parametrize("fault", ["before a rewrite", "after a rewrite"])
+def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: Any) -> None:
+    """The next process goes on with whichever files the table has."""
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(4)
+    job.run()
+    sink = only_sink(job)
+    begun = rewritten_files(sink)
+    with crashing(fault), pytest.raises(CrashError):
+        sink.end_rewrite(begun)
+    assert len(job.snapshot().files) == (1 if fault == "after a rewrite" else 4)
+    changes.write(3)
+    job.run()
+    job.check()
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_an_answer_that_is_lost(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """The store says that a rewrite's commit failed, whether or not it wrote it. The table has the same rows."""
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(4)
+    job.run()
+    sink = only_sink(job)
+    begun = rewritten_files(sink)
+    original = DeltaLog._send
+
+    def send(self: DeltaLog, *arguments: Any) -> int:
+        if is_written:
+            original(self, *arguments)
+        raise io_error(spark)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "_send", send)
+        if is_written:
+            assert sink.end_rewrite(begun) is not None
+        else:
+            with pytest.raises(CommitUnknownError, match="unknown whether"):
+                sink.end_rewrite(begun)
+    assert len(job.snapshot().files) == (1 if is_written else 4)
+    assert job.rows() == changes.expected()
+    changes.write(3)
+    job.run()
+    job.check()
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("what", ["delete", "purge", "vacuum", "restore"])
+def test_others_change_the_table_meanwhile(spark: SparkSession, tmp_path: Path, what: str) -> None:
+    """A rewrite whose files others changed gives way. One whose files are as they were is done."""
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    rows = dict.fromkeys(range(30), "new")
+    for start in range(0, 30, 10):
+        job.write([("+I", {"id": key, "region": "new"}) for key in range(start, start + 10)])
+    job.write([("-D", {"id": 0, "region": "new"})])
+    job.run()
+    del rows[0]
+    sink = only_sink(job)
+    begun = rewritten_files(sink)
+    if what == "delete":
+        job.sql("DELETE FROM {t} WHERE id = 3")
+        del rows[3]
+    elif what == "purge":
+        job.sql("REORG TABLE {t} APPLY (PURGE)")
+    elif what == "vacuum":
+        sink.table.remove_orphans(timedelta(days=1))
+    elif what == "restore":
+        job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {job.version() - 1}")
+        rows[0] = "new"
+    done = None
+    with suppress(RolledBackError):
+        done = sink.end_rewrite(begun)
+    assert (done is not None) == (what == "vacuum")
+    assert job.rows() == [{"id": key, "region": region} for key, region in sorted(rows.items())]
+    job.write([("+U", {"id": 4, "region": "changed"})])
+    rows[4] = "changed"
+    rows.pop(0, None)  # after a RESTORE the sink goes on from the position that the table has
+    job.run()
+    job.check()
+    assert job.rows() == [{"id": key, "region": region} for key, region in sorted(rows.items())]
+    assert job.check_index() is not None
 
 
 @pytest.mark.parametrize("when", ["before", "at the commit"])

@@ -336,6 +336,8 @@ class Told:
                 self._compare(event)
             case observer.RewriteDone() if event.kind == "copy-on-write":
                 assert event.touched > 0
+                assert event.rewrite_seconds > 0
+                assert (event.bytes_written > 0) == (event.written > 0)
             case observer.RewriteDone() if event.touched:
                 assert event.written <= event.touched
 
@@ -364,7 +366,15 @@ class Rewritings:
             if self._begun is None:
                 size = self._random.choice((1, 1 << 30))
                 ratio = self._random.choice((0.0, 0.3))
-                options = RewriteOptions(self._random.choice((1, 2)), 1.0, ratio, 2, size, least_gain=1)
+                options = RewriteOptions(
+                    self._random.choice((1, 2)),
+                    1.0,
+                    ratio,
+                    2,
+                    max_file_group_size=size,
+                    max_concurrent_groups=3,
+                    least_gain=1,
+                )
                 self._begun = self._sink.begin_rewrite(options)
                 if self._begun is None:
                     return

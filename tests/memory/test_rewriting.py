@@ -17,6 +17,7 @@ from sink.run.rewriting import Begun
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Story, tiny_thresholds
 from tests.memory.table import MemoryCommitter, MemoryTable
+from tests.memory.writers import MemoryTableSpec
 from tests.rewrites import ALL_FILES
 
 BATCH = 3
@@ -79,16 +80,53 @@ def test_an_index_that_is_damaged_is_built_again(player: Player, sink: TableSink
     check(player, sink)
 
 
-def test_files_in_which_each_index_misses_rows_are_left_alone(player: Player, sink: TableSink) -> None:
+def test_files_in_which_each_index_misses_rows_are_left_alone(
+    player: Player, sink: TableSink, caplog: pytest.LogCaptureFixture
+) -> None:
     """Else the index would be built again for each attempt, for ever."""
     damage_index(player)
     assert not rewrite(sink)
     begun = sink.begin_rewrite(ALL_FILES)
     assert begun is not None
     damage_index(player)
+    caplog.clear()
     assert not sink.write_rewrite(begun)
     assert sink.end_rewrite(begun, written=False) is None
+    assert "building the key index again" not in caplog.text
     assert sink.begin_rewrite(ALL_FILES) is None
+    player._drain()
+    player.check()
+
+
+def test_a_bad_file_stops_no_other_group(player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed together is tried group by group."""
+    for _ in range(2):
+        apply(player, sink)
+    options = replace(ALL_FILES, max_file_group_size=1, max_concurrent_groups=5)
+    begun = sink.begin_rewrite(options)
+    assert begun is not None
+    count = len(begun.groups)
+    assert count > 1
+    bad, read = begun.groups[0].files[0].path, MemoryTableSpec.moved_rows
+
+    def moved_rows(self: MemoryTableSpec, small: Any, partition: Any) -> Any:
+        if small.path == bad:
+            raise OSError("the disk has a bad sector")
+        return read(self, small, partition)
+
+    monkeypatch.setattr(MemoryTableSpec, "moved_rows", moved_rows)
+    assert not sink.write_rewrite(begun)
+    assert sink.end_rewrite(begun, written=False) is None
+    written = list[bool]()
+    for _ in range(count):
+        alone = sink.begin_rewrite(options)
+        assert alone is not None
+        assert len(alone.groups) == 1
+        written.append(sink.write_rewrite(alone))
+        assert written[-1] == (bad not in alone.paths)
+        assert (sink.end_rewrite(alone, written=written[-1]) is not None) == written[-1]
+    assert sorted(written) == [False] + [True] * (count - 1)
+    monkeypatch.undo()
     player._drain()
     player.check()
 
@@ -215,7 +253,7 @@ def begin(sink: TableSink, merged: str, monkeypatch: pytest.MonkeyPatch) -> Begu
     """Move all rows. From now on each micro-batch merges these runs of the key index."""
     begun = sink.begin_rewrite(ALL_FILES)
     assert begun is not None
-    assert len(begun.group.files) > 1
+    assert len(begun.groups[0].files) > 1
     assert sink.write_rewrite(begun)
     pinned_at = begun.pin.sequence
 

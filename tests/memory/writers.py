@@ -88,6 +88,9 @@ class MemoryTableSpec(TableSpec):
     def target_file_size(self) -> int:
         return self.file_size
 
+    def with_target_file_size(self, size: int) -> "MemoryTableSpec":
+        return replace(self, file_size=size)
+
     @property
     def row_group_size(self) -> int:
         return 1 << 20

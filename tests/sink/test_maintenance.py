@@ -19,24 +19,32 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
+from deltawriters import TaskId
 from deltawriters.keyindex import IndexSlice
 from deltawriters.rewrite import SmallFile
 from sink.commands import inspection
-from sink.commands.maintain import as_json, lines, maintain
+from sink.commands.maintain import as_json, exit_code, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
-from sink.errors import ConfigError, FencedError, TableError
+from sink.errors import ConfigError, FencedError, TableError, TemporaryError
 from sink.run import maintenance
 from sink.run.maintenance import Maintenance
+from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.pipeline import Pipeline
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
+from sink.run.rewriting import Begun
+from sink.run.spark_engine import SparkEngine
+from sink.spark import task
+from sink.spark.session import MAINTENANCE_POOL
 from sink.targets.base import AppliedDeletes, CommitUnknownError, CompactionLimits, Rewritable, Rewrite
+from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewritten_files
-from tests.sink.harness import Changes, Job, before_rewrite, by_pyiceberg, seen
+from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, seen
 from tests.stack.process import wait_until
 
 
@@ -232,6 +240,30 @@ def test_small_rewrites_take_half_of_the_time(monkeypatch: pytest.MonkeyPatch, s
     assert len(rested) == (2 if rests else 0)
 
 
+@pytest.mark.parametrize("ends", ["the window", "its turn", "the job"])
+def test_a_table_whose_rewrites_never_end_is_left(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """When the window closes, and after a while, since other tables and other steps wait. A job that ends waits."""
+    clock = [0.0]
+    done = RewriteDone("lake.n.t", "rewrite", 2, 1, 20_000_000)
+    thread = Maintenance(Mock(), Mock(), Mock())
+    settings = Mock(budget=1)
+
+    def rewrite(*_: object) -> RewriteDone | None:
+        clock[0] += 10
+        settings.is_open.return_value = ends != "the window" or clock[0] < 30
+        return done if clock[0] < 1000 else None
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(thread, "_rewrite", rewrite)
+    monkeypatch.setattr(thread, "_convert", lambda *_: None)
+    known = Mock()
+    known.sink.plan.section.deletes = "position"
+    if ends == "the job":
+        thread._finishing.set()
+    thread._move(Mock(), known, settings)
+    assert clock[0] == {"the window": 30, "its turn": 70, "the job": 1000}[ends]
+
+
 @contextmanager
 def looking_often(seconds: float = 0.05) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -251,12 +283,21 @@ def running(job: Job, **maintenance_of_table: Any) -> Job:
 
 
 @pytest.mark.spark
-def test_a_running_job_rewrites_files(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Beside the stream, again and again, and what the table has stays right."""
+def test_a_running_job_rewrites_files(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the stream, again and again, and what the table has stays right. Micro-batches have most of the cores."""
     caplog.set_level(logging.INFO, "rowdelta")
     job = running(Job(spark, tmp_path, tasks=1, properties={"format-version": "3"}))
     changes = Changes(job)
     changes.write(6)
+    context, original, pools = spark.sparkContext, SparkEngine.rewrite, set[str | None]()
+
+    def noted(self: SparkEngine, *arguments: Any) -> Any:
+        pools.add(context.getLocalProperty("spark.scheduler.pool"))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(SparkEngine, "rewrite", noted)
     with looking_often():
         pipeline = job.pipeline()
         thread = threading.Thread(target=pipeline.run)
@@ -270,6 +311,9 @@ def test_a_running_job_rewrites_files(spark: SparkSession, tmp_path: Path, caplo
             pipeline.stop()
             thread.join(60)
     assert not thread.is_alive()
+    assert pools == {MAINTENANCE_POOL}
+    weights = [context._jsc.sc().getPoolForName(name).get().weight() for name in ("default", MAINTENANCE_POOL)]
+    assert weights == [1000, 1]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
     assert job.rows() == changes.expected()
     job.check_deletes()
@@ -279,12 +323,13 @@ def test_a_running_job_rewrites_files(spark: SparkSession, tmp_path: Path, caplo
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("new_job", [Job, DeltaJob])
 def test_two_drivers_look_after_one_table(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, new_job: type[Job]
 ) -> None:
     """Both rewrite its files, and have one folder of the key index. One of them is stopped, and nothing is lost."""
     caplog.set_level(logging.INFO, "rowdelta")
-    job = running(Job(spark, tmp_path, tasks=1, properties={"format-version": "3"}))
+    job = running(new_job(spark, tmp_path, tasks=1, properties={"format-version": "3"} if new_job is Job else {}))
     job.index_location = str(tmp_path / "index")
     changes, fenced = Changes(job), list[FencedError]()
     changes.write(6)
@@ -371,6 +416,31 @@ def test_it_can_be_switched_off(
     Changes(job).write(2)
     job.run()
     assert rewrites(caplog) == 0
+
+
+@pytest.mark.spark
+def test_what_is_old_waits_for_the_window(spark: SparkSession, tmp_path: Path) -> None:
+    """Snapshots and orphans, as rewrites do."""
+    settings = {"budget": 0, "expire": {"older_than": "0 minutes", "retain_last": 1}, "orphans": {"every": "1 day"}}
+    job = Job(spark, tmp_path, tasks=1)
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
+    changes = Changes(job)
+    changes.write(3)
+    job.run()
+    orphan, week = job.table_folder / "data" / "orphan.parquet", time.time() - 7 * 86400
+    orphan.write_bytes(b"x")
+    os.utime(orphan, (week, week))
+    only_sink(job).table.set_property("rowdelta.shop.cleaned", str(int(week * 1000)))
+    for window, left in (("0 0 29 2 *", 3), ("* * * * *", 2)):
+        job.table = {"merge_small_files": False, "maintenance": settings | {"window": window}}
+        (would,) = maintain(spark, job.config(), ["orders"], dry_run=True)
+        assert (would.expiring_snapshots, len(job.snapshots())) == (2, 3)
+        assert "  expire       2 snapshots or fewer" in "\n".join(lines(would))
+        with looking_often(AT_THE_END):
+            job.run()
+        assert len(job.snapshots()) == left
+        assert orphan.exists() == (left == 3)
+    assert job.rows() == changes.expected()
 
 
 @pytest.mark.spark
@@ -563,10 +633,13 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
         r"\n  files: 0\.0 MB on average, [1-9]\d\.\d% of their rows are deleted\n  [2-6] snapshots since", status
     )
     assert re.search(r" UTC; due to expire: [1-5]$", status)
+    assert re.search(r"\n  orphans: looked for at .+ UTC, again after 7 days\n", status)
+    assert "budget" not in status, "it is 0"
     assert "rewritten last" not in status
 
     (found,) = maintain(spark, job.config(), ["orders"], dry_run=True)
     assert found.error is None
+    assert found.expiring_snapshots == 0, "the sink may need those that are left"
     assert [Path(path).name for path in found.orphans] == ["orphan.parquet"]
     assert orphan.exists()
     assert "  rewrite      6 data files" in "\n".join(lines(found))
@@ -595,6 +668,143 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_group_that_fails_stops_no_other(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """Others change the files of a partition, or a file can't be read."""
+    job = Job(spark, tmp_path, tasks=1, partition_by=["region"], properties={"format-version": "3"})
+    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": together}
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0, "rewrite": rewrite}}
+    for start in range(0, 90, 10):
+        job.write([("+I", {"id": key, "region": "abc"[start // 30]}) for key in range(start, start + 10)])
+    job.run()
+    before = job.rows()
+    write, attempts = TableSink.write_rewrite, list[list[str]]()
+
+    def failing(self: TableSink, begun: Begun) -> bool:
+        attempts.append([group.partition for group in begun.groups])
+        if attempts[0][0] in attempts[-1]:
+            with monkeypatch.context() as patch:
+                patch.setattr(IcebergTableSpec, "moved_rows", unreadable)
+                patch.setattr(SparkEngine, "rewrite", on_driver)
+                return write(self, begun)
+        return write(self, begun)
+
+    monkeypatch.setattr(TableSink, "write_rewrite", failing)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
+    assert done.error is None
+    assert (done.rewritten_data_files, done.added_data_files, done.failed_groups) == (6, 2, 1)
+    assert exit_code(done) == TemporaryError.exit_code
+    assert "failed       1 groups of files" in "\n".join(lines(done))
+    # the two that were tried together come again, one by one
+    assert sorted(map(len, attempts)) == ([1, 1, 1] if together == 1 else [1, 1, 1, 2])
+    assert job.rows() == before
+    assert job.unreferenced_files() == []
+    monkeypatch.setattr(TableSink, "write_rewrite", write)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
+    assert (done.rewritten_data_files, done.failed_groups, exit_code(done)) == (3, 0, 0)
+    assert job.rows() == before
+    assert job.check_index() is not None
+
+
+def unreadable(*_: Any) -> Any:
+    raise OSError("the disk has a bad sector")
+
+
+def on_driver(self: SparkEngine, plan: Any, groups: Any, written: list[str]) -> Any:
+    """`SparkEngine.rewrite`, where a test's patches are."""
+    return [task.rewritten(plan, TaskId(0, 0, plan.operation), groups, written.extend)]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("new_job", [Job, DeltaJob])
+def test_groups_are_rewritten_at_the_same_time(spark: SparkSession, tmp_path: Path, new_job: type[Job]) -> None:
+    """Each by a task, and with one commit. Files are as large as the configuration wants them, not the table."""
+    job = new_job(spark, tmp_path, tasks=2, partition_by=["region"])
+    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": 2, "target-file-size-bytes": 6_000}
+    maintenance = {"budget": 0, "rewrite": rewrite, "expire": None, "orphans": None}
+    job.table = {"merge_small_files": False, "maintenance": maintenance}
+    for start in range(9):
+        # hardly to be compressed
+        keys = (key * 2654435761 % 2**32 for key in range(600 * start, 600 * (start + 1)))
+        job.write([("+I", {"id": key, "region": "abc"[start // 3]}) for key in keys])
+    job.tasks = 1
+    job.run()
+    job.tasks = 2
+    before = job.rows()
+    commits = len(job.snapshots()) if new_job is Job else job.version()  # type: ignore[attr-defined]
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
+    assert (done.error, done.failed_groups) == (None, 0)
+    assert (done.rewritten_data_files, done.added_data_files) == (9, 6)
+    made = (len(job.snapshots()) if new_job is Job else job.version()) - commits  # type: ignore[attr-defined]
+    assert made == 2, "two partitions, and then the last one"
+    assert job.rows() == before
+    assert job.check_index() is not None
+    (again,) = maintain(spark, job.config(), ["orders"], dry_run=False)
+    assert again.rewritten_data_files == 0, "they are as large as they are to be"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("version", [2, 3])
+def test_expiry_keeps_what_tags_and_live_vectors_need(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """Several deletion vectors are in one Puffin file, and one of them is live after the others were replaced."""
+    job = Job(spark, tmp_path, tasks=1, partition_by=["region"], properties={"format-version": str(version)})
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
+    rows = {key: "abc"[key % 3] for key in range(30)}
+    job.write([("+I", {"id": key, "region": region}) for key, region in rows.items()])
+    job.write([("-D", {"id": key, "region": "abc"[key % 3]}) for key in (0, 1, 2)])
+    job.run()
+    tagged = job.current_snapshot()
+    at_tag = job.rows()
+    job.java_table().manageSnapshots().createTag("kept", tagged).commit()
+    job.write([("-D", {"id": 3, "region": "a"})])
+    job.write([("-D", {"id": 6, "region": "a"})])
+    job.write([("-D", {"id": 9, "region": "a"})])
+    job.run()
+    sink = only_sink(job)
+    keep = sink.oldest_needed(timedelta(0), 1)
+    assert keep is not None
+    assert sink.newest_table().expire(timedelta(0), 1, keep) > 0
+    left = {snapshot["snapshot_id"] for snapshot in job.snapshots()}
+    assert tagged in left
+    assert len(left) == 3, "it, and those of the index and of the position"
+    expected = [{"id": key, "region": region} for key, region in rows.items() if key not in (0, 1, 2, 3, 6, 9)]
+    assert job.rows() == by_pyiceberg(job) == expected
+    old = spark.read.option("tag", "kept").table(job.target).orderBy("id").collect()
+    assert [{"id": row["id"], "region": row["region"]} for row in old] == at_tag
+    job.java_table().manageSnapshots().removeTag("kept").commit()
+    sink = only_sink(job)
+    assert sink.newest_table().expire(timedelta(0), 1, sink.oldest_needed(timedelta(0), 1)) > 0
+    assert job.rows() == by_pyiceberg(job) == expected
+    assert job.unreferenced_files() == []
+
+
+@pytest.mark.spark
+def test_files_of_a_commit_that_is_still_to_come_are_no_orphans(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a rewrite, and of a micro-batch of this sink. A clean-up in between, also of another sink, keeps them."""
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(3)
+    job.run()
+    sink = only_sink(job)
+    begun = rewritten_files(sink)
+    assert len(job.unreferenced_files()) > 0
+    config = replace(job, sink_id="other", index_location=str(tmp_path / "other")).config()
+    other = Catalogs(spark, config).load(job.target)
+    assert isinstance(other, IcebergTable)
+    assert other.remove_orphans(timedelta(days=1)) == []
+    assert sink.end_rewrite(begun) is not None
+    changes.write(1)
+    removed = list[str]()
+    with before_commit(lambda: removed.extend(other.remove_orphans(timedelta(days=1)))):
+        job.run()
+    assert removed == []
+    assert job.rows() == by_pyiceberg(job) == changes.expected()
+    assert job.check_index() is not None
+
+
+@pytest.mark.spark
 def test_files_outside_of_the_table_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Such as those that `add_files` has added: they may be another table's too."""
     job = Job(spark, tmp_path, tasks=1)
@@ -614,8 +824,8 @@ def test_files_outside_of_the_table_are_left_alone(spark: SparkSession, tmp_path
     job.run()
     begun = only_sink(job).begin_rewrite(ALL_FILES)
     assert begun is not None
-    assert len(begun.group.files) == 4
-    assert not any(file.path.endswith(imported.name) for file in begun.group.files)
+    assert len(begun.groups[0].files) == 4
+    assert not any(file.path.endswith(imported.name) for file in begun.groups[0].files)
 
     job.compact()  # now only old snapshots have the file
     changes.write(1)

@@ -46,7 +46,7 @@ def test_values_are_those_of_the_run() -> None:
     tell(state, [*micro_batch(ORDERS, 1), *micro_batch(ORDERS, 2)])
     clock.now += 5
     state(lags({ORDERS: {"0": (40, 12.5), "1": (0, 0.0), "2": (9, None)}}))
-    state(observer.RewriteDone(ORDERS, "minor compaction", 16, 1, 9_000, 0.5, 2.0, None))
+    state(observer.RewriteDone(ORDERS, "minor compaction", 16, 1, 9_000, 0.5, 2.0, None, bytes_written=7_000))
     state(observer.JvmMemory(800))
     state(observer.JvmMemory(700))
     found = samples(state)
@@ -77,6 +77,8 @@ def test_values_are_those_of_the_run() -> None:
     assert value("rewrite_files_seen_total", kind="minor_compaction") == 26
     assert value("rewrite_files_touched_total", kind="minor_compaction") == 16
     assert value("rewrite_seconds_total", kind="minor_compaction") == 2
+    assert value("rewrite_bytes_total", kind="minor_compaction") == 9_000
+    assert value("rewrite_bytes_written_total", kind="minor_compaction") == 7_000
     assert value("lag_files") is None
     assert of_sink("memory_peak_bytes", process="jvm") == 800
     assert of_sink("memory_peak_bytes", process="worker") == 512_000_000

@@ -174,12 +174,14 @@ def domain(name: str, state: Mapping[str, str]) -> dict[str, Any]:
 def metrics(actions: Sequence[Mapping[str, Any]], live: Mapping[str, Add]) -> dict[str, int]:
     """What `DESCRIBE HISTORY` tells of a commit."""
     added = [action["add"] for action in actions if "add" in action]
-    removed = {decoded(action["remove"]["path"]) for action in actions if "remove" in action}
-    again = {decoded(add["path"]) for add in added} & removed
+    removed = {decoded(action["remove"]["path"]): action["remove"] for action in actions if "remove" in action}
+    again = {decoded(add["path"]) for add in added} & removed.keys()
     return {
         "numFilesTotal": len(live),
         "numTouchedFiles": len(removed),
-        "numRewrittenFiles": len(removed - again),
+        "numRewrittenFiles": len(removed.keys() - again),
+        "numRemovedBytes": sum(remove.get("size") or 0 for path, remove in removed.items() if path not in again),
         "numAddedFiles": len(added) - len(again),
+        "numAddedBytes": sum(add["size"] for add in added if decoded(add["path"]) not in again),
         "numDeletionVectorsUpdated": len(again),
     }

@@ -584,7 +584,7 @@ class DeltaTable(Target):
 
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
         """By VACUUM, which also keeps what is younger than a week or the table's `delta.deletedFileRetentionDuration`:
-        older versions of the table and streams that read it need these files.
+        older versions of the table and streams that read it need these files. It tells 1,000 files at most.
         """
         inside = self.log.table_inside()
         if inside is not None:
@@ -595,12 +595,15 @@ class DeltaTable(Target):
         wanted = max(older_than, self.log.kept_after_deletion(), _SHORTEST_RETENTION)
         hours = math.ceil(wanted / timedelta(hours=1))
         self.spark.conf.set(_IGNORES_RETENTION, "false")
-        statement = f"VACUUM delta.`{self.log.path}` RETAIN {hours} HOURS{' DRY RUN' if dry_run else ''}"
+        statement = f"VACUUM delta.`{self.log.path}` RETAIN {hours} HOURS"
         try:
-            found = self.spark.sql(statement).collect()
+            # only this tells the files
+            found = [str(row[0]) for row in self.spark.sql(f"{statement} DRY RUN").collect()]
+            if found and not dry_run:
+                self.spark.sql(statement).collect()
         except JAVA_ERRORS as error:
             raise TemporaryError(f"{self.name}: orphan files not removed: {java_message(error)}") from None
-        return [str(row[0]) for row in found] if dry_run else []
+        return found
 
     def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
         return compacted(self, limits, dry_run=dry_run)

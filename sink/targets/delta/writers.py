@@ -144,6 +144,9 @@ class DeltaTableSpec(TableSpec):
         text = self.properties_by_name.get(TARGET_FILE_SIZE)
         return _TARGET_FILE_SIZE_DEFAULT if text is None else _bytes(text)
 
+    def with_target_file_size(self, size: int) -> "DeltaTableSpec":
+        return replace(self, properties=(*self.properties, (TARGET_FILE_SIZE, str(size))))
+
     @property
     def row_group_size(self) -> int:
         return _ROW_GROUP_SIZE

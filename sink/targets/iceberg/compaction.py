@@ -136,7 +136,7 @@ def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool)
     """
     started = time.monotonic()
     try:
-        target = table.spec.target_file_size
+        target = limits.target_file_size or table.spec.target_file_size
         condition = None if limits.where is None else table.condition(limits.where)
         due = _due(table.described_scans(table.current_scans(condition)), limits, target)
         # One file stays. A commit drops deletes that are older than every data file it leaves alone
@@ -158,7 +158,8 @@ def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool)
             "min-file-size-bytes": limits.small_file_size or int(_SMALL * target),
             "max-file-size-bytes": 2**62,  # large files are cheap to read
             "max-files-to-rewrite": count,
-            "max-concurrent-file-group-rewrites": 1,
+            "target-file-size-bytes": target,
+            "max-concurrent-file-group-rewrites": limits.max_concurrent_groups,
             "partial-progress.enabled": "true",
             "partial-progress.max-commits": count,
         }

@@ -149,6 +149,9 @@ class IcebergTableSpec(TableSpec):
     def target_file_size(self) -> int:
         return int(self.properties_by_name.get(TARGET_FILE_SIZE, TARGET_FILE_SIZE_DEFAULT))
 
+    def with_target_file_size(self, size: int) -> "IcebergTableSpec":
+        return replace(self, properties=(*self.properties, (TARGET_FILE_SIZE, str(size))))
+
     @cached_property
     def row_group_size(self) -> int:
         return int(self.properties_by_name.get(ROW_GROUP_SIZE, ROW_GROUP_SIZE_DEFAULT))
