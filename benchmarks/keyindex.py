@@ -6,13 +6,16 @@ sequence, each over the whole range of hashes. So every probe visits every run, 
 Key number i is an int64: its low hash is itself, and a mixer stands for xxhash64, so no key needs to be kept to be
 found again.
 
-Building and probing are processes of their own. `first` is the first probe after the runs were opened: opening sums
-their checksums up, so their pages are in the system's cache but not yet mapped. `probe` is the median of later ones,
-each of other keys. Anonymous memory is what the process holds; file memory is pages of the runs, which the system drops
-when it needs room.
+Building and probing are processes of their own. `cold` is the first probe after the runs were opened and dropped from
+the system's cache, so that it reads them from disk. `warm` is the median of later ones, each of other keys, after as
+many that aren't counted. Anonymous memory is what the process holds; file memory is pages of the runs, which the system
+drops when it needs room.
+
+With `--results` a table in Markdown is written too: `benchmarks/results/keyindex.md` is a part of `docs/benchmarks.md`.
 """
 
 import argparse
+import os
 import resource
 import shutil
 import statistics
@@ -29,6 +32,7 @@ from typing import TypeVar
 import numpy as np
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from benchmarks.pages import folded
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, open_run, write_run
 from deltawriters.keyindex.hashing import Hashes
@@ -37,6 +41,7 @@ from sink.spark.task import RUN_ENTRIES
 PROBED = 10_000
 """Keys looked up at a time; half of them are in the index."""
 WARM_PROBES = 20
+"""So many are counted, and as many before them aren't."""
 ROWS_PER_FILE = 1_000_000
 
 Result = TypeVar("Result")
@@ -69,12 +74,12 @@ class Built:
 
 @dataclass(frozen=True)
 class Probed:
-    """Seconds to open all runs, of the first probe and of each later one; memory before the runs were opened and after
-    the last probe.
+    """Seconds to open all runs, of the first probe and of each later one that counts; memory before the runs were
+    opened and after the last probe.
     """
 
     open_seconds: float
-    first_seconds: float
+    cold_seconds: float
     seconds: list[float]
     before: Memory
     after: Memory
@@ -111,8 +116,10 @@ def probe(keys: int, seed: int, location: str, runs: list[RunInfo]) -> Probed:
     for run in runs:
         open_run(index.io, location, run)
     open_seconds = perf_counter() - started
+    for run in runs:
+        _drop_from_cache(f"{location}/{run.name}")
     seconds = []
-    for _ in range(1 + WARM_PROBES):
+    for _ in range(1 + 2 * WARM_PROBES):
         present = random.integers(0, keys, PROBED // 2)
         numbers = random.permutation(np.concatenate([present, random.integers(keys, 2 * keys, PROBED - len(present))]))
         high, low = _high(numbers, seed), numbers.view(np.uint64)
@@ -128,13 +135,27 @@ def probe(keys: int, seed: int, location: str, runs: list[RunInfo]) -> Probed:
         assert np.array_equal(located.pos, numbers[located.query] % ROWS_PER_FILE), (
             "a key was found at another position"
         )
-    return Probed(open_seconds, seconds[0], seconds[1:], before, Memory.now())
+    return Probed(open_seconds, seconds[0], seconds[1 + WARM_PROBES :], before, Memory.now())
 
 
-def run(sizes: list[int], seed: int, folder: Path) -> None:
-    """Build and probe an index of each size, one at a time on disk. Prints as it goes."""
+def _drop_from_cache(path: str) -> None:
+    """Pages that wait to be written can't be dropped, so they are written first."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def run(sizes: list[int], seed: int, folder: Path) -> list[str]:
+    """Build and probe an index of each size, one at a time on disk. Prints as it goes.
+
+    :return: the same figures as rows of a table in Markdown.
+    """
+    rows = []
     print(f"probes of {PROBED:,} keys, half of them there (seed {seed}); resident memory in MB, anonymous + file\n")
-    print(f"{'':>13}{'bytes':>7}{'build':>8}{'build':>12}{'build':>9}{'open':>8}{'first':>8}{'probe':>8}", end="")
+    print(f"{'':>13}{'bytes':>7}{'build':>8}{'build':>12}{'build':>9}{'open':>8}{'cold':>8}{'warm':>8}", end="")
     print(f"{'before':>16}{'after probing':>16}")
     print(
         f"{'keys':>13}{'a key':>7}{'s':>8}{'keys/s':>12}{'peak MB':>9}{'ms':>8}{'ms':>8}{'ms':>8}{'MB':>16}{'MB':>16}"
@@ -149,10 +170,44 @@ def run(sizes: list[int], seed: int, folder: Path) -> None:
         print(
             f"{keys:>13,}{size / keys:>7.1f}{built.seconds:>8.2f}{keys / built.seconds:>12,.0f}"
             f"{built.peak_memory / 1e6:>9,.0f}"
-            f"{probed.open_seconds * 1000:>8,.0f}{probed.first_seconds * 1000:>8.1f}"
+            f"{probed.open_seconds * 1000:>8,.0f}{probed.cold_seconds * 1000:>8.1f}"
             f"{statistics.median(probed.seconds) * 1000:>8.1f}{_shown(probed.before):>16}{_shown(probed.after):>16}",
             flush=True,
         )
+        rows.append(
+            f"| {keys:,} | {size / keys:.1f} | {built.seconds:,.1f} | {probed.open_seconds:,.2f} "
+            f"| {_seconds(probed.cold_seconds)} | {_seconds(statistics.median(probed.seconds))} "
+            f"| {probed.after.anonymous / 1e6:,.0f} |"
+        )
+    return rows
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{value * 1000:,.0f} ms"
+
+
+def table(sizes: list[int], rows: list[str]) -> str:
+    """The part of `docs/benchmarks.md`."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    command = f"`python -m benchmarks.keyindex --keys {' '.join(map(str, sizes))}`"
+    return folded(
+        "\n".join(
+            [
+                f"{command}, one process on one core, {memory:.0f} GB of memory. Cold: nothing of the index is in the "
+                "system's cache. Warm: after 200,000 probed keys.",
+                "",
+                "| keys | bytes a key | build, s | open with checksums (a restart), s | 10,000 probes: cold | warm "
+                "| memory of the process, MB |",
+                "|---:|---:|---:|---:|---:|---:|---:|",
+                *rows,
+                "",
+                "An index that is larger than the memory is read from disk by warm probes too. The runs of a first build "
+                "cover the whole range of hashes, so that each of them (one for 4 million keys) is looked into; merges "
+                "make fewer of them.",
+                "",
+            ]
+        )
+    )
 
 
 def _high(numbers: Ints, seed: int) -> Hashes:
@@ -177,10 +232,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, nargs="+", default=[1_000_000, 10_000_000, 100_000_000])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--results", type=Path, help="a file for the figures as a table in Markdown")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rowdelta-keyindex-"))
     try:
-        run(args.keys, args.seed, folder)
+        rows = run(args.keys, args.seed, folder)
+        if args.results is not None:
+            args.results.write_text(table(args.keys, rows), encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
