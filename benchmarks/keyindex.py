@@ -201,9 +201,9 @@ def table(sizes: list[int], rows: list[str]) -> str:
                 "|---:|---:|---:|---:|---:|---:|---:|",
                 *rows,
                 "",
-                "An index that is larger than the memory is read from disk by warm probes too. The runs of a first build "
-                "cover the whole range of hashes, so that each of them (one for 4 million keys) is looked into; merges "
-                "make fewer of them.",
+                "An index that is larger than the memory is read from disk by warm probes too. The runs of a first "
+                "build cover the whole range of hashes, so that each of them (one for 4 million keys) is looked into; "
+                "merges make fewer of them.",
                 "",
             ]
         )
