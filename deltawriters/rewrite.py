@@ -8,7 +8,7 @@ positions of deleted rows tell it which rows are live.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -278,11 +278,16 @@ class Rewriter:
             for places, rows in self._table.copied_rows(touched, positions_of(gone)):
                 if len(rows) != len(places):
                     raise OtherColumnsError(f"{touched.path} has {len(places)} rows, of which {len(rows)} were read")
+                has_key = self._has_key(rows)
+                if not has_key.all():
+                    if touched.by_key:
+                        raise OtherColumnsError(
+                            f"{touched.path} has rows whose key is NULL, and equality deletes apply to it. Nothing "
+                            "tells which of these rows are live: compact the table with Spark"
+                        )
+                    yield _without_key(rows.filter(pa.array(~has_key)))
+                    rows, places = rows.filter(pa.array(has_key)), places[has_key]
                 keys = rows.select(self._key)
-                if any(column.null_count for column in keys.columns):
-                    rows, places, alone = self._with_keys(touched, rows, places)
-                    yield alone
-                    keys = rows.select(self._key)
                 high = self._hash_keys(_as_spark_types(keys))
                 low = low_hash(key_columns(self._table, keys), self._index.base)
                 if touched.by_key:
@@ -297,23 +302,13 @@ class Rewriter:
         if any(len(high) for _, high, _, _ in waiting):
             yield _taken(waiting)
 
-    def _with_keys(self, touched: TouchedFile, rows: pa.Table, places: Ints) -> tuple[pa.Table, Ints, Moved]:
-        """Rows whose keys have no NULL, with their positions; and the others, which are other writers'. The key index
-        has none of these.
-
-        :raises OtherColumnsError: only the index knows which rows of the file are live.
-        """
-        if touched.by_key:
-            raise OtherColumnsError(
-                f"{touched.path} has rows whose key is NULL, and equality deletes apply to it. Nothing tells which of "
-                "these rows are live: compact the table with Spark, or let its old deletes be rewritten"
-            )
-        has_key = np.ones(len(rows), np.bool_)
+    def _has_key(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which rows have a key without a NULL. Others are other writers', and the key index has none of them."""
+        found = np.ones(len(rows), np.bool_)
         for name in self._key:
-            has_key &= rows.column(name).is_valid().to_numpy()
-        nothing = np.empty(0, np.uint64)
-        alone = rows.filter(pa.array(~has_key)), nothing, nothing, np.empty(0, np.bool_)
-        return rows.filter(pa.array(has_key)), places[has_key], alone
+            if rows.column(name).null_count:
+                found &= rows.column(name).is_valid().to_numpy()
+        return found
 
     def _live_by_index(
         self, path: str, places: Ints, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]
@@ -338,6 +333,9 @@ class Rewriter:
         at_once, per_row = (_FLUSH_BYTES, 0) if self._order is None else (_SORTED_BYTES, _BYTES_TO_SORT)
         waiting, size = list[Moved](), 0
         for part in self._live_parts(group, deleted):
+            if len(part[1]) < len(part[0]):  # rows without a key
+                yield part
+                continue
             waiting.append(part)
             size += part[0].nbytes + len(part[1]) * per_row
             del part
@@ -353,7 +351,15 @@ class Rewriter:
         for small in group.files:
             check = _LiveCheck(small, deleted)
             for places, rows in self._rows_of(small, group):
-                parts.append(_Part(check, small.path, places, rows))
+                has_key = self._has_key(rows)
+                if has_key.all():
+                    part = _Part(check, small.path, places, rows, places)
+                else:
+                    stay = ~has_key & ~check.is_deleted(places)
+                    yield _without_key(rows.filter(pa.array(stay)))
+                    rows = rows.filter(pa.array(has_key))
+                    part = _Part(check, small.path, places[has_key], rows, places, places[stay])
+                parts.append(part)
                 size += rows.nbytes
                 del rows
                 if size >= _FLUSH_BYTES:
@@ -384,7 +390,7 @@ class Rewriter:
         found = list[pa.Table]()
         for part, mine in zip(parts, np.split(live, np.searchsorted(live, ends[:-1])), strict=True):
             mine = mine - (ends[len(found)] - len(part.places))
-            part.check.add(part.places, mine)
+            part.check.add(part.all_places, np.union1d(part.places[mine], part.without_key) - part.all_places[0])
             found.append(part.rows.take(pa.array(mine)))
         parts.clear()
         return pa.concat_tables(found), high[live], low[live], alone[live]
@@ -475,12 +481,18 @@ def _partition(group: RewriteGroup) -> Partition:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of a file, and their positions in it."""
+    """Rows of a file that have a key, and their positions in it.
+
+    :param all_places: also those of rows without a key.
+    :param without_key: positions of those that are live, ascending.
+    """
 
     check: "_LiveCheck"
     path: str
     places: Ints
     rows: pa.Table
+    all_places: Ints
+    without_key: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def _finish(checks: list["_LiveCheck"]) -> None:
@@ -504,17 +516,25 @@ class _LiveCheck:
         self._expected = 0
         self._is_right = True
 
+    def is_deleted(self, places: Ints) -> npt.NDArray[np.bool_]:
+        """Which rows are deleted by delete files.
+
+        :param places: their positions: all between the first and the last.
+        """
+        found = np.zeros(len(places), np.bool_)
+        first, last = np.searchsorted(self._deleted, [places[0], places[-1] + 1])
+        found[self._deleted[first:last] - places[0]] = True
+        return found
+
     def add(self, places: Ints, live: Ints) -> None:
         """A part of the file's rows.
 
         :param places: their positions: all between the first and the last.
-        :param live: which of them are live by the index, ascending.
+        :param live: which of them are live by the index, or have no key, ascending.
         """
         self._known += len(live)
         if self._small.live_rows is None:
-            kept = np.ones(len(places), np.bool_)
-            first, last = np.searchsorted(self._deleted, [places[0], places[-1] + 1])
-            kept[self._deleted[first:last] - places[0]] = False
+            kept = ~self.is_deleted(places)
             self._expected += int(np.count_nonzero(kept))
             self._is_right &= np.array_equal(live, np.flatnonzero(kept))
 
@@ -531,6 +551,12 @@ class _LiveCheck:
                 f"the index and the table have different live rows for {self._small.path}: "
                 f"the index knows {self._known:,}, the table has {self._expected:,}"
             )
+
+
+def _without_key(rows: pa.Table) -> Moved:
+    """Rows that the key index doesn't have."""
+    nothing = np.empty(0, np.uint64)
+    return rows, nothing, nothing, np.empty(0, np.bool_)
 
 
 def _taken(parts: list[Moved]) -> Moved:

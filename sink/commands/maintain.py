@@ -25,6 +25,8 @@ from sink.sources.source import Source
 from sink.targets.base import Compacted, CompactionLimits, expiring
 from sink.targets.catalogs import Catalogs
 
+_MOST_FAILURES = 5
+
 
 @dataclass
 class Maintained:
@@ -182,21 +184,27 @@ def _note_compacted(result: Maintained, done: tuple[Compacted, int] | None) -> N
 def _find(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
     """What `_rewrite` would do."""
     files = [file for file in sink.table.rewritables() if only is None or file.small.path in only]
-    for group in chosen(files, options, sink.table.spec.target_file_size):
+    for group in chosen(files, options, options.target_file_size or sink.table.spec.target_file_size):
         result.rewritten_data_files += len(group.files)
         result.merged_delete_files += len(group.deletes)
         result.rewritten_bytes += group.size_in_bytes
 
 
 def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
-    """Group by group, each with its own commit: what is done stays done, and a group that fails stops no other."""
-    failed = set[str]()
+    """Group by group, each with its own commit: what is done stays done, and a group that fails stops no other. If
+    several fail one after the other, something else is wrong, such as a store that is down.
+    """
+    failed, in_a_row = set[str](), 0
     while (begun := sink.begin_rewrite(options, only=only, but=failed)) is not None:
         is_written = sink.write_rewrite(begun)
         done = sink.end_rewrite(begun, written=is_written)
+        in_a_row = 0 if done is not None else in_a_row + 1
+        if in_a_row == _MOST_FAILURES:
+            result.failed_groups += len(begun.groups)
+            return
         if done is None:
-            if is_written or len(begun.groups) == 1:  # else they come again, one by one
-                result.failed_groups += len(begun.groups)
+            if len(begun.groups) == 1 and begun.index_lost is None:  # else they come again
+                result.failed_groups += 1
                 failed |= begun.paths
         elif begun.merges_deletes:
             result.merged_delete_files += done.touched

@@ -89,7 +89,7 @@ class RewriteSection(Section):
 
     model_config = ConfigDict(alias_generator=_hyphenated, populate_by_name=True)
 
-    target_file_size_bytes: Annotated[int, Field(ge=1)] | None = None
+    target_file_size_bytes: Annotated[int, Field(ge=1024 * 1024)] | None = None
     min_input_files: Annotated[int, Field(ge=2)] = 5
     delete_ratio_threshold: Annotated[float, Field(gt=0, le=1)] = 0.1
     delete_file_threshold: Annotated[int, Field(ge=1)] = 8

@@ -102,9 +102,10 @@ class Maintenance:
         self._ending = threading.Event()
         self._finishing = threading.Event()
         self._finished = threading.Event()
+        self._attended_at: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
         self._known: dict[str, _Table] = {}
-        self._letters_compacted = self._letters_tended = _Look()
+        self._letters_compacted = self._letters_cleaned = self._letters_tended = _Look()
         self._thread = threading.Thread(target=self._run, name="rowdelta-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -157,9 +158,11 @@ class Maintenance:
                 context.removeJobTag(MAINTENANCE_POOL)
 
     def _look_around(self) -> None:
-        for member in self._supervisor.working():
+        members = self._supervisor.working()
+        for member in sorted(members, key=lambda each: self._attended_at.get(each.target, 0.0)):
             if self._ending.is_set():
                 return
+            self._attended_at[member.target] = time.monotonic()
             if time.monotonic() - self._failed_at.get(member.target, float("-inf")) < PAUSE:
                 continue
             with logs.about(table=member.target):
@@ -184,21 +187,23 @@ class Maintenance:
         letters, now, settings = self._supervisor.dead_letters, time.monotonic(), self._config.maintenance
         if letters is None:
             return
-        name, commits = letters.name, letters.commits
-        may_rewrite = bool(settings.budget) and settings.is_open(datetime.now(UTC))
-        compacts = may_rewrite and self._letters_compacted.is_due(commits, now)
-        is_due = self._letters_tended.is_due(commits, now)
-        if not (compacts or is_due):
+        name, commits, is_open = letters.name, letters.commits, settings.is_open(datetime.now(UTC))
+        compacts = is_open and bool(settings.budget) and self._letters_compacted.is_due(commits, now)
+        cleans = is_open and self._letters_cleaned.is_due(commits, now)
+        tends = self._letters_tended.is_due(commits, now)
+        if not (compacts or cleans or tends):
             return
         with logs.about(table=name):
             found = self._attempted(name, lambda: open_upkeep(self._spark, self._config))
             if compacts:
                 self._letters_compacted = _Look(now, commits)
                 self._attempted(name, lambda: found and found.compact())
-            if is_due:
-                self._letters_tended = _Look(now, commits)
+            if cleans:
+                self._letters_cleaned = _Look(now, commits)
                 self._attempted(name, lambda: found and found.expire())
                 self._attempted(name, lambda: found and found.clean(only_due=True))
+            if tends:
+                self._letters_tended = _Look(now, commits)
                 self._attempted(name, lambda: found and found.tend())
 
     def _attempted(self, name: str, step: Callable[[], Any]) -> Any:
@@ -222,7 +227,8 @@ class Maintenance:
         if known is None or known.sink is not sink:
             known = self._known[member.target] = _Table(sink)
         failed: Exception | None = None
-        for step in (self._move, self._drop, self._expire, self._clean):  # one that fails doesn't stop the others
+        # the last one may take until the window closes; one that fails doesn't stop the others
+        for step in (self._drop, self._expire, self._clean, self._move):
             try:
                 step(member, known, sink.maintenance)
             except CommitUnknownError:

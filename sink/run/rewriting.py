@@ -39,6 +39,7 @@ from sink.targets.base import REWRITE, SINK_ID, Committer, IndexCommit, Rewrite,
 log = logging.getLogger("rowdelta")
 
 _FAILED_SECONDS = 3600.0
+_SUSPECTED_SECONDS = 86400.0
 KIND: Literal["rewrite"] = "rewrite"
 
 
@@ -116,10 +117,12 @@ class Rewriting:
         """Paths of the files that are being rewritten."""
         self._failed: dict[str, float] = {}
         """When files could not be rewritten, by path. Others come first then."""
-        self._alone = frozenset[str]()
-        """Files of groups that failed together. They are tried group by group, so that one bad file stops no other."""
-        self._suspected = frozenset[str]()
-        """Files in which the key index missed rows, before it was built again."""
+        self._alone: dict[str, float] = {}
+        """When files of several groups failed together, or gave way. They are tried group by group, so that one bad
+        file stops no other.
+        """
+        self._suspected: dict[str, float] = {}
+        """When the key index missed rows of files. An index that was built since and misses them too isn't to blame."""
 
     def begin(
         self,
@@ -142,7 +145,9 @@ class Rewriting:
         :raises TemporaryError: see `Target.rewritables`.
         """
         started = time.monotonic()
-        self._failed = {path: at for path, at in self._failed.items() if started - at < _FAILED_SECONDS}
+        self._failed = _younger(self._failed, started - _FAILED_SECONDS)
+        self._alone = _younger(self._alone, started - _FAILED_SECONDS)
+        self._suspected = _younger(self._suspected, started - _SUSPECTED_SECONDS)
         left_out = self._failed.keys() | but
         files = [
             file
@@ -170,7 +175,7 @@ class Rewriting:
         """The first groups, as many as may be rewritten at the same time. Delete files are merged by themselves."""
         found, size = list[RewriteGroup](), 0
         for group in groups:
-            is_alone = not group.files or not self._alone.isdisjoint(_paths(group))
+            is_alone = not group.files or not self._alone.keys().isdisjoint(_paths(group))
             size += group.size_in_bytes
             if found and (is_alone or (most_bytes is not None and size > most_bytes)):
                 break
@@ -192,14 +197,13 @@ class Rewriting:
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
-                paths = begun.paths
-                if paths & self._suspected:  # an index that was built anew misses rows too: it isn't to blame
-                    self._set_aside(begun, started)
+                if len(begun.groups) > 1 or begun.paths & self._suspected.keys():
+                    self._set_aside(begun)
                 else:
                     begun.index_lost = failure.message
-                self._suspected = paths
+                    self._suspected |= dict.fromkeys(begun.paths, started)
                 return False
-            self._set_aside(begun, started)
+            self._set_aside(begun)
             known = isinstance(error, JOB_ERRORS)
             self._log_failure(job_error(self._table.name, error) if known else error)
             return False
@@ -207,12 +211,10 @@ class Rewriting:
         begun.rewrite_seconds = time.monotonic() - started
         return True
 
-    def _set_aside(self, begun: Begun, now: float) -> None:
+    def _set_aside(self, begun: Begun) -> None:
         """Don't try the same again at once."""
-        if len(begun.groups) > 1:
-            self._alone = begun.paths
-        else:
-            self._failed |= dict.fromkeys(begun.paths, now)
+        into = self._alone if len(begun.groups) > 1 else self._failed
+        into |= dict.fromkeys(begun.paths, time.monotonic())
 
     def give_up(self, begun: Begun, key_index: KeyIndex | None) -> None:
         """Delete what was written, and hold the index's state no longer."""
@@ -248,6 +250,8 @@ class Rewriting:
             self._log_failure(error)
             done = False
         if not done:
+            if len(begun.groups) > 1:
+                self._set_aside(begun)
             self.give_up(begun, key_index)
             return None
         self.moving = frozenset()
@@ -323,6 +327,10 @@ class Rewriting:
         reason = message_of(error).split("\n", 1)[0]
         level = logging.INFO if "cancelled" in reason else logging.WARNING  # as when the run ends
         log.log(level, "%s: files not rewritten, tried again later: %s", self._table.name, reason)
+
+
+def _younger(times: dict[str, float], than: float) -> dict[str, float]:
+    return {path: at for path, at in times.items() if at > than}
 
 
 def _paths(group: RewriteGroup) -> frozenset[str]:

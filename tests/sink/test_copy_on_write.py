@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from sink.errors import TableError, TemporaryError
 from sink.run import copy_on_write
+from tests.rewrites import only_sink, rewritten_files
 from tests.sink.harness import Changes, Job, before_commit, by_pyiceberg, crashing, merging_soon
 
 pytestmark = pytest.mark.spark
@@ -256,6 +257,21 @@ def test_rows_of_others_whose_key_is_null_are_copied(spark: SparkSession, tmp_pa
     expected = [(None if n % 3 == 0 else n, str(n)) for n in range(12) if n not in (1, 2, 4)]
     assert sorted(map(tuple, found), key=repr) == sorted([*expected, (1, "new"), (2, "newer")], key=repr)
     assert deletes(job) == []
+    # and moved later, also beside deletes
+    job.deletes = "position"
+    job.write([("-D", {"id": 5, "region": None})])
+    with merging_soon():
+        job.run()
+    assert len([file for file in job.files() if file["content"] == 0]) == 1
+    job.write([("-D", {"id": 7, "region": None})])
+    job.run()
+    assert deletes(job)
+    sink = only_sink(job)
+    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert len([file for file in job.files() if file["content"] == 0]) == 1
+    found = spark.table(job.target).orderBy("region").collect()
+    left = [row for row in [*expected, (1, "new"), (2, "newer")] if row[0] not in (5, 7)]
+    assert sorted(map(tuple, found), key=repr) == sorted(left, key=repr)
 
 
 def test_what_is_no_parquet_can_not_be_replaced(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,12 +23,13 @@ from deltawriters import TaskId
 from deltawriters.keyindex import IndexSlice
 from deltawriters.rewrite import SmallFile
 from sink.commands import inspection
+from sink.commands import maintain as maintain_command
 from sink.commands.maintain import as_json, exit_code, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
 from sink.errors import ConfigError, FencedError, TableError, TemporaryError
 from sink.run import maintenance
-from sink.run.maintenance import Maintenance
+from sink.run.maintenance import Maintenance, options_of
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.pipeline import Pipeline
@@ -262,6 +263,37 @@ def test_a_table_whose_rewrites_never_end_is_left(monkeypatch: pytest.MonkeyPatc
         thread._finishing.set()
     thread._move(Mock(), known, settings)
     assert clock[0] == {"the window": 30, "its turn": 70, "the job": 1000}[ends]
+
+
+def test_each_table_and_each_step_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a window that is short: what may take until it closes comes last, and the next time others come first."""
+    supervisor = Mock()
+    supervisor.working.return_value = [Mock(target="a"), Mock(target="b"), Mock(target="c")]
+    thread = Maintenance(Mock(), Mock(), supervisor)
+    seen = list[str]()
+    for name in ("_move", "_drop", "_expire", "_clean"):
+        monkeypatch.setattr(thread, name, lambda member, *_, name=name: seen.append(f"{member.target}{name}"))
+    clock = [0.0]
+
+    def later() -> float:
+        clock[0] += 1
+        return clock[0]
+
+    monkeypatch.setattr("time.monotonic", later)
+    thread._look_around()
+    assert [each for each in seen if each.startswith("a")][-1] == "a_move"
+    assert sorted(seen) == sorted(f"{table}_{step}" for table in "abc" for step in ("move", "drop", "expire", "clean"))
+    seen.clear()
+
+    def end(member: Any, *_: Any) -> None:
+        seen.append(member.target)
+        thread._ending.set()
+
+    monkeypatch.setattr(thread, "_move", end)
+    for _ in range(4):
+        thread._ending.clear()
+        thread._look_around()
+    assert [each for each in seen if len(each) == 1] == ["a", "b", "c", "a"]
 
 
 @contextmanager
@@ -708,6 +740,62 @@ def test_a_group_that_fails_stops_no_other(
     assert job.check_index() is not None
 
 
+@pytest.mark.spark
+def test_others_change_one_of_several_groups(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are rewritten in the same run, and then this one."""
+    job = Job(spark, tmp_path, tasks=1, partition_by=["region"], properties={"format-version": "3"})
+    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": 3}
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0, "rewrite": rewrite}}
+    for start in range(0, 60, 10):
+        job.write([("+I", {"id": key, "region": "abc"[start // 20]}) for key in range(start, start + 10)])
+    job.run()
+    write, groups = TableSink.write_rewrite, list[int]()
+
+    def interrupted(self: TableSink, begun: Begun) -> bool:
+        groups.append(len(begun.groups))
+        found = write(self, begun)
+        if len(groups) == 1:
+            spark.sql(f"DELETE FROM {job.target} WHERE id = 3").collect()
+        return found
+
+    monkeypatch.setattr(TableSink, "write_rewrite", interrupted)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
+    assert (done.error, done.added_data_files, done.failed_groups) == (None, 3, 0)
+    assert groups == [3, 1, 1, 1]
+    assert job.rows() == [{"id": key, "region": "abc"[key // 20]} for key in range(60) if key != 3]
+    assert job.unreferenced_files() == []
+    assert job.check_index() is not None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("together", [1, 3])
+def test_maintain_ends_if_everything_fails(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """Such as when a disk is full."""
+    job = Job(spark, tmp_path, tasks=1, partition_by=["id"])
+    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": together}
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0, "rewrite": rewrite}}
+    for number in range(2):
+        job.write([("+I", {"id": key, "region": f"r{number}"}) for key in range(number, 20 + number)])
+    job.write([("+I", {"id": key, "region": "r2"}) for key in range(20)])
+    job.run()
+    attempts = list[int]()
+
+    def full(self: SparkEngine, plan: Any, groups: Any, written: Any) -> Any:
+        attempts.append(len(groups))
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(SparkEngine, "rewrite", full)
+    options = replace(ALL_FILES, max_concurrent_groups=together)
+    monkeypatch.setattr(maintain_command, "options_of", lambda *_, **__: options)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
+    assert len(attempts) == 5
+    assert exit_code(done) == TemporaryError.exit_code
+
+
 def unreadable(*_: Any) -> Any:
     raise OSError("the disk has a bad sector")
 
@@ -719,10 +807,19 @@ def on_driver(self: SparkEngine, plan: Any, groups: Any, written: list[str]) -> 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("new_job", [Job, DeltaJob])
-def test_groups_are_rewritten_at_the_same_time(spark: SparkSession, tmp_path: Path, new_job: type[Job]) -> None:
+def test_groups_are_rewritten_at_the_same_time(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: type[Job]
+) -> None:
     """Each by a task, and with one commit. Files are as large as the configuration wants them, not the table."""
+
+    def small(*arguments: Any, **options: Any) -> RewriteOptions:
+        found = options_of(*arguments, **options)
+        assert found.target_file_size == 1 << 20
+        return replace(found, target_file_size=6_000)
+
+    monkeypatch.setattr(maintain_command, "options_of", small)
     job = new_job(spark, tmp_path, tasks=2, partition_by=["region"])
-    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": 2, "target-file-size-bytes": 6_000}
+    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": 2, "target-file-size-bytes": 1 << 20}
     maintenance = {"budget": 0, "rewrite": rewrite, "expire": None, "orphans": None}
     job.table = {"merge_small_files": False, "maintenance": maintenance}
     for start in range(9):
@@ -734,6 +831,8 @@ def test_groups_are_rewritten_at_the_same_time(spark: SparkSession, tmp_path: Pa
     job.tasks = 2
     before = job.rows()
     commits = len(job.snapshots()) if new_job is Job else job.version()  # type: ignore[attr-defined]
+    (would,) = maintain(spark, job.config(), ["orders"], dry_run=True)
+    assert would.rewritten_data_files == 9
     (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert (done.error, done.failed_groups) == (None, 0)
     assert (done.rewritten_data_files, done.added_data_files) == (9, 6)
@@ -741,8 +840,9 @@ def test_groups_are_rewritten_at_the_same_time(spark: SparkSession, tmp_path: Pa
     assert made == 2, "two partitions, and then the last one"
     assert job.rows() == before
     assert job.check_index() is not None
-    (again,) = maintain(spark, job.config(), ["orders"], dry_run=False)
-    assert again.rewritten_data_files == 0, "they are as large as they are to be"
+    for dry_run in (True, False):
+        (again,) = maintain(spark, job.config(), ["orders"], dry_run=dry_run)
+        assert again.rewritten_data_files == 0, "they are as large as they are to be"
 
 
 @pytest.mark.spark

@@ -98,6 +98,8 @@ class _Projection(ArrowProjectionVisitor):
     """
 
     def list(self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None) -> pa.Array | None:
+        if isinstance(list_array, pa.FixedSizeListArray) and isinstance(value_array, pa.StructArray):
+            raise ResolveError("it has lists of a fixed size, of structs")
         if not isinstance(list_array, pa.ListArray | pa.LargeListArray) or value_array is None:
             return super().list(list_type, list_array, value_array)
         values = self._cast_if_needed(list_type.element_field, value_array)
