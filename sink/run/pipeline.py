@@ -254,15 +254,12 @@ class Pipeline:
                 if not (self._stopping or run.over or self._is_over()):
                     try:
                         begin(frame, batch_id)
-                    except RowdeltaError as error:
-                        run.error = error  # Spark passes on only the error's text
-                        # `from None` leaves out a Java error that may be the cause: if the query is ending, Spark
-                        # searches its text with a regular expression that overflows the stack
-                        # (`StreamExecution.PROXY_ERROR`).
-                        raise error from None
-                    except Exception as error:
+                    except Exception as error:  # noqa: BLE001 - it ends the query, and `Run.error` has it
                         run.error = error
-                        raise
+                        # Spark gets no more than a name, also of the error's causes. If the query is ending, Spark
+                        # searches the text with a regular expression, which overflows the stack if it is that of a
+                        # Java error (`StreamExecution.PROXY_ERROR`).
+                        raise _FailedError(type(error).__name__) from None
                     return
             # this waits without a call to the JVM: the query's end would interrupt such a call with a Java error
             run.ending.wait(_END_SECONDS)
@@ -446,6 +443,10 @@ _KINDS = (ConfigError, DataError, TableError, TemporaryError)
 
 class _StoppedError(Exception):
     """The pipeline is stopping."""
+
+
+class _FailedError(Exception):
+    """What Spark is told of a micro-batch that failed. `Run.error` is the error."""
 
 
 def open_source(spark: SparkSession, config: Config, changelogs: dict[str, ChangelogSpec]) -> Source:

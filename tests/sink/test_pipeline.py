@@ -16,10 +16,10 @@ from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
 from sink.run.microbatch import TableSink
 from sink.run.patterns import find_tables
-from sink.run.pipeline import Pipeline, open_source
+from sink.run.pipeline import Pipeline, Run, open_source
 from sink.run.supervisor import Supervisor
 from sink.sources.files import FilesSource
-from tests.sink.harness import Job, crashing
+from tests.sink.harness import Job, crashing, java_error
 from tests.stack.process import wait_until
 
 pytestmark = pytest.mark.spark
@@ -131,6 +131,33 @@ def test_our_own_mistakes_are_no_reason_to_run_again(
     with pytest.raises(RowdeltaError, match="an unexpected error: KeyError: 'no such thing'") as caught:
         Pipeline(spark, config).run()
     assert caught.value.exit_code == 1
+
+
+def test_spark_is_not_told_what_java_said(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would search the text with a regular expression that overflows its stack, and the query's thread would end."""
+    long = "\n".join(f"\tat org.apache.Something.method(Something.java:{number})" for number in range(5_000))
+    mistake = java_error(spark, "java.lang.RuntimeException", long)
+
+    def mistaken(*_: object) -> None:
+        raise mistake
+
+    has_ended, told = Pipeline._has_ended, list[str]()
+
+    def noted(self: Pipeline, run: Run) -> bool:
+        query = run.query
+        try:
+            return has_ended(self, run)
+        finally:
+            if query is not None and query.exception() is not None:
+                told.append(str(query.exception()))
+
+    monkeypatch.setattr(TableSink, "apply_batch", mistaken)
+    monkeypatch.setattr(Pipeline, "_has_ended", noted)
+    with pytest.raises(RowdeltaError):
+        Pipeline(spark, files_config(tmp_path, "pipeline_java", a=write_one(tmp_path / "a"))).run()
+    (text,) = told
+    assert "_FailedError: Py4JJavaError" in text
+    assert "Something.java" not in text
 
 
 def test_mistakes_are_told_also_when_the_job_stops(

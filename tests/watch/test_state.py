@@ -157,13 +157,13 @@ def test_rewriting_counts_the_tables_files_the_touched_and_the_new_ones() -> Non
     tell(state, opened(ORDERS) + micro_batch(ORDERS, 1))
     state(observer.RewriteStarted(ORDERS, "minor compaction"))
     assert state.summary()["tables"][0]["doing"]["what"] == "minor compaction"
-    done = observer.RewriteDone(ORDERS, "minor compaction", 16, 1, 9_000, 0.5, 2.0, FileCounts(9, 0))
+    done = observer.RewriteDone(ORDERS, "minor compaction", 16, 1, 9_000, 0.5, 2.0, FileCounts(9, 0), 0, 7_000)
     tell(state, [done, observer.RewriteDone(ORDERS, "compaction")])  # of which the second found nothing to do
     with state.read() as reading:
         figures = {name: value for (_, name), value in reading.tables[ORDERS].rewrites.items()}
     assert figures == {
         "runs": 1, "total": 25, "touched": 16, "rewritten": 1, "rows": 0, "bytes": 9_000,
-        "scan": 0.5, "rewrite": 2.0,
+        "bytes written": 7_000, "scan": 0.5, "rewrite": 2.0,
     }  # fmt: skip
     assert state.summary()["tables"][0]["data_files"] == 9
 
