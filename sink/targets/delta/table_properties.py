@@ -213,6 +213,12 @@ def feature_refusal(properties: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
+_PURPOSES = {
+    "delta.feature.domainMetadata": "metadata domains, for its position",
+    _VECTORS: "deletion vectors, for deleting rows",
+}
+
+
 def required(*, appends: bool, copies: bool = False) -> dict[str, str]:
     """Properties that a table needs, and a new one gets: for the sink's position, and for deleting rows.
 
@@ -249,11 +255,11 @@ def check_required(
     missing = {name: value for name, value in needed.items() if not has[name]}
     if missing:
         set_ = ", ".join(f"'{name}' = '{value}'" for name, value in missing.items())
+        lacking = " and ".join(_PURPOSES[name] for name in missing)
         raise TableError(
-            f"{table} lacks what rowdelta needs: metadata domains, for its position"
-            f"{', and deletion vectors, for deleting rows' if _VECTORS in needed else ''}. Run ALTER TABLE … SET "
-            f"TBLPROPERTIES ({set_}). This raises the table's protocol, so look first whether all its readers and "
-            "writers can follow; or write to another table."
+            f"{table} lacks what rowdelta needs: {lacking}. Run ALTER TABLE … SET TBLPROPERTIES ({set_}). This raises "
+            "the table's protocol, so look first whether all its readers and writers can follow; or write to another "
+            "table."
         )
 
 
