@@ -175,7 +175,7 @@ class DeltaJob(Job):
         frame = self.spark.table(self.sql_name())
         if "deletionVectors" not in (self.snapshot().protocol.get("writerFeatures") or ()):
             # Delta's reader has no row_index there
-            paths = [str(self.table_folder / unquote(path)) for path, _ in self.snapshot().files]
+            paths = [str(self.table_folder / path) for path, _ in self.snapshot().files]
             if not paths:
                 assert not entries, "the index has rows of an empty table"
                 return {}
