@@ -9,6 +9,8 @@ of its log and readers without delta-spark see it.
 """
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,7 +192,15 @@ class DeltaJob(Job):
         return found
 
     def vacuum(self) -> None:
-        """Delete all files that the table doesn't need now."""
+        """Delete all files that the table doesn't need now, but for those that were written since its last commit. A
+        VACUUM that keeps nothing else than the table's newest version would delete files of a commit that is still to
+        come, of whatever writer; so nobody may run one meanwhile.
+        """
+        committed = max(path.stat().st_mtime for path in (self.table_folder / "_delta_log").glob("*.json"))
+        later = time.time() + 3600
+        for path in self.table_folder.rglob("*"):
+            if path.is_file() and path.parent.name != "_delta_log" and path.stat().st_mtime > committed:
+                os.utime(path, (later, later))
         vacuum(self.spark, self.sql_name())
 
     def clean_log(self) -> None:
