@@ -362,18 +362,25 @@ def test_a_running_job_does_it_once_an_hour(
     assert "maintenance failed" not in caplog.text
 
 
-def test_files_are_merged_when_the_window_opens(
+def test_files_are_merged_and_states_go_when_the_window_opens(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(spark, tmp_path, file_format="json")
     apply(job, *"abcdefgh")
     is_open: list[bool] = []
     monkeypatch.setattr(MaintenanceSection, "is_open", lambda *_: bool(is_open))
+    tend, tended = Upkeep.tend, list[Upkeep]()
+
+    def noted(self: Upkeep) -> None:
+        tend(self)
+        tended.append(self)
+
+    monkeypatch.setattr(Upkeep, "tend", noted)
     with looking(spark, settings(job), monkeypatch):
-        wait_until(lambda: states(job) == 1)
-        assert live_files(job) == 8
+        wait_until(lambda: bool(tended))
+        assert (live_files(job), states(job)) == (8, 8)
         is_open.append(True)
-        wait_until(lambda: live_files(job) <= 2)
+        wait_until(lambda: live_files(job) <= 2 and states(job) == 1)
 
 
 def test_a_step_that_fails_is_a_warning_and_stops_no_other(
