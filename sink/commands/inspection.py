@@ -165,8 +165,9 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
-        yield from _budget(config, section, table)
-        yield from _upkeep(section, table.upkeep(), maintenance_of(config, section, table), datetime.now(UTC))
+        settings = maintenance_of(config, section, table)
+        yield from _budget(config, section, table, settings)
+        yield from _upkeep(section, table.upkeep(), settings, datetime.now(UTC))
 
 
 def _upkeep(section: TableSection, found: Upkeep | None, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
@@ -183,9 +184,8 @@ def _upkeep(section: TableSection, found: Upkeep | None, settings: MaintenanceSe
         yield f"  {_snapshots(found.snapshots, settings.expire, now)}"
 
 
-def _budget(config: Config, section: TableSection, table: TableState) -> Iterator[str]:
+def _budget(config: Config, section: TableSection, table: TableState, settings: MaintenanceSection) -> Iterator[str]:
     """What the table's properties tell: how much may be rewritten, and when orphans were looked for."""
-    settings = maintenance_of(config, section, table)
     if settings.budget and section.mode != "append":
         credit = max(0, rewrite_credit(table, property_prefix(config), settings.budget))
         yield f"  budget: {credit / 1e6:,.1f} MB may be rewritten now"

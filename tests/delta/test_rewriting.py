@@ -145,6 +145,15 @@ def test_moved_rows_prove_the_position(spark: SparkSession, tmp_path: Path, move
     assert job.rows() == changes.expected()
 
 
+def goes_on(job: DeltaJob, changes: Changes) -> None:
+    """The next process applies more, with whichever files the table has."""
+    changes.write(3)
+    job.run()
+    job.check()
+    assert job.rows() == changes.expected()
+    assert job.check_index() is not None
+
+
 @pytest.mark.parametrize("fault", ["before a rewrite", "after a rewrite"])
 def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: Any) -> None:
     """The next process goes on with whichever files the table has."""
@@ -157,11 +166,7 @@ def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: A
     with crashing(fault), pytest.raises(CrashError):
         sink.end_rewrite(begun)
     assert len(job.snapshot().files) == (1 if fault == "after a rewrite" else 4)
-    changes.write(3)
-    job.run()
-    job.check()
-    assert job.rows() == changes.expected()
-    assert job.check_index() is not None
+    goes_on(job, changes)
 
 
 @pytest.mark.parametrize("is_written", [True, False])
@@ -191,11 +196,7 @@ def test_an_answer_that_is_lost(
                 sink.end_rewrite(begun)
     assert len(job.snapshot().files) == (1 if is_written else 4)
     assert job.rows() == changes.expected()
-    changes.write(3)
-    job.run()
-    job.check()
-    assert job.rows() == changes.expected()
-    assert job.check_index() is not None
+    goes_on(job, changes)
 
 
 @pytest.mark.parametrize("what", ["delete", "purge", "vacuum", "restore"])
