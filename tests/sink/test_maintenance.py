@@ -699,18 +699,25 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     assert again.rewritten_data_files == 0
 
 
+def job_of_three_regions(spark: SparkSession, folder: Path, *, files: int, together: int) -> Job:
+    """Three partitions, each with so many files of ten rows. So many partitions are rewritten at the same time."""
+    job = Job(spark, folder, tasks=1, partition_by=["region"], properties={"format-version": "3"})
+    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": together}
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0, "rewrite": rewrite}}
+    for number in range(3 * files):
+        rows = [{"id": key, "region": "abc"[number // files]} for key in range(10 * number, 10 * number + 10)]
+        job.write([("+I", row) for row in rows])
+    job.run()
+    return job
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_group_that_fails_stops_no_other(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
     """Others change the files of a partition, or a file can't be read."""
-    job = Job(spark, tmp_path, tasks=1, partition_by=["region"], properties={"format-version": "3"})
-    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": together}
-    job.table = {"merge_small_files": False, "maintenance": {"budget": 0, "rewrite": rewrite}}
-    for start in range(0, 90, 10):
-        job.write([("+I", {"id": key, "region": "abc"[start // 30]}) for key in range(start, start + 10)])
-    job.run()
+    job = job_of_three_regions(spark, tmp_path, files=3, together=together)
     before = job.rows()
     write, attempts = TableSink.write_rewrite, list[list[str]]()
 
@@ -745,12 +752,7 @@ def test_others_change_one_of_several_groups(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are rewritten in the same run, and then this one."""
-    job = Job(spark, tmp_path, tasks=1, partition_by=["region"], properties={"format-version": "3"})
-    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": 3}
-    job.table = {"merge_small_files": False, "maintenance": {"budget": 0, "rewrite": rewrite}}
-    for start in range(0, 60, 10):
-        job.write([("+I", {"id": key, "region": "abc"[start // 20]}) for key in range(start, start + 10)])
-    job.run()
+    job = job_of_three_regions(spark, tmp_path, files=2, together=3)
     write, groups = TableSink.write_rewrite, list[int]()
 
     def interrupted(self: TableSink, begun: Begun) -> bool:
@@ -776,8 +778,7 @@ def test_maintain_ends_if_everything_fails(
 ) -> None:
     """Such as when a disk is full."""
     job = Job(spark, tmp_path, tasks=1, partition_by=["id"])
-    rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": together}
-    job.table = {"merge_small_files": False, "maintenance": {"budget": 0, "rewrite": rewrite}}
+    job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
     for number in range(2):
         job.write([("+I", {"id": key, "region": f"r{number}"}) for key in range(number, 20 + number)])
     job.write([("+I", {"id": key, "region": "r2"}) for key in range(20)])
