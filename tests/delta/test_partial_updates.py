@@ -1,6 +1,7 @@
 """Partial updates in Delta tables (`tests.sink.partial_story`), read back by delta-rs."""
 
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,9 @@ from pyspark.sql import SparkSession
 
 from deltawriters.content import Partition
 from deltawriters.keyindex import IndexedFile
-from deltawriters.rewrite import SmallFile
+from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import OtherColumnsError
+from sink.targets.delta.writers import DeltaTableSpec
 from tests.delta.harness import DeltaJob, crashing
 from tests.delta.readers import READERS
 from tests.delta.test_writers import array, field, struct, table_at
@@ -89,6 +91,73 @@ def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path, mode: str)
     assert {str(day) for day in rows.column("day").to_pylist()} == {"2026-01-02"}
     ((_, nothing),) = table.present_rows(file, np.array([1]), ["new", "day"])
     assert [str(value) for value in nothing.to_pylist()[0].values()] == ["None", "2026-01-02"]
+
+
+def all_readings(table: DeltaTableSpec, path: str, partition: Mapping[str, str]) -> list[list[dict[str, Any]]]:
+    """A data file's rows as partial updates, copies and rewrites read them."""
+    file, size = IndexedFile(path, 0, dict(partition)), Path(path).stat().st_size
+    count = pq.read_metadata(path).num_rows
+    readings = (
+        table.present_rows(file, np.arange(count), table.arrow_schema.names),
+        table.copied_rows(TouchedFile(file, size), np.array([], np.int64)),
+        table.moved_rows(SmallFile(path, size, None, 0), Partition(0, json.dumps(partition))),
+    )
+    return [pa.concat_tables(rows for _, rows in found).to_pylist() for found in readings]
+
+
+def test_names_that_differ_in_case_only(tmp_path: Path) -> None:
+    """`CONVERT TO DELTA` takes a metastore's names, which are in lower case, and Spark finds columns by them."""
+    point = struct(field("xaxis", "long"))
+    table = table_at(tmp_path, field("id", "long"), field("customername", "string"), field("point", point))
+    path = str(tmp_path / "theirs.parquet")
+    pq.write_table(pa.table({"ID": [1], "customerName": ["a"], "point": [{"xAxis": 7}]}), path)
+    file, expected = IndexedFile(path, 0, {}), {"id": 1, "customername": "a", "point": {"xaxis": 7}}
+    ((_, present),) = table.present_rows(file, np.array([0]), table.arrow_schema.names)
+    ((_, copied),) = table.copied_rows(TouchedFile(file, 1), np.array([], np.int64))
+    assert present.to_pylist() == copied.to_pylist() == [expected]
+    pq.write_table(pa.table({"id": [1], "customername": ["a"], "point": [{"xAxis": 7}]}), path)
+    assert all_readings(table, path, {}) == [[expected]] * 3
+    pq.write_table(pa.table({"id": [1], "customername": ["a"], "CustomerName": ["b"]}), path)
+    assert next(table.present_rows(file, np.array([0]), ["customername"]))[1].to_pylist() == [{"customername": "a"}]
+    pq.write_table(pa.table({"id": [1], "customerName": ["a"], "CustomerName": ["b"]}), path)
+    with pytest.raises(OtherColumnsError, match="customerName and CustomerName"):
+        list(table.present_rows(file, np.array([0]), ["customername"]))
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_a_field_that_was_dropped_and_added_again_is_null(tmp_path: Path, mode: str) -> None:
+    """Columns were mapped when the table was older, so that names in its files are those of the table."""
+
+    def named(name: str, dtype: Any, number: int, physical: str | None = None) -> dict[str, Any]:
+        known = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": physical or name}
+        return field(name, dtype) | {"metadata": known}
+
+    pair = struct(named("b", "long", 3), named("a", "string", 9, "col-9"))
+    table = table_at(
+        tmp_path, named("id", "long", 1), named("pair", pair, 2), named("pairs", array(pair), 4),
+        properties={"delta.columnMapping.mode": mode},
+    )  # fmt: skip
+    parts = [pa.field(name, dtype, True, {"PARQUET:field_id": str(number)})
+             for name, dtype, number in (("b", pa.int64(), 3), ("a", pa.string(), 5))]  # fmt: skip
+    stored = pa.schema(
+        [
+            pa.field("id", pa.int64(), True, {"PARQUET:field_id": "1"}),
+            pa.field("pair", pa.struct(parts), True, {"PARQUET:field_id": "2"}),
+            pa.field("pairs", pa.list_(pa.struct(parts)), True, {"PARQUET:field_id": "4"}),
+        ]
+    )
+    old = {"b": 1, "a": "secret"}
+    path = str(tmp_path / "old.parquet")
+    pq.write_table(pa.Table.from_pylist([{"id": 1, "pair": old, "pairs": [old]}], stored), path)
+    new = {"b": 1, "a": None}
+    assert all_readings(table, path, {}) == [[{"id": 1, "pair": new, "pairs": [new]}]] * 3
+
+
+def test_the_log_says_the_partition_also_if_the_file_does(tmp_path: Path) -> None:
+    table = table_at(tmp_path, field("id", "long"), field("day", "string"), by=["day"])
+    path = str(tmp_path / "both.parquet")
+    pq.write_table(pa.table({"id": [1], "day": ["2024-01-01"]}), path)
+    assert all_readings(table, path, {"day": "2024-02-02"}) == [[{"id": 1, "day": "2024-02-02"}]] * 3
 
 
 def test_null_structs_whose_fields_are_not_nullable(tmp_path: Path) -> None:

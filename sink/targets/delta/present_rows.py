@@ -42,6 +42,8 @@ def present_rows(
         if by_id and not any(FIELD_ID in (part.metadata or {}) for part in physical):
             raise OtherColumnsError(f"{file.path} has no field ids, and the table finds its columns by them")
         for column in wanted:
+            if column.physical_name in file.partition:
+                continue  # the log decides, also if the file has the column
             place = _place(physical, column.physical_field, by_id=by_id)
             if place is not None:
                 stored[column.name] = physical.names[place]
@@ -81,8 +83,8 @@ def _converted(values: pa.Array, physical: pa.DataType, logical: pa.DataType, *,
     """:param physical: the wanted type with physical names and field ids.
     :param logical: the same with the table's names.
     """
-    if values.type == logical:
-        return values
+    if values.type == logical and (not pa.types.is_nested(logical) or (physical == logical and not by_id)):
+        return values  # with other physical names or ids, fields of the same names may be others
     if pa.types.is_struct(logical) and pa.types.is_struct(values.type):
         return _struct(values, physical, logical, by_id=by_id)
     if pa.types.is_list(logical) and pa.types.is_list(values.type):
@@ -130,14 +132,19 @@ def _without_nulls(part: pa.Array, absent: pa.BooleanArray, target: pa.Field) ->
 
 
 def _place(fields: pa.Schema | pa.StructType, wanted: pa.Field, *, by_id: bool) -> int | None:
-    """Number of a field in a file's schema, or in one of its structs."""
-    for number, field in enumerate(fields):
-        if by_id:
-            if (field.metadata or {}).get(FIELD_ID) == wanted.metadata[FIELD_ID]:
-                return number
-        elif field.name == wanted.name:
-            return number
-    return None
+    """Number of a field in a file's schema, or in one of its structs. As in Spark, a name may differ in case.
+
+    :raises OtherColumnsError: several names differ in case only.
+    """
+    if by_id:
+        same = [n for n, part in enumerate(fields) if (part.metadata or {}).get(FIELD_ID) == wanted.metadata[FIELD_ID]]
+        return same[0] if same else None
+    alike = {part.name: n for n, part in enumerate(fields) if part.name.lower() == wanted.name.lower()}
+    if wanted.name in alike:
+        return alike[wanted.name]
+    if len(alike) > 1:
+        raise OtherColumnsError(f"a data file has both {' and '.join(alike)}, and the table has {wanted.name}")
+    return next(iter(alike.values()), None)
 
 
 def check_calendar(path: str, physical: pa.Schema, types: Iterable[pa.DataType]) -> None:
