@@ -61,6 +61,7 @@ class SmallFile:
         for delete files.
     :param sequence_number: number of the commit that added the file, as the table's format counts them.
     :param live_rows: number of live rows, from the table's metadata. None if only the delete files tell.
+    :param vector: its deletion vector in the format's terms, which the number of live rows takes into account.
     """
 
     path: str
@@ -68,6 +69,7 @@ class SmallFile:
     first_row_id: int | None
     sequence_number: int
     live_rows: int | None = None
+    vector: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -355,6 +357,8 @@ class Rewriter:
                 if has_key.all():
                     part = _Part(check, small.path, places, rows, places)
                 else:
+                    if not check.knows_vector:
+                        check.add_vector(positions_of(self._table.deleted_in(_touched(small, group))))
                     stay = ~has_key & ~check.is_deleted(places)
                     yield _without_key(rows.filter(pa.array(stay)))
                     rows = rows.filter(pa.array(has_key))
@@ -411,9 +415,7 @@ class Rewriter:
                 raise
         else:
             return
-        file = IndexedFile(small.path, group.spec_id, json.loads(group.partition))
-        touched = TouchedFile(file, small.size_in_bytes, small.first_row_id, small.sequence_number)
-        yield from self._table.copied_rows(touched, np.empty(0, np.int64))
+        yield from self._table.copied_rows(_touched(small, group), np.empty(0, np.int64))
 
     def _deleted(self, group: RewriteGroup) -> dict[str, Ints]:
         """The positions that delete files delete in the group's data files, by path of the data file."""
@@ -479,6 +481,11 @@ def _partition(group: RewriteGroup) -> Partition:
     return Partition(group.spec_id, group.partition)
 
 
+def _touched(small: SmallFile, group: RewriteGroup) -> TouchedFile:
+    file = IndexedFile(small.path, group.spec_id, json.loads(group.partition))
+    return TouchedFile(file, small.size_in_bytes, small.first_row_id, small.sequence_number, small.vector)
+
+
 @dataclass(frozen=True)
 class _Part:
     """Rows of a file that have a key, and their positions in it.
@@ -515,6 +522,14 @@ class _LiveCheck:
         self._known = 0
         self._expected = 0
         self._is_right = True
+        self.knows_vector = small.vector is None
+
+    def add_vector(self, deleted: Ints) -> None:
+        """The positions that the file's deletion vector deletes. They are needed only if there are rows without a key:
+        the index knows which others are live.
+        """
+        self._deleted = np.union1d(self._deleted, deleted)
+        self.knows_vector = True
 
     def is_deleted(self, places: Ints) -> npt.NDArray[np.bool_]:
         """Which rows are deleted by delete files.

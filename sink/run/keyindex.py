@@ -364,12 +364,11 @@ class KeyIndex:
             self._spent |= {f"runs/{run.name}" for run in of_age if run.name not in known}
         return runs
 
-    def deleted_rows(self, path: str) -> int:
-        """How many rows of a data file its deletion vector deletes (v3). If the file is older than the table's format
-        version 3, position delete files may delete other rows.
+    def vector(self, path: str) -> Vector | None:
+        """The deletion vector of a data file (Iceberg v3, Delta Lake), in the format's terms. If the file is older than
+        the table's format version 3, position delete files may delete other rows.
         """
-        vector = self._synchronized().vectors.get(path)
-        return 0 if vector is None else int(vector["record-count"])
+        return self._synchronized().vectors.get(path)
 
     def rewritten(
         self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], new_paths: Sequence[str]

@@ -231,7 +231,9 @@ class MinorCompaction:
         """The file with the number of its live rows, if the table's metadata tell it."""
         if file.rows is None:
             return file
-        return replace(file, small=replace(file.small, live_rows=file.rows - key_index.deleted_rows(file.small.path)))
+        vector = key_index.vector(file.small.path)
+        live = file.rows - (0 if vector is None else int(vector["record-count"]))
+        return replace(file, small=replace(file.small, live_rows=live, vector=vector))
 
     def _give_up(self, error: Exception) -> None:
         log.warning(

@@ -162,6 +162,7 @@ class Rewriting:
         )
         if not groups:
             return None
+        groups = tuple(_with_vectors(group, key_index) for group in groups)
         self._observer(RewriteStarted(self._table.name, KIND))
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
         begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), groups, uncommitted)
@@ -331,6 +332,11 @@ class Rewriting:
 
 def _younger(times: dict[str, float], than: float) -> dict[str, float]:
     return {path: at for path, at in times.items() if at > than}
+
+
+def _with_vectors(group: RewriteGroup, key_index: KeyIndex) -> RewriteGroup:
+    files = (replace(small, vector=key_index.vector(small.path)) for small in group.files)
+    return replace(group, files=tuple(files))
 
 
 def _paths(group: RewriteGroup) -> frozenset[str]:

@@ -4,9 +4,10 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,6 +18,7 @@ from sink.targets.delta.table import DeltaTable
 from tests.delta.harness import DeltaJob, When, before_commit
 from tests.delta.test_target import inserts, row
 from tests.faults.plugin import Seen
+from tests.rewrites import only_sink, rewritten_files
 
 pytestmark = pytest.mark.spark
 
@@ -87,6 +89,81 @@ def test_files_whose_names_are_encoded(spark: SparkSession, tmp_path: Path) -> N
     job.run()
     assert job.rows() == [row(1, "us"), row(2, "x"), row(3, "x")]
     assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("deletes", ["position", "copy-on-write"])
+def test_files_whose_columns_differ_in_case(
+    spark: SparkSession, tmp_path: Path, deletes: Literal["position", "copy-on-write"]
+) -> None:
+    """`CONVERT TO DELTA` takes the names of a metastore, which may be in lower case, and leaves those of the files."""
+    job = DeltaJob(spark, tmp_path, deletes=deletes, tasks=1)
+    spark.sql("SELECT id AS ID, 'x' AS Region FROM range(0, 4, 1, 1)").write.parquet(str(job.table_folder))
+    spark.sql(f"CONVERT TO DELTA parquet.`{job.table_folder}` NO STATISTICS")
+    first = job.table_folder / "_delta_log" / f"{0:020}.json"
+    first.write_text(first.read_text().replace("ID", "id").replace("Region", "region"))
+    for path in first.parent.rglob("*"):
+        if path.is_file() and path != first:
+            path.unlink()
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    assert job.rows() == [row(n, "x") for n in range(4)]
+    job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.feature.domainMetadata' = 'supported')")
+    if deletes == "position":
+        job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    job.write([("+U", row(0, "us")), ("-D", row(1))])
+    job.run()
+    expected = [row(0, "us"), row(2, "x"), row(3, "x")]
+    assert job.rows() == expected
+    sink = only_sink(job)
+    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert len(job.snapshot().files) == 1
+    assert job.rows() == expected
+    assert job.check_index() is not None
+
+
+def test_a_file_that_the_log_names_by_two_names(spark: SparkSession, tmp_path: Path) -> None:
+    """A commit adds it with a full path. OPTIMIZE removes it by a name with a scheme, and the sink reads both
+    commits.
+    """
+    job = DeltaJob(spark, tmp_path, tasks=1)
+    job.write(inserts(1, 2))
+    job.run()
+    sink = only_sink(job)
+    (add,) = job.snapshot().files.values()
+    remove = {"path": add["path"], "deletionTimestamp": 1, "dataChange": False}
+    again = {**add, "path": str(job.table_folder / add["path"]), "dataChange": False}
+    log_file = job.table_folder / "_delta_log" / f"{job.version() + 1:020}.json"
+    log_file.write_text("\n".join(map(json.dumps, ({"remove": remove}, {"add": again}))))
+    table = sink.table
+    base = table.snapshot_id()
+    assert len(list(table.live_files())) == 1
+    table.refresh()
+    assert [file.path for file in table.live_files()] == [again["path"]]
+    assert table.changes_since(base, set()) is not None
+    job.append([row(3, "x")])
+    job.sql("OPTIMIZE {t}")
+    table.refresh()
+    (left,) = table.live_files()
+    assert Path(left.path).parent == job.table_folder
+    assert left.path != again["path"]
+
+
+def test_times_without_a_zone_stay_where_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    """Each reader takes them for times of its own zone, so a rewrite, which names the zone, would change them."""
+    job = DeltaJob(spark, tmp_path, tasks=1, columns={"id": "bigint", "at": "timestamp"}, partition_by=("at",))
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    job.write([("+I", {"id": n, "at": moment}) for n in range(2)])
+    job.run()
+    sink = only_sink(job)
+    table = sink.table
+    assert len(table.rewritables()) == 1
+    log_file = job.table_folder / "_delta_log" / f"{job.version() + 1:020}.json"
+    (add,) = job.snapshot().files.values()
+    (name,) = add["partitionValues"]
+    again = {**add, "partitionValues": {name: "2026-01-02 03:04:05"}, "dataChange": False}
+    log_file.write_text(json.dumps({"add": again}))
+    table.refresh()
+    assert len(list(table.live_files())) == 1
+    assert table.rewritables() == []
 
 
 def test_a_file_with_a_full_path_inside_the_table(spark: SparkSession, tmp_path: Path) -> None:

@@ -62,6 +62,23 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
     assert rewritten.startswith("  rewritten last: 3 files at ")
 
 
+def test_rows_whose_key_is_null_that_others_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """The key index has none of them, and only the vector knows which of them are deleted."""
+    job = DeltaJob(spark, tmp_path, tasks=1)
+    job.create("id BIGINT, region STRING")
+    rows = ", ".join(f"({'NULL' if n % 3 == 0 else n}, '{n}')" for n in range(12))
+    job.sql(f"INSERT INTO {{t}} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}")
+    job.sql("DELETE FROM {t} WHERE id IS NULL AND region IN ('3', '9')")
+    job.write([("+U", {"id": 1, "region": "new"}), ("-D", {"id": 4, "region": None})])
+    job.run()
+    sink = only_sink(job)
+    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert len(job.snapshot().files) == 1
+    assert job.vectors() == {}
+    left = {(n, str(n)) for n in (2, 5, 7, 8, 10, 11)} | {(None, "0"), (None, "6"), (1, "new")}
+    assert {tuple(row.values()) for row in job.content().to_pylist()} == left
+
+
 def status(spark: SparkSession, job: DeltaJob) -> list[str]:
     return list(inspection.status(spark, job.config()))
 

@@ -307,12 +307,16 @@ def test_wide_bounds_keep_all_digits() -> None:
         "numRecords": 2, "minValues": {"a": -12345678901234567890.123456789, "b": 1.0E300, "text": "1.50, \\"x"},
         "maxValues": {"a": 12345678901234567890.123456789, "n": {"c": 9007199254740993}}, "nullCount": {"a": 0},
         "tightBounds": true}"""
-    wide = with_wide_bounds(tight)
+    wide = with_wide_bounds(tight, 9)
     digits = "12345678901234567890.123456789"
     assert f'"minValues":{{"a":-{digits},"b":1.0E300,"text":"1.50, \\"x"}}' in wide
     assert f'"maxValues":{{"a":{digits},"n":{{"c":9007199254740993}}}}' in wide
     assert json.loads(wide) == json.loads(tight) | {"tightBounds": False}
-    assert json.loads(with_wide_bounds('{"numRecords":1}')) == {"numRecords": 1, "tightBounds": False}
+    assert json.loads(with_wide_bounds('{"numRecords":1}', 9)) == {"numRecords": 1, "tightBounds": False}
+    uncounted = with_wide_bounds(tight.replace('"numRecords": 2,', ""), 9)
+    assert f'"maxValues":{{"a":{digits},"n"' in uncounted
+    assert json.loads(uncounted)["numRecords"] == 9
+    assert json.loads(with_wide_bounds('{"numRecords":null}', 9)) == {"numRecords": 9, "tightBounds": False}
 
 
 def test_superseded_rows_are_in_the_vector_of_their_file(tmp_path: Path) -> None:

@@ -83,6 +83,25 @@ def test_row_ids_stay(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @BOTH
+def test_rows_whose_key_is_null_that_others_deleted(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """The key index has none of them, and only the deletes know which of them are deleted."""
+    job = new_job(spark, tmp_path, version, tasks=1, configure_columns=False)
+    spark.sql(f"CREATE NAMESPACE {job.catalog}.{job.namespace}")
+    properties = f"'format-version' = '{version}', 'write.delete.mode' = 'merge-on-read'"
+    spark.sql(f"CREATE TABLE {job.target} (id bigint, region string) USING iceberg TBLPROPERTIES ({properties})")
+    rows = ", ".join(f"({'NULL' if n % 3 == 0 else n}, '{n}')" for n in range(12))
+    spark.sql(f"INSERT INTO {job.target} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}").collect()
+    spark.sql(f"DELETE FROM {job.target} WHERE id IS NULL AND region IN ('3', '9')").collect()
+    job.write([("+U", {"id": 1, "region": "new"}), ("-D", {"id": 4, "region": None})])
+    job.run()
+    sink = only_sink(job)
+    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert len([file for file in job.files() if file["content"] == 0]) == 1
+    left = {(n, str(n)) for n in (2, 5, 7, 8, 10, 11)} | {(None, "0"), (None, "6"), (1, "new")}
+    assert set(map(tuple, spark.table(job.target).collect())) == left
+
+
+@BOTH
 def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path, version: int) -> None:
     job = new_job(spark, tmp_path, version, tasks=1, table={"merge_small_files": False}, configure_columns=False)
     changes = Changes(job)

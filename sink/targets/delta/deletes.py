@@ -83,6 +83,6 @@ def stored_vectors(table: "DeltaTableSpec", vectors: Sequence[BitMap64], created
 
 def _with_vector(file: ContentFile, descriptor: dict[str, Any]) -> ContentFile:
     add = file.description["add"]
-    add = add | {"deletionVector": descriptor, "stats": with_wide_bounds(add["stats"])}
+    add = add | {"deletionVector": descriptor, "stats": with_wide_bounds(add["stats"], file.record_count)}
     vector = {**descriptor, "record-count": descriptor["cardinality"]}
     return replace(file, description={"add": add}, vector=(file.path, vector))

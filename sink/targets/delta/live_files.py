@@ -37,6 +37,8 @@ class LiveFiles:
                 for commit in commits:
                     if commit.version <= version:
                         self.apply(commit)
+                if self._version != version:
+                    self._replay(version)
         return self._files
 
     def apply(self, commit: Commit) -> None:
@@ -46,8 +48,9 @@ class LiveFiles:
         if self._version is None or commit.version != self._version + 1:
             return
         for kind, content in file_actions(commit):
-            if kind == "remove":
-                self._files.pop(unquote(content["path"]), None)
+            if kind == "remove" and self._files.pop(unquote(content["path"]), None) is None:
+                self._version = None  # it is known by another name, such as without a scheme, which Delta sees through
+                return
         for kind, content in file_actions(commit):
             if kind == "add":
                 self._files[unquote(content["path"])] = content

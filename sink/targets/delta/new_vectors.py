@@ -53,7 +53,7 @@ def written_deletes(
         vectors[file.path] = None
         if file.vector is not None:
             vectors[file.path] = {**file.vector, "record-count": file.vector["cardinality"]}
-            files.append(json.dumps(with_vector(_counted(adds[file.path], file.rows), file.vector)))
+            files.append(json.dumps(with_vector(adds[file.path], file.rows, file.vector)))
             size += file.vector["sizeInBytes"]
     return WrittenDeletes(files, [json.dumps(remove_of(adds[file.path])) for file in changed], vectors, size)
 
@@ -89,13 +89,6 @@ def _cost(found: FoundRows, before: Before) -> int:
     return found.size + (0 if before.vector is None else int(before.vector["sizeInBytes"]))
 
 
-def _counted(add: Add, rows: int) -> Add:
-    """The `add` with statistics that have at least the number of rows, which a file with a vector must have."""
-    if stated_rows(add) is not None:
-        return add
-    return {**add, "stats": json.dumps({**json.loads(add.get("stats") or "{}"), "numRecords": rows})}
-
-
 def remove_of(add: Add, *, data_change: bool = True) -> dict[str, Any]:
     """The `remove` of a live file (PROTOCOL.md, "Add File and Remove File")."""
     same = ("path", "partitionValues", "size", "deletionVector", "tags", "baseRowId", "defaultRowCommitVersion")
@@ -104,7 +97,9 @@ def remove_of(add: Add, *, data_change: bool = True) -> dict[str, Any]:
     return {"remove": {**content, "dataChange": data_change, "deletionTimestamp": now, "extendedFileMetadata": True}}
 
 
-def with_vector(add: Add, vector: Mapping[str, Any]) -> dict[str, Any]:
-    """The `add` of a live file with another vector. Its statistics are bounds now, and no more than that."""
-    stats = with_wide_bounds(add["stats"])
+def with_vector(add: Add, rows: int, vector: Mapping[str, Any]) -> dict[str, Any]:
+    """The `add` of a live file of so many rows with another vector. Its statistics are bounds now, and no more than
+    that.
+    """
+    stats = with_wide_bounds(add.get("stats") or "{}", rows)
     return {"add": {**add, "dataChange": True, "stats": stats, "deletionVector": dict(vector)}}

@@ -24,6 +24,7 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 """What Spark escapes in the names of partition folders (`ExternalCatalogUtils.escapePathName`), and NUL, which no
 file's name can have."""
+_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _SAFE_IN_PATHS = "/_-!.~'()*,;:$&+=@"
 """ASCII punctuation that `java.net.URI` leaves as it is in a path."""
 
@@ -64,6 +65,14 @@ def encoded_path(path: str) -> str:
     """A relative path as an action has it (PROTOCOL.md, "Add File and Remove File"), encoded as by `java.net.URI`."""
     parts = re.split(r"([^\x00-\x7f])", path)
     return "".join(part if _is_kept(part) else quote(part, safe=_SAFE_IN_PATHS) for part in parts)
+
+
+def is_clear(columns: Sequence[Column], values: Values) -> bool:
+    """Whether all readers take partition values for the same ones: not if there is a time without its zone, as some
+    writers have it, which each reader takes for one of its own zone.
+    """
+    zoned = (column for column in columns if pa.types.is_timestamp(column.type) and column.type.tz is not None)
+    return all(_ZONE.search(values.get(column.physical_name) or "Z") for column in zoned)
 
 
 def repeated(column: Column, value: str | None, count: int) -> pa.Array:

@@ -14,6 +14,7 @@ from sink.targets import merge_levels
 from sink.targets.base import MINOR, SINK_ID, Mergeable, MergeCandidates, Rewritable
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import remove_of, stated_rows
+from sink.targets.delta.partitions import is_clear
 
 if TYPE_CHECKING:
     from sink.targets.delta.table import DeltaTable
@@ -38,7 +39,7 @@ def rewritables(table: "DeltaTable") -> list[Rewritable]:
     spec, found = table.spec, list[Rewritable]()
     for path, add in table.live.items():
         rows = stated_rows(add)
-        if rows is None:
+        if rows is None or not is_clear(spec.partitioning, add["partitionValues"]):
             continue
         deleted = int((add.get("deletionVector") or {}).get("cardinality", 0))
         first_row_id, version = add.get("baseRowId"), int(add.get("defaultRowCommitVersion") or 0)

@@ -83,13 +83,16 @@ class _Number(str):
     """A number as it is written, since a float may have fewer digits."""
 
 
-def with_wide_bounds(stats: str) -> str:
+def with_wide_bounds(stats: str, rows: int) -> str:
     """The statistics of a file with a deletion vector: its bounds are those of all its rows, also of the deleted ones
     (PROTOCOL.md, "Per-file Statistics").
 
     :param stats: of the file without the vector, by any writer.
+    :param rows: in the file. Statistics have at least this number then.
     """
     found: dict[str, Any] = json.loads(stats, parse_float=_Number, parse_int=_Number)
+    if found.get("numRecords") is None:  # other writers may leave it out
+        found["numRecords"] = rows
     return _json(found | {"tightBounds": False})
 
 

@@ -102,6 +102,12 @@ class DeltaTableSpec(TableSpec):
         return columns_of(self.schema, self._mapping)
 
     @cached_property
+    def partitioning(self) -> tuple[Column, ...]:
+        """The partition columns, in the table's order of them."""
+        by_name = {column.name: column for column in self.columns}
+        return tuple(by_name[name] for name in self.partition_columns)
+
+    @cached_property
     def arrow_schema(self) -> pa.Schema:
         """The table's columns, and behind them those of the row ids if rows are moved."""
         return pa.schema([*(column.logical_field for column in self.columns), *self._lineage])
@@ -119,11 +125,11 @@ class DeltaTableSpec(TableSpec):
         return self.partition_columns
 
     def split_by_partition(self, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
-        return split_by_partition(self._partitioning, rows)
+        return split_by_partition(self.partitioning, rows)
 
     def new_path(self, name: str, partition: Partition) -> str:
         """In the partition's folder, or in one of a random name, as Delta's own writer has it."""
-        place = self.random_prefix(name) or folder(self._partitioning, json.loads(partition.text))
+        place = self.random_prefix(name) or folder(self.partitioning, json.loads(partition.text))
         return f"{self._root}/{place}/{name}" if place else f"{self._root}/{name}"
 
     def random_prefix(self, name: str) -> str:
@@ -240,11 +246,6 @@ class DeltaTableSpec(TableSpec):
         return self._mapping == "id"
 
     @cached_property
-    def _partitioning(self) -> tuple[Column, ...]:
-        by_name = {column.name: column for column in self.columns}
-        return tuple(by_name[name] for name in self.partition_columns)
-
-    @cached_property
     def _written(self) -> tuple[Column, ...]:
         """The columns of data files."""
         if any(self._is_set(name) for name in _PARTITIONS_IN_FILES):
@@ -271,7 +272,7 @@ class DeltaTableSpec(TableSpec):
 
         :raises OtherColumnsError: it has others.
         """
-        partitioning = {column.physical_name for column in self._partitioning}
+        partitioning = {column.physical_name for column in self.partitioning}
         hidden = partitioning | {part.name for part in moved._lineage}
         if set(found.names) - hidden != {column.physical_name for column in self.columns} - partitioning:
             raise OtherColumnsError(f"{small.path} has other columns than the table")
