@@ -144,7 +144,7 @@ def ranked(order: Sequence[pa.Array], kinds: npt.NDArray[np.int8]) -> Ints:
 
 def _with_kinds(rank: Ints, kinds: npt.NDArray[np.int8]) -> Ints:
     """Extend the rank by the kind. At equal rank, -U comes first, then +I and +U, then -D (`RowKind`)."""
-    if len(rank) and (rank.min() < _INT64.min // 3 or rank.max() > _INT64.max // 3):
+    if len(rank) and (rank.min() <= _INT64.min // 3 or rank.max() >= _INT64.max // 3):
         rank = np.unique(rank, return_inverse=True)[1].astype(np.int64)
     return rank * 3 + (kinds + 1) // 2
 

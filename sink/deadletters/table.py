@@ -138,6 +138,12 @@ class DeadLetters:
             stored = self._stored(self._prefix(target))
         return stored.position if stored else None
 
+    def operation(self, target: str) -> str | None:
+        """The last commit of the target's bad records that is known here."""
+        with self._turn:
+            stored = self._stored(self._prefix(target))
+        return stored.operation if stored else None
+
     def divided(self, target: str, bad: DataFrame, spark: SparkSession) -> tuple[DataFrame, DataFrame]:
         """The bad records that the table doesn't have yet, and those that it has.
 
@@ -175,7 +181,14 @@ class DeadLetters:
         )
 
     def commit(
-        self, target: str, operation: str, end: Position, files: Sequence[str], bad: Mapping[str, int], opening: int
+        self,
+        target: str,
+        operation: str,
+        end: Position,
+        files: Sequence[str],
+        bad: Mapping[str, int],
+        opening: int,
+        previous: str | None,
     ) -> None:
         """Add a micro-batch's bad records, and mark them as not yet sent to the topic.
 
@@ -185,8 +198,11 @@ class DeadLetters:
         :param files: the data files, as in `ChangeSet`.
         :param bad: how many records, by error class.
         :param opening: the value of `opening` when the files were written.
-        :raises TableChangedError: somebody dropped the table meanwhile, and it was created again. The files must be
-            written again.
+        :param previous: the last commit of the target's bad records that was known when it was decided which bad
+            records the table has already.
+        :raises TableChangedError: somebody dropped the table meanwhile, and it was created again; or there is another
+            commit of the target's bad records, as from an attempt whose outcome was unknown, or by another run. The
+            files must be written again.
         :raises RowdeltaError: see `Committer.commit`.
         """
         prefix = self._prefix(target)
@@ -196,6 +212,8 @@ class DeadLetters:
             if self.opening != opening:
                 raise TableChangedError(f"the dead-letter table {self.name} was dropped")
             stored = self._stored(prefix)
+            if (stored.operation if stored else None) != previous:
+                raise TableChangedError(f"bad records of {target} were added to {self.name} meanwhile")
             committer = self._table.committer(newest_if_in_doubt=True)
             committer.commit(
                 ChangeSet(
@@ -204,7 +222,7 @@ class DeadLetters:
                     position=end,
                     files=files,
                     base_snapshot=self._table.snapshot_id(),
-                    previous_operation=stored.operation if stored else None,
+                    previous_operation=previous,
                     summary={SINK_ID: self._config.sink.id},
                     properties={f"{prefix}.{UNPUBLISHED}": operation} if self._topic else {},
                     # bad records of other targets don't conflict, even if another job commits them
@@ -249,8 +267,10 @@ class DeadLetters:
         else:
             topic.send(target, operation, added)
         with self._turn:
-            self._table.set_property(f"{prefix}.{UNPUBLISHED}", None)
-            self._table.refresh()
+            self._refresh()
+            if self._table.property(f"{prefix}.{UNPUBLISHED}") == operation:  # another run sends its own
+                self._table.set_property(f"{prefix}.{UNPUBLISHED}", None)
+                self._table.refresh()
 
     def _stored(self, prefix: str) -> StoredPosition | None:
         """The newest position will do if snapshots that could tell have expired, as is usual after months without a bad

@@ -33,6 +33,7 @@ class Begun:
     :param hash: how the index hashes keys, if there is one.
     :param started: when the attempt began (`time.monotonic`).
     :param opening: the `opening` of the dead-letter table (`DeadLetters`).
+    :param letters: the last commit of the table's bad records (`DeadLetters.operation`).
     :param index_seconds: how long it took to bring the index up to the table.
     """
 
@@ -45,6 +46,7 @@ class Begun:
     hash: KeyHash | None
     started: float
     opening: int
+    letters: str | None
     index_seconds: float = 0.0
 
 

@@ -120,6 +120,8 @@ class KeyIndex:
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
         self._copies = plan.section.copies
         self._pin: Pin | None = None
+        self._place = table.spec.location
+        """The table's location. The index has full paths of its files."""
 
     @property
     def base(self) -> int | None:
@@ -146,7 +148,8 @@ class KeyIndex:
         :raises TemporaryError: the table can't be read.
         """
         encoding = _encoding(self._table, self._plan, self.key_hash(self._table.spec).bucket)
-        if self._version is not None and not self._version.is_encoded(encoding):
+        place, self._place = self._place, self._table.spec.location
+        if self._version is not None and not (self._version.is_encoded(encoding) and place == self._place):
             self._version = None
         elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
             self._load(stored, encoding)
@@ -565,6 +568,8 @@ class KeyIndex:
             version = IndexVersion.from_json(self._content(_manifest(name)), self._read_vectors)
             if not version.is_encoded(encoding):
                 raise IndexLostError("the key's columns, types or buckets, or the format version changed")
+            if stored.index.get("table", self._place) != self._place:
+                raise IndexLostError("the table is in another place, and the index has paths of its files")
         except (OSError, IndexLostError) as error:
             log.warning("%s: the key index can't be used (%s)", self._table.name, error)
             return
@@ -670,7 +675,7 @@ class KeyIndex:
         """Write the version that a commit will name (`_written`). Returns what the commit stores of it."""
         self._prepared_name, self._prepared_base, self._prepared_truncates = operation, self._base, False
         self._prepared = self._written(operation, version, new_paths)
-        return {"version": operation, "base": self._base}
+        return {"version": operation, "base": self._base, "table": self._place}
 
     def _clean_up(self, version: IndexVersion) -> None:
         """Delete files that no version names. They come from failed attempts, or from a process that died."""

@@ -108,6 +108,9 @@ records. If it fails on more, the format is broken: it would turn a whole topic 
 _TRUNCATED = "truncated"
 """Likewise, of a table that is read from Kafka: the position of the last micro-batch with a TRUNCATE."""
 
+_SOURCE = "source"
+"""Likewise: the topic that the position is in."""
+
 SMALL_MERGE = 1_000_000
 """A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
 """
@@ -224,6 +227,20 @@ class TableSink:
         """What reaches a file that was written for the table."""
         return self._spec.io if self._key_index is None else self._key_index.io_of(path, self._spec)
 
+    def check_source(self) -> None:
+        """A position in Kafka is true of one topic only.
+
+        :raises TableError: the table's position is one in another topic than it is read from now.
+        """
+        topic, stored = self.plan.section.source, self.table.property(f"{self._prefix}.{_SOURCE}")
+        if self._config.source.type == "kafka" and self.position is not None and stored not in (None, "", topic):
+            raise TableError(
+                f"{self.table.name}: its position is one in topic {stored}, and the configuration says {topic}. "
+                f"Offsets of {stored} say nothing of {topic}, and messages would be left out. To read {topic} from the "
+                "start, remove the stored position (see docs/operations.md, Reset). If it has the same messages at the "
+                f"same offsets, set the table's property {self._prefix}.{_SOURCE} to {topic}."
+            )
+
     def remember_start(self, position: Position | None) -> None:
         """Store the start position of a table without commits, so that `startingOffsets: latest` means the same after a
         restart.
@@ -240,6 +257,7 @@ class TableSink:
                 f"its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
             )
         if position is not None and self.table.start_position(self._prefix) is None:
+            self.table.set_property(f"{self._prefix}.{_SOURCE}", self.plan.section.source)
             self.table.set_property(f"{self._prefix}.start", json.dumps(dict(position)))
             self.table.refresh()
 
@@ -277,12 +295,7 @@ class TableSink:
 
         The caller must pass the job's result to `prepare_share`, or call `discard`.
         """
-        if (
-            batch.share is None
-            or not is_small(batch.estimated_rows)
-            or not self.plan.is_decoded_whole
-            or self._has_kept_letters()
-        ):
+        if batch.share is None or not is_small(batch.estimated_rows) or not self.plan.is_decoded_whole:
             return None
         self._take_bearings()
         try:
@@ -291,6 +304,8 @@ class TableSink:
             self._forget_index(error)
             return None
         if begun.index is not None and begun.index.merged_entries > SMALL_MERGE:
+            return None
+        if self._has_kept_letters():  # asked after `begun` knows their last commit
             return None
         self._uncommitted.paths = []
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
@@ -318,9 +333,11 @@ class TableSink:
         # with an outdated schema or spec, the new files would lack values, and deletes would miss rows
         self.table.refresh()
         if self.table.snapshot_id() != self._base:
-            # With a key index, the current snapshot becomes the commit's base. The commit's validation won't look at
-            # earlier snapshots, so the position is checked here.
+            # The current snapshot becomes the commit's base, since the micro-batch is written for it: whether the table
+            # is empty, and where its rows are. The commit's validation won't look at earlier snapshots, so the position
+            # is checked here.
             self._committer.own_position(self._prefix, self._operation)
+            self._base = self.table.snapshot_id()
             self._global_deletes = self.table.needs_global_deletes()
         self._replan_if_altered()
         logs.note_snapshot(self._base)
@@ -883,6 +900,7 @@ class TableSink:
             hash=key_index.key_hash(self._spec) if key_index is not None else None,
             started=started,
             opening=self._dead_letters.opening if self._dead_letters else 0,
+            letters=self._dead_letters.operation(self.plan.section.target) if self._dead_letters else None,
             index_seconds=index_seconds,
         )
 
@@ -1024,6 +1042,9 @@ class TableSink:
     def _properties(self, end: Position, written: Written) -> dict[str, str]:
         """Table properties that the commit sets, besides the position `end`."""
         properties = dict[str, str]()
+        source, known_source = self.plan.section.source, self.table.property(f"{self._prefix}.{_SOURCE}")
+        if self._config.source.type == "kafka" and known_source != source:
+            properties[f"{self._prefix}.{_SOURCE}"] = source
         if written.truncates and self.plan.changelog.source_order:
             properties[f"{self._prefix}.{_TRUNCATED}"] = json.dumps(dict(end))
         known = self._streamed()
@@ -1089,7 +1110,7 @@ class TableSink:
         if kept is not None and self._source.is_ahead(kept, end):
             end = kept  # an earlier attempt had a longer micro-batch, and letters beyond the end of this one
         self._dead_letters.commit(
-            target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening
+            target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening, begun.letters
         )
         committed = set(written.dead_letter_paths)
         self._uncommitted.paths = [path for path in self._uncommitted.paths if path not in committed]

@@ -237,6 +237,7 @@ class Supervisor:
 
         def remember(member: Member) -> None:
             sink = sinks[member.source]
+            sink.check_source()
             sink.remember_start(self._source.start_position(sink.plan.section))
             member.from_start = False
 

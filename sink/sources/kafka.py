@@ -33,10 +33,12 @@ _AGE_STEPS = 70
 """1.25 to this power is 70 days in seconds."""
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 _STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
-_READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10"}
-"""After each poll Spark asks for the partition's ends. The broker answers only after the next fetch has ended. At the
-end of a topic, where a stream nearly always is, Kafka's default lets this fetch wait for half a second. That happens
-for each partition that has messages."""
+_READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10", "kafka.isolation.level": "read_committed"}
+"""The second one leaves out messages of transactions that were aborted: whoever wrote them sends them again.
+
+The first one: after each poll Spark asks for the partition's ends. The broker answers only after the next fetch has
+ended. At the end of a topic, where a stream nearly always is, Kafka's default lets this fetch wait for half a second.
+That happens for each partition that has messages."""
 
 
 Part = tuple[str, str]

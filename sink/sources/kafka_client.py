@@ -266,7 +266,7 @@ class Broker:
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
-            "isolation.level": "read_uncommitted",  # the Java client's default
+            "isolation.level": "read_committed",  # as the stream
             "max.partition.fetch.bytes": 262_144,
             "queued.max.messages.kbytes": 16_384,
         }

@@ -148,6 +148,12 @@ class Topics(ABC):
         topic = table.source
         # partitions that were added later begin at their first message
         start = earliest | {p: int(offset) for p, offset in position.items()}
+        if gone := sorted(position.keys() - latest.keys(), key=int):
+            raise TableError(
+                f"{table.target}: its position has partition {gone[0]}, which topic {topic} doesn't have. Was the "
+                "topic deleted and created again? To read it from the start, remove the stored position (see "
+                "docs/operations.md, Reset)."
+            )
         by_name = {name.lower(): value for name, value in self._options.items()}
         may_lose = by_name.get("failondataloss", "true").lower() == "false"
         for partition, first in earliest.items():

@@ -95,6 +95,8 @@ def settings(config: Config) -> dict[str, str]:
         # with a lower limit, Spark 4 adds up the size of all columns after every row; this takes longer than writing it
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.python.worker.reuse": "true",
+        # a larger job leaves a file in the driver's temporary folder until it ends, with the store's credentials
+        "spark.broadcast.UDFCompressionThreshold": "1g",
         **WORKERS_KEEP_MEMORY,
         **_scheduling(),
     }

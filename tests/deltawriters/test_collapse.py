@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from changelog.rows import RowKind
 from deltawriters.collapse import collapse, dense_ids, order_rank
 
 
@@ -28,6 +29,14 @@ def test_the_first_and_the_last_change_of_each_key(keys: list[int]) -> None:
         by_key.setdefault(key, []).append((order[row], row))
     assert outcome.first.tolist() == [min(rows)[1] for rows in by_key.values()]
     assert outcome.last.tolist() == [max(rows)[1] for rows in by_key.values()]
+
+
+@pytest.mark.parametrize("last", [(2**63 - 1) // 3, -(2**63) // 3, 2**63 - 1, -(2**63) + 1])
+def test_orders_at_the_ends_of_what_can_be_counted(last: int) -> None:
+    """Ranks are multiplied by three."""
+    for kinds in ([RowKind.UPDATE_AFTER, RowKind.DELETE], [RowKind.UPDATE_BEFORE, RowKind.UPDATE_BEFORE]):
+        codes = np.array([int(kind) for kind in kinds], np.int8)
+        assert collapse([pa.array([1, 1])], [pa.array([last - 1, last])], codes).last.tolist() == [1]
 
 
 @pytest.mark.parametrize("dtype", [pa.float32(), pa.float64()])

@@ -550,13 +550,25 @@ def test_dead_letters_of_jobs_that_share_their_table(table: Table, monkeypatch: 
     def stage(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
         attempts.append(request.operation)
         if request.operation == "of shop":
-            letters["crm"].commit("lake.crm.t1", "of crm", {"0": 1}, [file("of crm", "lake.crm.t1")], {}, 0)
+            letters["crm"].commit("lake.crm.t1", "of crm", {"0": 1}, [file("of crm", "lake.crm.t1")], {}, 0, None)
         return original(self, request, base)
 
     monkeypatch.setattr(IcebergCommitter, "_stage", stage)
-    letters["shop"].commit("lake.shop.t1", "of shop", {"0": 1}, [file("of shop", "lake.shop.t1")], {}, 0)
+    letters["shop"].commit("lake.shop.t1", "of shop", {"0": 1}, [file("of shop", "lake.shop.t1")], {}, 0, None)
     assert attempts == ["of shop", "of crm"]
     assert table.files() == ["of crm", "of shop"]
+
+
+@pytest.mark.spark
+def test_dead_letters_that_the_run_does_not_know_are_not_written_again(table: Table) -> None:
+    """They may be those of an attempt whose outcome was unknown, or of another run with the same id."""
+    late, again = dead_letters(table, "shop"), dead_letters(table, "shop")
+    known = again.operation("lake.shop.t1")
+    late.commit("lake.shop.t1", "first", {"0": 1}, [file("first", "lake.shop.t1")], {}, 0, known)
+    with pytest.raises(TableChangedError, match=r"bad records of lake\.shop\.t1 were added"):
+        again.commit("lake.shop.t1", "second", {"0": 1}, [file("second", "lake.shop.t1")], {}, 0, known)
+    assert again.position("lake.shop.t1") == {"0": 1}, "so that they are looked up now"
+    assert table.files() == ["first"]
 
 
 def dead_letters(table: Table, sink_id: str) -> DeadLetters:

@@ -375,6 +375,53 @@ def test_a_batch_for_an_empty_table_is_written_again_when_rows_appear(job: Job) 
     assert job.unreferenced_files() == []
 
 
+@both_kinds
+def test_a_table_that_is_empty_only_while_a_batch_is_written(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others delete all rows before it, and take that back before its commit."""
+    see_committed, kept = TableSink._see_committed, list[int]()
+
+    def empty(self: TableSink, *arguments: Any) -> None:
+        see_committed(self, *arguments)
+        if not kept:
+            kept.append(int(job.java_table().currentSnapshot().snapshotId()))
+            job.spark.sql(f"DELETE FROM {job.target}").collect()
+
+    monkeypatch.setattr(TableSink, "_see_committed", empty)
+    job.write(insert(1))
+    job.write([("+U", row(1, "us"))])
+    original, batches = IcebergCommitter._stage, itertools.count()
+
+    def stage(self: IcebergCommitter, *arguments: Any) -> Any:
+        if next(batches) == 1:
+            job.rollback(kept[0])
+        return original(self, *arguments)
+
+    monkeypatch.setattr(IcebergCommitter, "_stage", stage)
+    with suppress(RowdeltaError):
+        job.run()
+    job.run()
+    assert job.rows() == [row(1, "us")]
+
+
+@without_deletes
+def test_a_table_replaced_between_write_and_commit(job: Job) -> None:
+    """It has no snapshot then, and Iceberg validates nothing."""
+    job.mode, job.key = "append", ()
+    job.write(insert(1))
+    job.run()
+    job.write(insert(2))
+    columns = "id bigint, region string"
+
+    def replace_table() -> None:
+        job.spark.sql(f"CREATE OR REPLACE TABLE {job.target} ({columns}) USING iceberg").collect()
+
+    with before_commit(replace_table), pytest.raises(TableError):
+        job.run()
+    assert job.rows() == []
+    with pytest.raises(TableError, match="remove the stored position"):
+        job.run()
+
+
 @without_deletes
 def test_an_empty_table_in_changelog_mode_with_a_foreign_append(job: Job) -> None:
     job.mode = "changelog"

@@ -285,6 +285,48 @@ def test_row_kind_messages(spark: SparkSession, tmp_path: Path, kafka: Kafka) ->
     assert job.rows() == [order(1, "c", "12.50"), order(3, "a", "12.50")]
 
 
+def test_aborted_transactions_are_left_out(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """Whoever wrote them sends them again, so that a table that only grows would have them twice."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, table={"mode": "append"}, key={"orders": ()})
+    kafka.create_topic(job.topic())
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": job.name})
+    producer.init_transactions(30)
+    for number, ends in enumerate(
+        (producer.abort_transaction, producer.commit_transaction, producer.abort_transaction)
+    ):
+        producer.begin_transaction()
+        for key, value in (insert(order(1, "a")), insert(order(2, f"of {number}"))):
+            producer.produce(job.topic(), json.dumps(value), json.dumps(key))
+        producer.flush(30)
+        ends(30)
+    job.run()
+    assert sorted(found["customer"] for found in job.rows()) == ["a", "of 1"]
+    job.run()
+    assert len(job.rows()) == 2
+    assert any("0 messages behind" in line for line in seen(inspection.status, spark, job.config()))
+
+
+def test_another_topic_is_not_read_from_the_position_in_the_first(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka
+) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    for name in ("orders", "other"):
+        kafka.create_topic(job.topic(name))
+    job.produce([insert(order(n, "a")) for n in range(3)])
+    job.run()
+    job.produce([insert(order(n, "b")) for n in range(10, 15)], table="other")
+    config = job.config()
+    tables = [section.model_copy(update={"source": job.topic("other")}) for section in config.tables]
+    config = config.model_copy(update={"tables": tables})
+    with pytest.raises(TableError, match=rf"in topic {job.topic()}, and the configuration says {job.topic('other')}"):
+        Pipeline(spark, config).run()
+    assert len(job.rows()) == 3
+    property_ = f"'rowdelta.shop.source' = '{job.topic('other')}'"
+    spark.sql(f"ALTER TABLE {job.target()} SET TBLPROPERTIES ({property_})")
+    Pipeline(spark, config).run()
+    assert sorted(found["id"] for found in job.rows()) == [0, 1, 2, 13, 14]
+
+
 def assert_refused(job: KafkaJob, error: type[RowdeltaError], message: str) -> None:
     """By `rowdelta check`, with Spark and without, for the same reason as by `rowdelta run`."""
     for look in (None, job.spark):

@@ -1,6 +1,7 @@
 """`deletes: position`: each test checks one promise. `test_properties` has random changes for it."""
 
 import functools
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -402,6 +403,42 @@ def test_rows_come_back_when_others_remove_a_delete_file(job: Job, monkeypatch: 
     monkeypatch.setattr(iceberg_changes.Changes, "_data_files_of", lambda *args: (data_files_of(*args)[0], False))
     apply(job, update(1, 2, 3, region="ap"))
     assert job.rows() == [row(1, "ap"), row(2, "ap"), row(3, "ap")]
+
+
+def test_rows_come_back_when_others_remove_an_equality_delete(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing tells in which files they are."""
+    job = Job(spark, tmp_path, deletes="equality", tasks=1)
+    job.write(insert(1))
+    job.write(update(1))
+    job.run()
+    job.deletes = "position"
+    apply(job, insert(2))
+    table = job.java_table()
+    scans = table.newScan().planFiles().iterator()
+    removal = table.newRowDelta()
+    while scans.hasNext():
+        for delete in scans.next().deletes():
+            assert str(delete.content()) == "EQUALITY_DELETES"
+            removal = removal.removeDeletes(delete)
+    removal.commit()
+    assert [found["id"] for found in job.rows()] == [1, 1, 2]
+    apply(job, update(1, region="ap"))
+    assert job.rows() == [row(1, "ap"), row(2)]
+
+
+def test_a_table_that_was_moved_gets_a_new_index(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """As by Iceberg's `rewrite_table_path`, which keeps all snapshots and properties, but no path."""
+    apply(job, insert(1, 2))
+    name = "rowdelta.shop.position"
+    properties = {line[0]: line[1] for line in job.spark.sql(f"SHOW TBLPROPERTIES {job.target}").collect()}
+    stored = json.loads(properties[name])
+    assert stored["index"]["table"] == job.java_table().location()
+    stored["index"]["table"] = "/elsewhere"
+    job.spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('{name}' = '{json.dumps(stored)}')")
+    apply(job, update(1, region="ap"))
+    assert "the table is in another place" in caplog.text
+    assert job.rows() == [row(1, "ap"), row(2)]
+    assert job.check_index() is not None
 
 
 def test_expired_snapshots_cost_no_new_index(job: Job, caplog: pytest.LogCaptureFixture) -> None:

@@ -81,6 +81,7 @@ def test_a_partition_that_is_created_between_two_looks() -> None:
     ("position", "options", "error"),
     [
         ({"0": 5000}, {}, TableError),
+        ({"0": 30, "1": 5}, {}, TableError),
         ({"0": 10}, {}, DataError),
         ({"0": 10}, {"failOnDataLoss": "false"}, None),
         ({"0": 20}, {"startingOffsets": "soon"}, None),

@@ -423,9 +423,11 @@ class DeltaTable(Target):
 
     def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
         types = {column.name: column.type.simpleString() for column in self.columns()}
+        # another column may get the name of one that was dropped or renamed
+        physical = {column.name: column.physical_name for column in self.spec.columns}
         # the index has full paths of files
         place = f"{self._snapshot.metadata.table_id} at {self.log.path}"
-        return f"{', '.join(f'{name} {types[name]}' for name in key)}; delta {place}"
+        return f"{', '.join(f'{physical[name]} {types[name]}' for name in key)}; delta {place}"
 
     def changes_since(self, base: int | None, included: set[int]) -> TableChanges | None:
         current = self._snapshot.version

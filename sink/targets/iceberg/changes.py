@@ -53,12 +53,12 @@ class Changes:
         io = self._table.java.io()
         added = {str(file.location()) for s in foreign for file in self._table.elements(s.addedDataFiles(io))}
         gone = {str(file.location()) for s in foreign for file in self._table.elements(s.removedDataFiles(io))}
-        deletes = [
-            file
-            for s in foreign
-            for files in (s.addedDeleteFiles(io), s.removedDeleteFiles(io))
-            for file in self._table.elements(files)
-        ]
+        removed = [file for s in foreign for file in self._table.elements(s.removedDeleteFiles(io))]
+        if any(str(file.content()) == "EQUALITY_DELETES" for file in removed):
+            # rows that they deleted are there again, and nothing tells in which files
+            log.info("%s: others removed equality deletes", self._table.name)
+            return None
+        deletes = [*removed, *(file for s in foreign for file in self._table.elements(s.addedDeleteFiles(io)))]
         own = sum(s.summary().get(OWN) is not None for s in foreign)
         counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
         shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)

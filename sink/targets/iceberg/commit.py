@@ -88,13 +88,15 @@ class IcebergCommitter(Committer):
     def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
         try:
             staged = self._stage(request, base)
-            refusal = self._settled(staged)
-        except JAVA_ERRORS as error:  # staging failed, so nothing was sent
-            refusal = error
-        if refusal is None:
-            self._login_refused = False
-            self._see_committed(request, staged)
-            return None
+        except JAVA_ERRORS as error:  # nothing was sent
+            refusal: Exception = error
+        else:
+            settled = self._settled(staged)
+            if settled is None:
+                self._login_refused = False
+                self._see_committed(request, staged)
+                return None
+            refusal = settled
         if java_class(refusal) == NOT_AUTHORIZED and not self._login_refused:
             self._login_refused = True
             return refusal  # before the next attempt the table is refreshed, which logs in again
@@ -149,6 +151,8 @@ class IcebergCommitter(Committer):
         transaction = table.java.newTransaction()  # of metadata that it reads anew
         table.look()
         self._check_layout(request)
+        # a table that was replaced meanwhile may have no snapshot, and then Iceberg validates nothing
+        self.own_position(request.prefix, request.previous_operation)
         before = table.property(name)
         properties = table.taken_back(request.prefix) | dict(request.properties)
         known = {part: f"{request.prefix}.{part}" for part in OF_POSITION}
@@ -237,7 +241,7 @@ class IcebergCommitter(Committer):
                     time.sleep(0.2 * 2**attempt)
                 try:
                     is_committed = self._is_committed(staged)
-                except RowdeltaError:  # no such error means that the commit failed
+                except (RowdeltaError, *JAVA_ERRORS):  # no such error means that the commit failed
                     continue
                 if is_committed:
                     return None
