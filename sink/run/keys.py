@@ -57,9 +57,16 @@ class TableKey:
         others = [fields for fields in self.messages if set(fields) != own]
         if not self.configured or not others:
             return None
+        more = sorted(own.difference(*others))
+        effect = f"The table keeps one of the rows with the same {shown(self.columns)}."
+        if more:
+            effect = (
+                f"A change of {shown(more)} leaves the old row in the table, and a delete may not find its row, unless "
+                "messages have whole rows from before each change (in Postgres REPLICA IDENTITY FULL)."
+            )
         return (
             f"{section.target}: key is {shown(self.columns)}, but the key of the messages of {section.source} is "
-            f"{' or '.join(map(shown, others))}. The table keeps one of the rows with the same {shown(self.columns)}."
+            f"{' or '.join(map(shown, others))}. {effect}"
         )
 
 

@@ -174,6 +174,21 @@ def test_column_mapping_and_not_null(spark: SparkSession, tmp_path: Path, partit
     assert job.check_index() is not None
 
 
+def test_the_name_of_a_key_column_passes_to_another_column(spark: SparkSession, tmp_path: Path) -> None:
+    """The key index has hashes of the old one's values."""
+    job = DeltaJob(spark, tmp_path, configure_columns=False)
+    job.create("id bigint, other bigint", properties={"delta.columnMapping.mode": "name"})
+    job.columns = {"id": "bigint", "other": "bigint"}
+    job.write([("+I", {"id": 1, "other": 2}), ("+I", {"id": 2, "other": 1})])
+    job.run()
+    for old, new in (("id", "x"), ("other", "id"), ("x", "other")):
+        job.sql(f"ALTER TABLE {{t}} RENAME COLUMN {old} TO {new}")
+    job.write([("+U", {"id": 1, "other": 7})])
+    job.run()
+    assert job.rows() == [{"id": 1, "other": 7}, {"id": 2, "other": 1}]
+    assert job.check_index() is not None
+
+
 def test_a_micro_batch_without_effect(spark: SparkSession, tmp_path: Path) -> None:
     job = DeltaJob(spark, tmp_path)
     job.write([("-D", row(1))])

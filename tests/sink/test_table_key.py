@@ -63,3 +63,6 @@ def test_a_warning_names_both() -> None:
     assert warning is not None
     assert "key is number, but the key of the messages of shop.orders is tenant, id" in warning
     assert TableKey(("id",), False, (("id",),)).warning(section()) is None
+    larger = TableKey(("id", "region"), True, (("id",),)).warning(section())
+    assert larger is not None
+    assert "A change of region leaves the old row in the table" in larger
