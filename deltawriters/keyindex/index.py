@@ -210,6 +210,10 @@ def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
     about four times as large. So an entry is written again once a tier, log4(all entries / entries of a micro-batch)
     times, and a probe looks into about 3 groups a tier. If the sizes vary too much for that and there are more than 16
     groups, the four adjacent groups with the fewest entries are merged.
+
+    Groups of different sizes may stay beside each other for long, all with entries of the same keys. A group has about
+    one entry a key, so the largest one says how many keys there are at least. Once all groups have four times as many
+    entries, they become one. Keys that are all different don't get there: their tiers have less.
     """
     by_age = sorted(runs, key=lambda run: -run.sequence)
     groups = [list(group) for _, group in groupby(by_age, key=lambda run: run.sequence)]
@@ -220,6 +224,8 @@ def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
             stop += 1
         if stop - start >= _TIER:
             return _names(groups[start:stop])
+    if len(groups) >= _TIER and sum(sizes) > _TIER * max(sizes):
+        return _names(groups)
     if len(groups) <= _MAX_GROUPS:
         return ()
     cheapest = min(range(len(groups) - _TIER + 1), key=lambda start: sum(sizes[start : start + _TIER]))
