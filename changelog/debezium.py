@@ -10,6 +10,7 @@
 """
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -22,6 +23,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -207,6 +209,46 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
     yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, unavailable)
     removed = pc.and_(deletes, events.before.present)
     yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, unavailable)
+
+
+def lone_tombstones(spec: ChangelogSpec, records: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Row numbers of those tombstones that delete a row: don't come right after an event with the same key. Usually a
+    `d` comes right before, and has deleted the row. But Kafka's compaction may drop the `d` and keep the tombstone. One
+    without a key says nothing, and none has a place in an order by the event's columns.
+
+    :param records: raw records (`RAW_SCHEMA`).
+    :param rows: row numbers of all tombstones.
+    """
+    values, keys = records.column("value"), records.column("key")
+    rows = rows[keys.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
+    if not len(rows) or spec.inserts_only or spec.order_by:
+        return np.empty(0, np.int64)
+    at, before = pa.array(rows), pa.array(np.maximum(rows - 1, 0))
+    after = [
+        pc.equal(keys.take(before), keys.take(at)),
+        pc.equal(records.column("partition").take(before), records.column("partition").take(at)),
+        pc.equal(pc.add(records.column("offset").take(before), 1), records.column("offset").take(at)),
+        values.take(before).is_valid(),
+    ]
+    follows = functools.reduce(pc.and_, after)
+    lone: npt.NDArray[np.int64] = rows[~pc.fill_null(follows, False).to_numpy(zero_copy_only=False)]
+    return lone
+
+
+def deletes_by_key(spec: ChangelogSpec, record: pa.Array, fields: Mapping[str, Wire]) -> Iterator[Changes | Rejected]:
+    """Deletes of the rows with these keys, if the messages' keys have all columns of the table's key.
+
+    :param record: int64; row numbers in the raw batch.
+    :param fields: the fields of the messages' keys.
+    """
+    if not fields.keys() >= set(spec.key_fields):
+        return
+    whole = functools.reduce(pc.and_, (fields[name].values.is_valid() for name in spec.key_fields))
+    images = Images(whole, fields)
+    op = pa.repeat("d", len(record))
+    events = Events(record, op, images, images, (), {"_op": op} if "_op" in spec.metadata else {})
+    # one without its whole key is ignored, as by `lone_tombstones`
+    yield from (change for change in changes(spec, events) if isinstance(change, Changes))
 
 
 @dataclass(frozen=True)

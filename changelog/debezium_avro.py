@@ -28,7 +28,7 @@ from changelog.avro_records import AvroReader, KeyReader, Path, Read, RefusedErr
 from changelog.avro_schema import Node
 from changelog.changes import Changes, MessageKey, Rejected, Wire
 from changelog.debezium import Events, Images
-from changelog.message_keys import MessageKeys
+from changelog.message_keys import MessageKeys, Rows
 from changelog.rows import BadRecord
 from changelog.schema_registry import Schemas
 from changelog.spec import ChangelogSpec
@@ -73,6 +73,8 @@ class DebeziumAvro:
         values, keys = records.column("value"), records.column("key")
         if self._flattened and values.null_count:
             yield from self._tombstones(pa.array(np.flatnonzero(values.is_null())), keys)
+        elif values.null_count:
+            yield from self._lone_tombstones(records, np.flatnonzero(values.is_null()))
         for found in self._messages.read(values):
             if isinstance(found, Rejected):
                 yield found
@@ -154,6 +156,13 @@ class DebeziumAvro:
             yield from debezium.changes(
                 self._spec, Events(rows.take(chosen), pa.repeat("d", count), images, images, order)
             )
+
+    def _lone_tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
+        lone = pa.array(debezium.lone_tombstones(self._spec, records, rows))
+        for keyed in self._keys.read(records.column("key").take(lone)) if len(lone) else ():
+            if not isinstance(keyed, Rejected):
+                chosen, key = keyed
+                yield from debezium.deletes_by_key(self._spec, lone.take(chosen), key)
 
     def _with_keys(self, events: Events, keys: pa.Array) -> Iterator[Events]:
         """The events, in several parts. A delete without a row gets the message's key as its row, if there is a key."""

@@ -3,10 +3,10 @@
     {"before": null, "after": {"id": 1, "customer": "Ada", "amount": "BNI=", "created_at": 1767323045000000},
      "source": {"lsn": 24023128, …}, "op": "c", "ts_ms": 1767323045123}
 
-`changelog.debezium` says what the operations mean. A tombstone (null value) is ignored, since the `d` before it has
-already deleted the row. With an envelope (`{"schema": …, "payload": …}`), the schema says how values are encoded.
-Without an envelope, `format_options` must repeat the connector's settings. With `flattened: true` the messages are rows
-that the transform `ExtractNewRecordState` made. The names of fields that the transform added begin with
+`changelog.debezium` says what the operations mean. A tombstone (null value) right after its `d` is ignored, since the
+`d` has already deleted the row. With an envelope (`{"schema": …, "payload": …}`), the schema says how values are
+encoded. Without an envelope, `format_options` must repeat the connector's settings. With `flattened: true` the messages
+are rows that the transform `ExtractNewRecordState` made. The names of fields that the transform added begin with
 `add.fields.prefix` (`__`).
 """
 
@@ -72,8 +72,7 @@ class DebeziumJson:
         values = records.column("value")
         rows = np.flatnonzero(values.is_valid())
         if len(rows) < len(values):
-            if self._flattened:
-                yield from self._reader(b"").tombstones(records, np.flatnonzero(values.is_null()))
+            yield from self._reader(b"").tombstones(records, np.flatnonzero(values.is_null()))
             values = values.drop_null()
         for group in by_schema(values):
             if isinstance(group, Rejected):
@@ -179,8 +178,10 @@ class _EventReader:
         self._keys = keys
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
-        """Tombstones are ignored: the `d` before a tombstone has already deleted the row."""
-        return iter(())
+        """Deletes by the messages' keys (`debezium.lone_tombstones`)."""
+        lone = pa.array(debezium.lone_tombstones(self._spec, records, rows))
+        for places, images in self._keys.images(records, lone) if len(lone) else ():
+            yield from debezium.deletes_by_key(self._spec, lone.take(places), images.fields)
 
     def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
         whole = self._in_parts(texts) if self._parts else None

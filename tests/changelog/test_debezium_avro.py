@@ -239,6 +239,21 @@ def test_a_delete_without_a_row_is_applied_by_the_messages_key() -> None:
     assert found.rejected == dict.fromkeys((2, 3), "missing_column: op 'd' has no before")
 
 
+def test_a_tombstone_whose_delete_was_compacted_away() -> None:
+    keys = [message(2, KEY, {"id": number}) for number in range(3)]
+    lone: list[Pair] = [
+        (keys[0], event("d", before=row(0))),
+        (keys[0], None),
+        (keys[1], None),
+        (None, None),
+        (b"x", None),
+    ]
+    found = decoded([*lone, (keys[2], event("c", row(2))), (keys[0], None)], spec(COLUMNS), SCHEMAS)
+    removed = [(c.record, c.row["id"]) for c in found.changes if c.kind == "-D"]
+    assert sorted(removed) == [(0, 0), (2, 1), (6, 0)]
+    assert found.rejected == {}
+
+
 def test_an_update_that_changes_the_key_removes_the_old_row() -> None:
     updates: list[Pair] = [(None, event("u", row(2, v="x"), row(1, v="x"))), (None, event("u", row(3), row(3)))]
     found = decoded(updates, spec(COLUMNS), SCHEMAS)

@@ -90,6 +90,25 @@ def test_what_is_ignored() -> None:
     assert [(d.offset, d.kind, d.row, d.error) for d in found] == [(2, "+I", {"id": 1, "v": None}, None)]
 
 
+def test_a_tombstone_whose_delete_was_compacted_away() -> None:
+    """Kafka's compaction keeps the last record of a key, which is the tombstone."""
+
+    def read(*read: Message, **table: Any) -> list[Decoded]:
+        return decode("debezium-json", raw_records(read), spec(COLUMNS, **table))
+
+    key = {"id": 7}
+    created, deleted = event("c", {"id": 7, "v": "a"}), event("d", before={"id": 7, "v": None})
+    usual = [Message(created, 0, key), Message(deleted, 1, key), Message(None, 2, key)]
+    assert [(d.offset, d.kind) for d in read(*usual)] == [(0, "+I"), (1, "-D")]
+    others = Message(created, 0, key), Message(created, 1, {"id": 8}), Message(created, 1, key, partition=1)
+    for before in ([], *([other] for other in others)):
+        last = read(*before, Message(None, 2, key))[-1]
+        assert (last.offset, last.kind, last.row["id"], last.error) == (2, "-D", 7, None)
+    unclear = Message(None, 2), Message(None, 2, {"other": 7}), Message(None, 2, {"id": None}), Message(None, 2, "7")
+    assert read(*unclear) == []
+    assert read(Message(None, 2, key), order_by=[("v", T.StringType())]) == []
+
+
 def test_a_record_is_applied_whole_or_not_at_all() -> None:
     """An update is two changes, and both must be readable: a key that can't be read removes nothing."""
     found = decoded([event("u", {"id": 1, "v": "b"}, {"id": "?", "v": "a"})], trust_before=True)
