@@ -38,6 +38,9 @@ UNAVAILABLE = "unavailable.value.placeholder"
 log it (Postgres: TOAST, Oracle: LOB), the connector sends this placeholder instead of the value.
 """
 
+TOMBSTONES = "tombstones"
+"""Name of an option of the format: whether a tombstone without its `d` deletes."""
+
 _POINT = -99_999_999.0
 _GEOMETRIES = (
     struct.pack("<BIIdd", 1, 0x20000001, 4326, _POINT, _POINT),
@@ -221,7 +224,8 @@ def lone_tombstones(spec: ChangelogSpec, records: pa.RecordBatch, rows: npt.NDAr
     """
     values, keys = records.column("value"), records.column("key")
     rows = rows[keys.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
-    if not len(rows) or spec.inserts_only or spec.order_by:
+    ignored = spec.inserts_only or spec.order_by or spec.options.get(TOMBSTONES) == "ignore"
+    if not len(rows) or ignored:
         return np.empty(0, np.int64)
     at, before = pa.array(rows), pa.array(np.maximum(rows - 1, 0))
     after = [

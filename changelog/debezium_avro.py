@@ -51,6 +51,7 @@ class DebeziumAvro:
         **schema_registry.OPTIONS,
         "flattened": ("false", "true"),
         "add.fields.prefix": (),
+        debezium.TOMBSTONES: ("delete", "ignore"),
         debezium.UNAVAILABLE: (),
     }
 

@@ -54,6 +54,7 @@ class DebeziumJson:
         "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
         "flattened": ("false", "true"),
         "add.fields.prefix": (),
+        debezium.TOMBSTONES: ("delete", "ignore"),
         debezium.UNAVAILABLE: (),
     }
 

@@ -111,6 +111,9 @@ _TRUNCATED = "truncated"
 _SOURCE = "source"
 """Likewise: the topic that the position is in."""
 
+_SAME_OFFSETS = "same-offsets"
+"""Likewise, set by the user: two topics that have the same messages at the same offsets, as `old=new`."""
+
 SMALL_MERGE = 1_000_000
 """A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
 """
@@ -233,12 +236,14 @@ class TableSink:
         :raises TableError: the table's position is one in another topic than it is read from now.
         """
         topic, stored = self.plan.section.source, self.table.property(f"{self._prefix}.{_SOURCE}")
-        if self._config.source.type == "kafka" and self.position is not None and stored not in (None, "", topic):
+        same = self.table.property(f"{self._prefix}.{_SAME_OFFSETS}")
+        is_same = stored in (None, "", topic) or same == f"{stored}={topic}"
+        if self._config.source.type == "kafka" and self.position is not None and not is_same:
             raise TableError(
                 f"{self.table.name}: its position is one in topic {stored}, and the configuration says {topic}. "
                 f"Offsets of {stored} say nothing of {topic}, and messages would be left out. To read {topic} from the "
                 "start, remove the stored position (see docs/operations.md, Reset). If it has the same messages at the "
-                f"same offsets, set the table's property {self._prefix}.{_SOURCE} to {topic}."
+                f"same offsets, set the table's property {self._prefix}.{_SAME_OFFSETS} to {stored}={topic}."
             )
 
     def remember_start(self, position: Position | None) -> None:

@@ -33,7 +33,8 @@ _AGE_STEPS = 70
 """1.25 to this power is 70 days in seconds."""
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 _STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
-_READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10", "kafka.isolation.level": "read_committed"}
+_ISOLATION = "kafka.isolation.level"
+_READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10", _ISOLATION: "read_committed"}
 """The second one leaves out messages of transactions that were aborted: whoever wrote them sends them again.
 
 The first one: after each poll Spark asks for the partition's ends. The broker answers only after the next fetch has
@@ -282,6 +283,10 @@ class _Admin(Admin):
         self._jvm = jvm
         super().__init__(options["kafka.bootstrap.servers"])
         self._milliseconds = jvm.java.util.concurrent.TimeUnit.MILLISECONDS
+        isolation = jvm.org.apache.kafka.common.IsolationLevel
+        self._uncommitted = isolation.READ_UNCOMMITTED
+        level = (_READ_OPTIONS | dict(options))[_ISOLATION]
+        self._level = self._uncommitted if level == "read_uncommitted" else isolation.READ_COMMITTED
         properties = jvm.java.util.HashMap()
         properties.put("default.api.timeout.ms", str(_TIMEOUT_MS))
         properties.put("request.timeout.ms", str(_TIMEOUT_MS // 2))
@@ -323,7 +328,13 @@ class _Admin(Admin):
         return [name for name in str(self._jvm.java.lang.String.join(",", names)).split(",") if name]
 
     def offsets(self, topics: Sequence[str], spec: JavaObject) -> dict[str, Offsets]:
-        """Topic -> offsets that `spec` (an `OffsetSpec`) selects. A topic that doesn't exist is left out."""
+        return self._listed(topics, spec, self._level)
+
+    def ends(self, topics: Sequence[str]) -> dict[str, Offsets]:
+        return self._listed(topics, self.latest(), self._uncommitted)
+
+    def _listed(self, topics: Sequence[str], spec: JavaObject, level: JavaObject) -> dict[str, Offsets]:
+        """:param spec: an `OffsetSpec`."""
         query = self._jvm.java.util.HashMap()
         partition_of = self._jvm.org.apache.kafka.common.TopicPartition
         for topic, partitions in self.partitions(topics).items():
@@ -332,7 +343,8 @@ class _Admin(Admin):
         result: dict[str, Offsets] = {}
         if not query:
             return result
-        for entry in self._get(self._client.listOffsets(query).all(), ", ".join(topics[:3])).entrySet():
+        listed = self._client.listOffsets(query, self._jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level))
+        for entry in self._get(listed.all(), ", ".join(topics[:3])).entrySet():
             place = entry.getKey()
             result.setdefault(str(place.topic()), {})[str(place.partition())] = int(entry.getValue().offset())
         return result

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from sink.errors import ConfigError, TemporaryError
@@ -195,9 +195,12 @@ class Broker:
                     raise self._unreachable(error) from None
         return found
 
-    def offsets(self, partitions: Mapping[str, Sequence[int]], spec: OffsetSpec) -> dict[str, dict[int, int]]:
+    def offsets(
+        self, partitions: Mapping[str, Sequence[int]], spec: OffsetSpec, *, committed: bool = True
+    ) -> dict[str, dict[int, int]]:
         """By topic and partition the offset that `spec` selects.
 
+        :param committed: a partition ends where a transaction is open, unless the options say `read_uncommitted`.
         :raises TemporaryError: no broker answers.
         """
         places = [TopicPartition(topic, number) for topic, numbers in partitions.items() for number in numbers]
@@ -205,7 +208,9 @@ class Broker:
         if not places:
             return found
         admin = self._client()  # without a name it would be gone before it answers
-        asked = admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_TIMEOUT_SECONDS)
+        committed = committed and self._settings().get("isolation.level") != "read_uncommitted"
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = admin.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=_TIMEOUT_SECONDS)
         try:
             for place, answer in asked.items():
                 found[place.topic][place.partition] = answer.result().offset
@@ -261,15 +266,18 @@ class Broker:
         """
         if not ranges:
             return
-        settings = self._settings() | {
-            "group.id": "rowdelta-init",  # librdkafka requires one; nothing is committed
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",  # as the stream
-            "max.partition.fetch.bytes": 262_144,
-            "queued.max.messages.kbytes": 16_384,
-        }
+        settings = (
+            {"isolation.level": "read_committed"}
+            | self._settings()
+            | {
+                "group.id": "rowdelta-init",  # librdkafka requires one; nothing is committed
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "max.partition.fetch.bytes": 262_144,
+                "queued.max.messages.kbytes": 16_384,
+            }
+        )
         consumer = Consumer(settings)
         left = dict(ranges)
         counts = dict.fromkeys(ranges, 0)

@@ -149,8 +149,14 @@ class _PlainAdmin(Admin):
         return [name for name in self._broker.topics() if name not in _INTERNAL]
 
     def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
+        return self._listed(topics, spec)
+
+    def ends(self, topics: Sequence[str]) -> dict[str, Offsets]:
+        return self._listed(topics, LATEST, committed=False)
+
+    def _listed(self, topics: Sequence[str], spec: Any, *, committed: bool = True) -> dict[str, Offsets]:
         asked = tuple(topics)
         if asked not in self._partitions:
             self._partitions[asked] = self._broker.partitions(topics) if topics else {}
-        found = self._broker.offsets(self._partitions[asked], spec)
+        found = self._broker.offsets(self._partitions[asked], spec, committed=committed)
         return {topic: {str(n): offset for n, offset in of.items()} for topic, of in found.items() if of}

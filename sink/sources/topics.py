@@ -44,7 +44,13 @@ class Admin(ABC):
 
     @abstractmethod
     def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
-        """Topic -> offsets that `spec` selects. A topic that doesn't exist is left out."""
+        """Topic -> offsets that `spec` selects. A topic that doesn't exist is left out. A topic ends where a transaction
+        is open, as for who reads it, unless the options say `read_uncommitted`.
+        """
+
+    @abstractmethod
+    def ends(self, topics: Sequence[str]) -> dict[str, Offsets]:
+        """Topic -> ends of its partitions, after messages of open transactions too."""
 
     def limits(self, topics: Sequence[str]) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
         """The first offsets and the ends of topics. Topics and partitions that were created between both looks are left
@@ -139,12 +145,14 @@ class Topics(ABC):
         if topic not in latest or topic not in earliest:
             raise admin.no_topic(topic)
         if position is not None:
-            return self._continued(table, position, earliest[topic], latest[topic])
+            return self._continued(admin, table, position, earliest[topic], latest[topic])
         if topic in from_start:
             return earliest[topic]
         return self._configured(admin, topic, earliest[topic], latest[topic])
 
-    def _continued(self, table: TableSection, position: Position, earliest: Offsets, latest: Offsets) -> Offsets:
+    def _continued(
+        self, admin: Admin, table: TableSection, position: Position, earliest: Offsets, latest: Offsets
+    ) -> Offsets:
         topic = table.source
         # partitions that were added later begin at their first message
         start = earliest | {p: int(offset) for p, offset in position.items()}
@@ -165,13 +173,18 @@ class Topics(ABC):
                     "upsert), "
                     "with source.options.failOnDataLoss: false to go on from what is there."
                 )
-        for partition, end in latest.items():
-            if start[partition] > end:
+        beyond = [partition for partition, end in latest.items() if start[partition] > end]
+        ends = admin.ends([topic]).get(topic, {}) if beyond else {}
+        for partition in beyond:
+            if start[partition] > (end := ends.get(partition, 0)):
                 raise TableError(
                     f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic "
                     f"ends at {end}. Was it deleted and created again? To read it from the start, remove the stored "
                     "position (see docs/operations.md, Reset)."
                 )
+            # messages of a transaction that is still open were read, as by an older release; what the table has is
+            # left out
+            start[partition] = latest[partition]
         return {partition: start[partition] for partition in latest}
 
     def _configured(self, admin: Admin, topic: str, earliest: Offsets, latest: Offsets) -> Offsets:

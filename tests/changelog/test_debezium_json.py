@@ -107,6 +107,7 @@ def test_a_tombstone_whose_delete_was_compacted_away() -> None:
     unclear = Message(None, 2), Message(None, 2, {"other": 7}), Message(None, 2, {"id": None}), Message(None, 2, "7")
     assert read(*unclear) == []
     assert read(Message(None, 2, key), order_by=[("v", T.StringType())]) == []
+    assert read(Message(None, 2, key), options={"tombstones": "ignore"}) == []
 
 
 def test_a_record_is_applied_whole_or_not_at_all() -> None:

@@ -306,6 +306,36 @@ def test_aborted_transactions_are_left_out(spark: SparkSession, tmp_path: Path, 
     assert any("0 messages behind" in line for line in seen(inspection.status, spark, job.config()))
 
 
+def test_what_follows_an_open_transaction_waits(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"))])
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": job.name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    key, value = insert(order(2, "b"))
+    producer.produce(job.topic(), json.dumps(value), json.dumps(key))
+    producer.flush(30)
+    job.produce([insert(order(3, "c"))])
+    job.run()
+    assert [found["id"] for found in job.rows()] == [1]
+    # a release that read uncommitted messages has gone on
+    property_ = json.loads(property_of(job, "position"))
+    property_["position"] = {"0": 3}
+    spark.sql(f"ALTER TABLE {job.target()} SET TBLPROPERTIES ('rowdelta.shop.position' = '{json.dumps(property_)}')")
+    job.run()
+    producer.commit_transaction(30)
+    job.produce([insert(order(4, "d"))])
+    job.run()
+    assert sorted(found["id"] for found in job.rows()) == [1, 4]
+
+
+def property_of(job: KafkaJob, name: str) -> str:
+    properties = job.spark.sql(f"SHOW TBLPROPERTIES {job.target()}").collect()
+    (value,) = (line["value"] for line in properties if line["key"] == f"rowdelta.shop.{name}")
+    return str(value)
+
+
 def test_another_topic_is_not_read_from_the_position_in_the_first(
     spark: SparkSession, tmp_path: Path, kafka: Kafka
 ) -> None:
@@ -321,7 +351,7 @@ def test_another_topic_is_not_read_from_the_position_in_the_first(
     with pytest.raises(TableError, match=rf"in topic {job.topic()}, and the configuration says {job.topic('other')}"):
         Pipeline(spark, config).run()
     assert len(job.rows()) == 3
-    property_ = f"'rowdelta.shop.source' = '{job.topic('other')}'"
+    property_ = f"'rowdelta.shop.same-offsets' = '{job.topic()}={job.topic('other')}'"
     spark.sql(f"ALTER TABLE {job.target()} SET TBLPROPERTIES ({property_})")
     Pipeline(spark, config).run()
     assert sorted(found["id"] for found in job.rows()) == [0, 1, 2, 13, 14]

@@ -45,6 +45,10 @@ class Cluster(Admin, Topics):
     def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
         return {topic: {"0": spec} for topic in topics if topic == "t"}
 
+    def ends(self, topics: Sequence[str]) -> dict[str, Offsets]:
+        """A transaction of ten messages is open."""
+        return self.offsets(topics, self._end + 10)
+
 
 @pytest.mark.parametrize(
     ("position", "lag"),
@@ -82,6 +86,8 @@ def test_a_partition_that_is_created_between_two_looks() -> None:
     [
         ({"0": 5000}, {}, TableError),
         ({"0": 30, "1": 5}, {}, TableError),
+        ({"0": 110}, {}, None),
+        ({"0": 111}, {}, TableError),
         ({"0": 10}, {}, DataError),
         ({"0": 10}, {"failOnDataLoss": "false"}, None),
         ({"0": 20}, {"startingOffsets": "soon"}, None),

@@ -36,10 +36,15 @@ def schema_tag(schema: str) -> str:
 
 def rewritables(table: "DeltaTable") -> list[Rewritable]:
     """See `Target.rewritables`."""
+    return [file for file in counted(table) if is_clear(table.spec.partitioning, json.loads(file.partition))]
+
+
+def counted(table: "DeltaTable") -> list[Rewritable]:
+    """The live files whose number of rows the log has."""
     spec, found = table.spec, list[Rewritable]()
     for path, add in table.live.items():
         rows = stated_rows(add)
-        if rows is None or not is_clear(spec.partitioning, add["partitionValues"]):
+        if rows is None:
             continue
         deleted = int((add.get("deletionVector") or {}).get("cardinality", 0))
         first_row_id, version = add.get("baseRowId"), int(add.get("defaultRowCommitVersion") or 0)

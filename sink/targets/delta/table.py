@@ -56,7 +56,7 @@ from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapsho
 from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize, compacted
 from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
-from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates, rewritables
+from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates, counted, rewritables
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 from sink.targets.locations import in_one_form
@@ -183,7 +183,7 @@ class DeltaTable(Target):
         return LastCommit(self._snapshot.version, self._snapshot.timestamp_ms, counts, files)
 
     def upkeep(self) -> Upkeep | None:
-        files = rewritables(self)
+        files = counted(self)
         if self.is_empty() or len(files) < len(self.live):  # files without statistics
             return None
         commits = self.log.history(_LATEST, self.snapshot_id())
