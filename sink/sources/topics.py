@@ -44,8 +44,8 @@ class Admin(ABC):
 
     @abstractmethod
     def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
-        """Topic -> offsets that `spec` selects. A topic that doesn't exist is left out. A topic ends where a transaction
-        is open, as for who reads it, unless the options say `read_uncommitted`.
+        """Topic -> offsets that `spec` selects. A topic that doesn't exist is left out. A topic ends where a
+        transaction is open, as for who reads it, unless the options say `read_uncommitted`.
         """
 
     @abstractmethod
