@@ -215,9 +215,9 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
 
 
 def lone_tombstones(spec: ChangelogSpec, records: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Row numbers of those tombstones that delete a row: don't come right after an event with the same key. Usually a
-    `d` comes right before, and has deleted the row. But Kafka's compaction may drop the `d` and keep the tombstone. One
-    without a key says nothing, and none has a place in an order by the event's columns.
+    """Row numbers of those tombstones that delete a row: the ones that don't come right after an event with the same
+    key. Usually a `d` comes right before, and has deleted the row. But Kafka's compaction may drop the `d` and keep the
+    tombstone. One without a key says nothing, and none has a place in an order by the event's columns.
 
     :param records: raw records (`RAW_SCHEMA`).
     :param rows: row numbers of all tombstones.

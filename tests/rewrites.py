@@ -18,6 +18,17 @@ ALL_FILES = RewriteOptions(min_input_files=1, min_file_size=1.0, delete_ratio_th
 Step = Literal["begin", "write", "adopt", "nothing"]
 
 
+def with_null_keys(job: Job, properties: str) -> None:
+    """Create the job's Iceberg table with one file of twelve rows of another writer. Every third has no key.
+
+    :param properties: of the table, in SQL.
+    """
+    job.spark.sql(f"CREATE NAMESPACE {job.catalog}.{job.namespace}")
+    job.spark.sql(f"CREATE TABLE {job.target} (id bigint, region string) USING iceberg TBLPROPERTIES ({properties})")
+    rows = ", ".join(f"({'NULL' if n % 3 == 0 else n}, '{n}')" for n in range(12))
+    job.spark.sql(f"INSERT INTO {job.target} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}").collect()
+
+
 @contextmanager
 def rewriting(
     steps: Sequence[Step | tuple[Step, ...]] = ("begin", "nothing", "write", "nothing", "adopt"),

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from sink.errors import TableError, TemporaryError
 from sink.run import copy_on_write
-from tests.rewrites import only_sink, rewritten_files
+from tests.rewrites import only_sink, rewritten_files, with_null_keys
 from tests.sink.harness import Changes, Job, before_commit, by_pyiceberg, crashing, merging_soon
 
 pytestmark = pytest.mark.spark
@@ -243,11 +243,7 @@ def test_files_of_an_earlier_schema_and_partitioning(spark: SparkSession, tmp_pa
 def test_rows_of_others_whose_key_is_null_are_copied(spark: SparkSession, tmp_path: Path, version: int) -> None:
     """The key index has none of them."""
     job = new_job(spark, tmp_path, version, tasks=1, configure_columns=False)
-    spark.sql(f"CREATE NAMESPACE {job.catalog}.{job.namespace}")
-    properties = f"'format-version' = '{version}'"
-    spark.sql(f"CREATE TABLE {job.target} (id bigint, region string) USING iceberg TBLPROPERTIES ({properties})")
-    rows = ", ".join(f"({'NULL' if n % 3 == 0 else n}, '{n}')" for n in range(12))
-    spark.sql(f"INSERT INTO {job.target} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}").collect()
+    with_null_keys(job, f"'format-version' = '{version}'")
     job.write([("+U", {"id": 1, "region": "new"}), ("-D", {"id": 4, "region": None})])
     with in_tasks():
         job.run()

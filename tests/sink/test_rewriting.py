@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from sink.run.rewrite_plan import RewriteOptions
 from sink.targets.iceberg import rewritables
 from sink.targets.iceberg.commit import IcebergCommitter
-from tests.rewrites import only_sink, rewriting, rewritten_files
+from tests.rewrites import only_sink, rewriting, rewritten_files, with_null_keys
 from tests.sink.harness import Changes, CrashError, Job, before_rewrite, by_pyiceberg, crashing
 
 pytestmark = pytest.mark.spark
@@ -86,11 +86,7 @@ def test_row_ids_stay(spark: SparkSession, tmp_path: Path) -> None:
 def test_rows_whose_key_is_null_that_others_deleted(spark: SparkSession, tmp_path: Path, version: int) -> None:
     """The key index has none of them, and only the deletes know which of them are deleted."""
     job = new_job(spark, tmp_path, version, tasks=1, configure_columns=False)
-    spark.sql(f"CREATE NAMESPACE {job.catalog}.{job.namespace}")
-    properties = f"'format-version' = '{version}', 'write.delete.mode' = 'merge-on-read'"
-    spark.sql(f"CREATE TABLE {job.target} (id bigint, region string) USING iceberg TBLPROPERTIES ({properties})")
-    rows = ", ".join(f"({'NULL' if n % 3 == 0 else n}, '{n}')" for n in range(12))
-    spark.sql(f"INSERT INTO {job.target} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}").collect()
+    with_null_keys(job, f"'format-version' = '{version}', 'write.delete.mode' = 'merge-on-read'")
     spark.sql(f"DELETE FROM {job.target} WHERE id IS NULL AND region IN ('3', '9')").collect()
     job.write([("+U", {"id": 1, "region": "new"}), ("-D", {"id": 4, "region": None})])
     job.run()
