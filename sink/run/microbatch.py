@@ -111,8 +111,13 @@ _TRUNCATED = "truncated"
 _SOURCE = "source"
 """Likewise: the topic that the position is in."""
 
+_TOPIC_ID = "topic-id"
+"""Likewise: the id of this topic (`Source.identity`)."""
+
 _SAME_OFFSETS = "same-offsets"
-"""Likewise, set by the user: two topics that have the same messages at the same offsets, as `old=new`."""
+"""Likewise, set by the user: two topics (or ids of topics) that have the same messages at the same offsets, as
+`old=new`.
+"""
 
 SMALL_MERGE = 1_000_000
 """A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
@@ -231,19 +236,32 @@ class TableSink:
         return self._spec.io if self._key_index is None else self._key_index.io_of(path, self._spec)
 
     def check_source(self) -> None:
-        """A position in Kafka is true of one topic only.
+        """A position in Kafka is true of one topic only. Call this after `Source.locate`.
 
         :raises TableError: the table's position is one in another topic than it is read from now.
         """
+        if self._config.source.type != "kafka" or self.position is None:
+            return
         topic, stored = self.plan.section.source, self.table.property(f"{self._prefix}.{_SOURCE}")
+        number, known = self._source.identity(topic), self.table.property(f"{self._prefix}.{_TOPIC_ID}")
         same = self.table.property(f"{self._prefix}.{_SAME_OFFSETS}")
-        is_same = stored in (None, "", topic) or same == f"{stored}={topic}"
-        if self._config.source.type == "kafka" and self.position is not None and not is_same:
+        if stored and stored != topic:
+            old, new = stored, topic
+            reason = f"its position is one in topic {stored}, and the configuration says {topic}"
+        elif known and number and known != number:
+            old, new = known, number
+            reason = (
+                f"topic {topic} was created again since it was read: its id was {known} when the table's position was "
+                f"stored, and is {number} now"
+            )
+        else:
+            return
+        if same != f"{old}={new}":
             raise TableError(
-                f"{self.table.name}: its position is one in topic {stored}, and the configuration says {topic}. "
-                f"Offsets of {stored} say nothing of {topic}, and messages would be left out. To read {topic} from the "
-                "start, remove the stored position (see docs/operations.md, Reset). If it has the same messages at the "
-                f"same offsets, set the table's property {self._prefix}.{_SAME_OFFSETS} to {stored}={topic}."
+                f"{self.table.name}: {reason}. Offsets of {old} say nothing of {new}, and messages would be left out. "
+                f"To read {topic} from the start, remove the stored position (see docs/operations.md, Reset). If it "
+                "has the same messages at the same offsets, set the table's property "
+                f"{self._prefix}.{_SAME_OFFSETS} to {old}={new}."
             )
 
     def remember_start(self, position: Position | None) -> None:
@@ -262,7 +280,8 @@ class TableSink:
                 f"its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
             )
         if position is not None and self.table.start_position(self._prefix) is None:
-            self.table.set_property(f"{self._prefix}.{_SOURCE}", self.plan.section.source)
+            for name, value in self._topic_properties().items():
+                self.table.set_property(name, value)
             self.table.set_property(f"{self._prefix}.start", json.dumps(dict(position)))
             self.table.refresh()
 
@@ -1046,10 +1065,7 @@ class TableSink:
 
     def _properties(self, end: Position, written: Written) -> dict[str, str]:
         """Table properties that the commit sets, besides the position `end`."""
-        properties = dict[str, str]()
-        source, known_source = self.plan.section.source, self.table.property(f"{self._prefix}.{_SOURCE}")
-        if self._config.source.type == "kafka" and known_source != source:
-            properties[f"{self._prefix}.{_SOURCE}"] = source
+        properties = self._topic_properties()
         if written.truncates and self.plan.changelog.source_order:
             properties[f"{self._prefix}.{_TRUNCATED}"] = json.dumps(dict(end))
         known = self._streamed()
@@ -1067,6 +1083,20 @@ class TableSink:
         name, remembered = property_name(self._config), self._key.to_json()
         if self._key.messages and self.table.property(name) != remembered:
             properties[name] = remembered
+        return properties
+
+    def _topic_properties(self) -> dict[str, str]:
+        """Table properties that say in which topic a position is, if they change."""
+        topic = self.plan.section.source
+        if self._config.source.type != "kafka":
+            return {}
+        name, id_name = f"{self._prefix}.{_SOURCE}", f"{self._prefix}.{_TOPIC_ID}"
+        is_other = self.table.property(name) != topic
+        properties = {name: topic} if is_other else {}
+        known, number = self.table.property(id_name), self._source.identity(topic)
+        # a command that doesn't ask for ids leaves that of the same topic as it is
+        if (number or (is_other and known)) and number != known:
+            properties[id_name] = number or ""
         return properties
 
     def _proposed(self, end: Position, attempt: Attempt) -> Proposal:

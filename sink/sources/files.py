@@ -210,6 +210,9 @@ class FilesSource(Directories):
     def start_position(self, table: TableSection) -> Position | None:
         return None
 
+    def identity(self, source: str) -> str | None:
+        return None
+
     def partitions(self, source: str) -> int:
         return 1
 

@@ -10,7 +10,7 @@ import functools
 import heapq
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
@@ -25,6 +25,8 @@ from sink.sources.source import Behind, Position, Range, SharedRead, Stream, Tab
 from sink.sources.topics import EARLIEST, Admin, Offsets, Topics
 
 _TIMEOUT_MS = 15_000
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""Kafka's `Uuid.ZERO_UUID`."""
 _MOST_TIMED = 100
 """The age of what isn't applied is asked of so many partitions, those with the most messages: that takes some requests
 each."""
@@ -58,6 +60,7 @@ class KafkaSource(Topics):
         self._folder = CheckpointFolder(spark, f"{config.sink.checkpoint.rstrip('/')}/kafka")
         self._generation = ""
         self._starts: dict[str, Offsets] = {}
+        self._ids: Mapping[str, str] = {}
         self._read: tuple[int, dict[str, Offsets], dict[str, Offsets]] | None = None
 
     def locate(
@@ -67,6 +70,7 @@ class KafkaSource(Topics):
         with self._admin() as admin:
             topics = [table.source for table, _ in tables]
             earliest, latest = admin.limits(topics)
+            self._ids = {**self._ids, **admin.ids(topics)}
             for table, position in tables:
                 try:
                     self._starts[table.source] = self._start(admin, table, position, from_start, earliest, latest)
@@ -91,6 +95,9 @@ class KafkaSource(Topics):
 
     def start_position(self, table: TableSection) -> Position | None:
         return self._starts[table.source]
+
+    def identity(self, source: str) -> str | None:
+        return self._ids.get(source)
 
     def touched(self, stream: Stream, batch_id: int) -> Sequence[str]:
         begin, end = self._offsets(batch_id)
@@ -368,20 +375,29 @@ class _Admin(Admin):
 
     def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
         """The partitions of each topic, but of those that don't exist."""
-        names = self._jvm.java.util.ArrayList()
-        for topic in topics:
-            names.add(topic)
-        futures = self._client.describeTopics(names).topicNameValues()
         result = {}
-        for topic in topics:
-            try:
-                described = self._get(futures.get(topic), topic)
-            except _UnknownTopicError:
-                continue
+        for topic, described in self._described(topics):
             partitions = described.partitions()
             # by index: to iterate over a Java list takes ten times as many calls to the JVM
             result[topic] = [int(partitions.get(i).partition()) for i in range(partitions.size())]
         return result
+
+    def ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """The id of each topic, but of those that don't exist. Brokers before Kafka 2.8 have none."""
+        found = {topic: str(described.topicId()) for topic, described in self._described(topics)}
+        return {topic: number for topic, number in found.items() if number != _NO_ID}
+
+    def _described(self, topics: Sequence[str]) -> Iterator[tuple[str, JavaObject]]:
+        """:return: topics that exist, each with a `TopicDescription`."""
+        names = self._jvm.java.util.ArrayList()
+        for topic in topics:
+            names.add(topic)
+        futures = self._client.describeTopics(names).topicNameValues()
+        for topic in topics:
+            try:
+                yield topic, self._get(futures.get(topic), topic)
+            except _UnknownTopicError:
+                continue
 
     def _get(self, future: JavaObject, topic: str) -> JavaObject:
         try:

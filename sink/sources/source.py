@@ -154,6 +154,11 @@ class Source(SourceView, Protocol):
     def start_position(self, table: TableSection) -> Position | None:
         """The start position of a table without a position. It is known after `locate`, and the table stores it."""
 
+    def identity(self, source: str) -> str | None:
+        """What a topic gets when it is created, so that another one of the same name is known as such. None if there is
+        no such thing, or before `locate`.
+        """
+
     def partitions(self, source: str) -> int:
         """How many partitions a topic has at the moment. A directory counts as one.
 

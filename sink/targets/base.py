@@ -115,7 +115,7 @@ class CommitUnknownError(TemporaryError):
     """It is unknown whether the commit succeeded. The attempt's files must not be deleted."""
 
 
-OF_POSITION = {"source": "", "streamed": "[]", "truncated": "", "undecoded": "0"}
+OF_POSITION = {"source": "", "topic-id": "", "streamed": "[]", "truncated": "", "undecoded": "0"}
 """Last parts of the sink's properties that say something of the changes up to the position, with what says nothing. A
 rollback of the table takes them back.
 """

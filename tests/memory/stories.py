@@ -294,6 +294,9 @@ class _Source:
     def partitions(self, _: str) -> int:
         return 1
 
+    def identity(self, _: str) -> str | None:
+        return None
+
 
 class _Catalogs:
     """The catalog of the one table."""

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import shutil
 import threading
 import time
@@ -434,6 +435,30 @@ def test_new_partitions_are_read_from_their_start(
     job.produce([insert(order(2, "b"))], partition=1)
     job.run()
     assert job.rows() == [order(1, "a"), order(2, "b")]
+
+
+def test_a_topic_created_anew_that_is_longer_than_the_position(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"))])
+    job.run()
+    before = property_of(job, "topic-id")
+    job.run()
+    assert property_of(job, "topic-id") == before
+    admin.delete_topics([job.topic()])[job.topic()].result(30)
+    assert wait_until(lambda: job.topic() not in admin.list_topics(timeout=5).topics)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(n, "b")) for n in range(5, 8)])
+    with pytest.raises(TableError, match=rf"topic {job.topic()} was created again .* its id was {before}") as refused:
+        job.run()
+    assert job.rows() == [order(1, "a")]
+    property_, value = re.findall(r"property (\S+) to (\S+)\.", str(refused.value))[0]
+    spark.sql(f"ALTER TABLE {job.target()} SET TBLPROPERTIES ('{property_}' = '{value}')")
+    job.run()
+    assert job.rows() == [order(1, "a"), order(6, "b"), order(7, "b")]
+    assert property_of(job, "topic-id") == value.partition("=")[2] != before
 
 
 def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient) -> None:
