@@ -16,6 +16,8 @@ Each Python worker asks for a schema once.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
+from math import inf
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -67,6 +69,11 @@ _DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}
 # Error codes of the registry: subject, version or schema not found. A plain 404 may come from a server that is no
 # registry.
 _NOT_FOUND = (40401, 40402, 40403)
+_PATIENCE_SECONDS = 5.0
+_PATIENCE_EVERY_SECONDS = 60.0
+"""So long a client waits for a schema id that the registry doesn't know, and so often at most: a topic of broken
+messages may have any number of such ids.
+"""
 
 
 class RegistryError(UnavailableError):
@@ -116,11 +123,13 @@ class Registry:
         self.url = re.sub(r"//[^/@]*@", "//", str(settings["url"]))
         self._client = SchemaRegistryClient(settings)
         self._known: dict[int, Node] = {}
+        self._patient_from = -inf
 
     def get(self, schema_id: int) -> Node:
         if schema_id not in self._known:
             what = f"schema id {schema_id}"
-            self._known[schema_id] = self._parse(what, self._ask(what, lambda: self._client.get_schema(schema_id)))
+            schema = self._patiently(lambda: self._ask(what, lambda: self._client.get_schema(schema_id)))
+            self._known[schema_id] = self._parse(what, schema)
         return self._known[schema_id]
 
     def latest(self, subject: str) -> Node:
@@ -159,6 +168,25 @@ class Registry:
             other = self._ask(what, partial(self._version, reference))
             yield from self._references(what, other, found)
             yield other.schema_str or ""
+
+    def _patiently(self, question: "Callable[[], Schema]") -> "Schema":
+        """Ask again while the registry doesn't know a schema: a replica may learn of a new one after the topic has its
+        first message.
+        """
+        end = None
+        while True:
+            try:
+                return question()
+            except SchemaError:
+                now = monotonic()
+                if end is None:
+                    if now < self._patient_from:
+                        raise
+                    end = now + _PATIENCE_SECONDS
+                    self._patient_from = now + _PATIENCE_EVERY_SECONDS
+                if now >= end:
+                    raise
+                sleep(0.5)
 
     def _version(self, reference: "SchemaReference") -> "Schema":
         return self._client.get_version(str(reference.subject), reference.version or "latest").schema

@@ -4,6 +4,7 @@ import base64
 import json
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -192,6 +193,23 @@ def test_the_latest_schema_of_a_subject(registry: Registry, admin: SchemaRegistr
     assert list(client.latest("newest-value").fields) == ["id", "name"]
     with pytest.raises(SchemaError, match="subject nothing is unknown to the schema registry"):
         client.latest("nothing")
+
+
+def test_a_replica_that_learns_of_a_schema_later(registry: Registry, admin: SchemaRegistryClient) -> None:
+    known = admin.register_schema("late-value", Schema(json.dumps({**ROW, "name": "Early"})))
+    client = Client({"schema.registry.url": registry.url})
+    late = {**ROW, "name": "Late"}
+    threading.Timer(1.0, lambda: admin.register_schema("late-value", Schema(json.dumps(late)))).start()
+    assert list(client.get(known + 1).fields) == ["id", "name"]
+
+
+def test_many_unknown_ids_cost_one_wait(registry: Registry) -> None:
+    client = Client({"schema.registry.url": registry.url})
+    began = time.monotonic()
+    for number in range(900_000, 900_003):
+        with pytest.raises(SchemaError, match="unknown to the schema registry"):
+            client.get(number)
+    assert time.monotonic() - began < 2 * 5.0
 
 
 def test_a_schema_that_is_not_avro(registry: Registry, admin: SchemaRegistryClient) -> None:
