@@ -136,6 +136,7 @@ def main(folder: Path, endpoint: str) -> None:
         f"spark.hadoop.fs.s3a.bucket.{S3.BUCKET}.path.style.access": "true",
         "spark.hadoop.fs.s3a.access.key": KEY,
         "spark.hadoop.fs.s3a.secret.key": SECRET,
+        "spark.hadoop.delta.enableFastS3AListFrom": "true",
     }
     config = Config.model_validate(values)
     with ivy_to_itself():

@@ -492,10 +492,47 @@ def test_commits_that_log_cleanup_deleted(table: Table) -> None:
         table.log.find_commit("operation-1", 0)
 
 
+def test_the_log_is_not_listed_while_nobody_else_writes(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list takes longer with each version that is kept."""
+    lists = 0
+
+    def counted(log: DeltaLog) -> JavaObject:
+        nonlocal lists
+        lists += 1
+        return update(log)
+
+    update = DeltaLog._update
+    table.commit({"add": table.add(0)})
+    monkeypatch.setattr(DeltaLog, "_update", counted)
+    for number in range(1, 4):
+        version = table.commit({"add": table.add(number)})
+        snapshot = table.log.committed(version)
+        assert (snapshot.version, table.log.refresh()) == (version, snapshot)
+    assert lists == 0
+    assert table.ids() == [0, 1, 2, 3]
+    table.write_version(5, {"add": table.add(5)})
+    assert (table.log.refresh().version, lists) == (5, 1)
+
+
+def test_a_table_that_was_created_again_with_as_many_versions(table: Table) -> None:
+    table.commit({"add": table.add(1)})
+    proposal = table.proposal({"add": table.add(2)})
+    shutil.rmtree(table.path)
+    other = Table(table.spark, table.path).create()
+    for number in (7, 8, 9):
+        other.sql(f"INSERT INTO TABLE_ VALUES ({number}, 'a')")
+    (table.path / "_delta_log" / f"{3:020}.json").unlink()  # as many as before, though of another table
+    (table.path / "_delta_log" / f"{2:020}.json").unlink()
+    with pytest.raises(TableGoneError, match="another Delta table is in its place"):
+        table.log.commit(proposal)
+    assert not (table.path / "_delta_log" / f"{2:020}.json").exists()
+
+
 def test_a_gap_in_the_log(table: Table) -> None:
     for number in range(4):
         table.commit({"add": table.add(number)})
     (table.path / "_delta_log" / f"{2:020}.json").unlink()
+    table.write_version(5, {"add": table.add(5)})
     with pytest.raises(LogGapError, match=r"_delta_log is damaged.*DELTA_VERSIONS_NOT_CONTIGUOUS"):
         table.log.refresh()
 

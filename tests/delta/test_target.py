@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,23 @@ def test_a_run_ends_with_the_checkpoint_of_the_log_that_it_began(
     job.write(inserts(2))
     job.run()
     assert list((job.table_folder / "_delta_log").glob("*.checkpoint*.parquet"))
+
+
+def test_checkpoints_that_take_long_are_written_less_often(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a table with many removed files would do nothing else."""
+    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY_AT_MOST", 6)
+    monkeypatch.setattr(delta_table, "_CHECKPOINT_PAUSE", 1000)
+    job = DeltaJob(spark, tmp_path)
+    for number in range(18):
+        job.write(inserts(number))
+    job.run()
+    written = sorted(int(path.name[:20]) for path in (job.table_folder / "_delta_log").glob("*.checkpoint*.parquet"))
+    assert len(written) > 1
+    assert min(later - earlier for earlier, later in pairwise(written)) >= 6
+    job.check()
 
 
 def test_small_files_are_merged(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -86,6 +86,7 @@ def spark_section(endpoint: str) -> dict[str, str]:
         "spark.hadoop.fs.s3a.path.style.access": "true",
         "spark.hadoop.fs.s3a.access.key": S3.KEY,
         "spark.hadoop.fs.s3a.secret.key": S3.SECRET,
+        "spark.hadoop.delta.enableFastS3AListFrom": "true",
     }
 
 

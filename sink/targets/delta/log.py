@@ -281,7 +281,9 @@ class DeltaLog:
         """
         latest = self._latest
         with self.translated():
-            java = self._update()
+            java = self._known_to_delta()
+            if not self._is_newest(java):
+                java = self._update()
             version = int(java.version())
             if version < 0:
                 self._refuse_missing()
@@ -295,8 +297,54 @@ class DeltaLog:
         assert self._latest is not None
         return self._latest
 
+    def committed(self, version: int) -> Snapshot:
+        """What the log says after our own commit of this version. Nobody is asked: Delta knows it. Errors as of
+        `refresh`.
+        """
+        with self.translated():
+            java = self._known_to_delta()
+            if int(java.version()) != version:
+                return self.refresh()
+            self._check_same(str(java.metadata().id()), version)
+            self._latest = self._snapshot(java, version)
+        return self._latest
+
     def _update(self) -> JavaObject:
+        """Delta lists the log, which takes longer for each version that is kept: 0.1 s for 2,600 files on a local disk.
+        Most stores have only such lists.
+        """
         return self._java.update(False, self._none, self._none)
+
+    def _known_to_delta(self) -> JavaObject:
+        """The newest version that Delta knows in this JVM."""
+        return self._java.unsafeVolatileSnapshot()
+
+    def _is_newest(self, java: JavaObject) -> bool:
+        """Whether a version is the newest, and its file the one that Delta has seen. If the table was dropped and
+        created again, it is another one, or none. Two files are asked for, however many there are. False also if that
+        doesn't tell.
+        """
+        version = int(java.version())
+        if version < 0:
+            return False
+        commits = java.logSegment().deltas()
+        if commits.isEmpty():  # there is a checkpoint of this version
+            return False
+        seen = commits.last()
+        file = seen.getPath()
+        if str(file.getName()) != f"{version:020}.json":
+            return False
+        try:
+            now = file.getFileSystem(self._hadoop).getFileStatus(file)
+        except Py4JJavaError as error:
+            if java_class(error) in _MISSING:
+                return False
+            raise
+        same_time = int(now.getModificationTime()) == int(seen.getModificationTime())
+        if not same_time or int(now.getLen()) != int(seen.getLen()):
+            return False
+        following = self._path(f"{self._log_path}/{version + 1:020}.json")
+        return not following.getFileSystem(self._hadoop).exists(following)
 
     def _refuse_missing(self) -> NoReturn:
         if self._latest is not None:
@@ -691,13 +739,21 @@ class DeltaLog:
     def is_checkpoint_due(self, every: int) -> bool:
         """Whether the newest version known is far enough from the last checkpoint.
 
+        Call this between two commits: one that is under way would forget a checkpoint that this finds.
+
         :param every: so many versions are far enough, or fewer if the table's `delta.checkpointInterval` says so.
         """
         snapshot = self._latest or self.refresh()
         with self.translated():
-            interval = min(every, int(self._java.checkpointInterval(snapshot.java.metadata())))
-            last = max(int(snapshot.java.checkpointProvider().version()), self._checkpoint_version, 0)
-        return snapshot.version - last >= interval
+            java = self._known_to_delta()
+            interval = min(every, int(self._java.checkpointInterval(java.metadata())))
+
+            def is_due(java: JavaObject) -> bool:
+                last = max(int(java.checkpointProvider().version()), self._checkpoint_version, 0)
+                return snapshot.version - last >= interval
+
+            # only a list shows those that were written since the last one
+            return is_due(java) and is_due(self._update())
 
     def checkpoint(self) -> bool:
         """Write a checkpoint of the newest version known, and delete commits that the table's
@@ -717,7 +773,9 @@ class DeltaLog:
     # -- how it is sent
 
     def _start(self, base_version: int) -> JavaObject:
-        transaction = self._java.startTransaction(self._none, self._none)
+        java = self._known_to_delta()
+        is_known = int(java.version()) == base_version and self._is_newest(java)
+        transaction = self._java.startTransaction(self._none, self._some(java) if is_known else self._none)
         version = int(transaction.readVersion())
         if version < 0:
             self._refuse_missing()

@@ -11,6 +11,7 @@ the log since the commit that stored the position.
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,7 +109,8 @@ class DeltaTable(Target):
         self._made_by: dict[str, tuple[int, int]] = {}
         # sink -> its newest operation, if a RESTORE followed it, and what belongs to the position that holds now
         self._restored: dict[str, tuple[str, dict[str, str]]] = {}
-        self._checkpoint: Thread | None = None
+        self._checkpoint: _Checkpoint | None = None
+        self._next_checkpoint = 0.0
         self._snapshot: Snapshot = log.refresh()
 
     # -- its state
@@ -212,7 +214,7 @@ class DeltaTable(Target):
         if commit.operation_id is not None:
             self._made_by[commit.operation_id] = commit.version, commit.version
         self._live.forget_before(commit.version - 1)  # nobody asks for more than the last commit's base
-        self.refresh()
+        self._snapshot = self.log.committed(commit.version)
 
     def is_empty(self) -> bool:
         return not self.live
@@ -622,12 +624,15 @@ class DeltaTable(Target):
 
     def tend(self) -> None:
         """Write a due checkpoint in a thread of its own: it takes seconds."""
-        if self._checkpoint is not None and self._checkpoint.is_alive():
-            return
-        if self.log.is_checkpoint_due(_CHECKPOINT_EVERY):
+        if self._checkpoint is not None:
+            if self._checkpoint.is_alive():
+                return
+            self._next_checkpoint = time.monotonic() + _CHECKPOINT_PAUSE * self._checkpoint.seconds
+            self._checkpoint = None
+        every = _CHECKPOINT_EVERY if time.monotonic() >= self._next_checkpoint else _CHECKPOINT_EVERY_AT_MOST
+        if self.log.is_checkpoint_due(every):
             # a daemon: a second Ctrl-C doesn't wait for it, and a checkpoint that isn't finished isn't seen
-            arguments = self.spark, self.log.path, self.name
-            self._checkpoint = Thread(target=_write_checkpoint, args=arguments, name="checkpoint", daemon=True)
+            self._checkpoint = _Checkpoint(self.spark, self.log.path, self.name)
             self._checkpoint.start()
 
     def finish_tending(self, seconds: float) -> None:
@@ -653,10 +658,33 @@ _SHORTEST_RETENTION = timedelta(days=7)
 """Delta's default of `delta.deletedFileRetentionDuration`. A commit may take long, and a table may say less."""
 _CHECKPOINT_EVERY = 10
 """Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
+_CHECKPOINT_EVERY_AT_MOST = 100
+_CHECKPOINT_PAUSE = 10
+"""A checkpoint names all files that were removed in the last week. With a commit each second it takes seconds, and the
+next would be due as soon as it is written. So none is written for ten times as long, but for so many versions.
+"""
 _LATEST = 20
 """In so many commits `upkeep` looks for a rewrite."""
 _MOST_KNOWN = 1000
 """So many commits of the sink are remembered with their versions."""
+
+
+class _Checkpoint(Thread):
+    """Writes a checkpoint.
+
+    :param path: the table's folder.
+    :param name: the table, for messages.
+    """
+
+    def __init__(self, spark: SparkSession, path: str, name: str) -> None:
+        super().__init__(name="checkpoint", daemon=True)
+        self._arguments = spark, path, name
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        began = time.monotonic()
+        _write_checkpoint(*self._arguments)
+        self.seconds = time.monotonic() - began
 
 
 def _write_checkpoint(spark: SparkSession, path: str, name: str) -> None:
