@@ -149,6 +149,7 @@ class _Replay:
 
     def run(self, letters: DataFrame, force: bool) -> Replayed:
         """Replay `letters`, this table's rows of the dead-letter table."""
+        self._sink.check_source()
         target, position = self._section.target, self._sink.position or {}
         # Spark must not read the dead-letter table again after the letters are removed from it
         letters = letters.withColumn("passed", _passed(position)).localCheckpoint()

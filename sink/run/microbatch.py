@@ -242,6 +242,8 @@ class TableSink:
         """
         if self._config.source.type != "kafka" or self.position is None:
             return
+        if not any(int(offset) for offset in self.position.values()):  # it has passed no message of any topic
+            return
         topic, stored = self.plan.section.source, self.table.property(f"{self._prefix}.{_SOURCE}")
         number, known = self._source.identity(topic), self.table.property(f"{self._prefix}.{_TOPIC_ID}")
         same = self.table.property(f"{self._prefix}.{_SAME_OFFSETS}")

@@ -69,8 +69,9 @@ class KafkaSource(Topics):
         failures: dict[str, RowdeltaError] = {}
         with self._admin() as admin:
             topics = [table.source for table, _ in tables]
-            earliest, latest = admin.limits(topics)
+            # first, so that offsets of a topic that is created again now get the id of the earlier one
             self._ids = {**self._ids, **admin.ids(topics)}
+            earliest, latest = admin.limits(topics)
             for table, position in tables:
                 try:
                     self._starts[table.source] = self._start(admin, table, position, from_start, earliest, latest)

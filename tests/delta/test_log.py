@@ -514,6 +514,26 @@ def test_the_log_is_not_listed_while_nobody_else_writes(table: Table, monkeypatc
     assert (table.log.refresh().version, lists) == (5, 1)
 
 
+@pytest.mark.parametrize("versions", [1, 2, 4])
+def test_a_table_that_is_dropped_while_a_commit_is_sent(spark: SparkSession, tmp_path: Path, versions: int) -> None:
+    """The commit's own file is there, and hides that nothing else is."""
+    table = Table(spark, tmp_path / "table").create()
+    for number in range(1, versions):
+        table.log.committed(table.commit({"add": table.add(number)}))
+    folder = table.path / "_delta_log"
+
+    def drop() -> None:
+        for file in (*folder.glob("*.json"), *folder.glob(".*.crc")):
+            file.unlink()
+
+    table.log.before = drop
+    version = table.commit({"add": table.add(9)})
+    assert [file.name for file in folder.glob("*.json")] == [f"{version:020}.json"]
+    table.log.committed(version)
+    with pytest.raises(TableError):
+        table.log.refresh()
+
+
 def test_a_table_that_was_created_again_with_as_many_versions(table: Table) -> None:
     table.commit({"add": table.add(1)})
     proposal = table.proposal({"add": table.add(2)})

@@ -461,6 +461,21 @@ def test_a_topic_created_anew_that_is_longer_than_the_position(
     assert property_of(job, "topic-id") == value.partition("=")[2] != before
 
 
+def test_a_topic_created_anew_before_it_had_a_message(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
+    """As by a connector that comes after the sink, to a topic that the broker had made itself."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.run()
+    admin.delete_topics([job.topic()])[job.topic()].result(30)
+    assert wait_until(lambda: job.topic() not in admin.list_topics(timeout=5).topics)
+    kafka.create_topic(job.topic(), 2)
+    job.produce([insert(order(1, "a"))], partition=1)
+    job.run()
+    assert job.rows() == [order(1, "a")]
+
+
 def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient) -> None:
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic())

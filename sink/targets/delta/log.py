@@ -309,6 +309,13 @@ class DeltaLog:
             self._latest = self._snapshot(java, version)
         return self._latest
 
+    def list_again(self) -> None:
+        """Have Delta list the log, so that it knows a new checkpoint, and what follows it only. Call this between two
+        commits: one that is under way would forget it.
+        """
+        with self.translated():
+            self._update()
+
     def _update(self) -> JavaObject:
         """Delta lists the log, which takes longer for each version that is kept: 0.1 s for 2,600 files on a local disk.
         Most stores have only such lists.
@@ -320,31 +327,43 @@ class DeltaLog:
         return self._java.unsafeVolatileSnapshot()
 
     def _is_newest(self, java: JavaObject) -> bool:
-        """Whether a version is the newest, and its file the one that Delta has seen. If the table was dropped and
-        created again, it is another one, or none. Two files are asked for, however many there are. False also if that
-        doesn't tell.
+        """Whether a version is the newest, and the log still that of the table that Delta has seen. A few files are
+        asked for, however many there are. False also if that doesn't tell.
         """
         version = int(java.version())
         if version < 0:
             return False
-        commits = java.logSegment().deltas()
-        if commits.isEmpty():  # there is a checkpoint of this version
+        segment = java.logSegment()
+        commits = segment.deltas()
+        count = int(commits.length())
+        # The last file may be our own commit, into a table that was dropped and created again at this moment. So the
+        # one before it has to be there too.
+        seen = [commits.apply(at) for at in range(max(0, count - 2), count)]
+        if not seen or str(seen[-1].getPath().getName()) != f"{version:020}.json":
             return False
-        seen = commits.last()
-        file = seen.getPath()
-        if str(file.getName()) != f"{version:020}.json":
-            return False
+        if len(seen) < 2 and version > 0:
+            of_checkpoint = segment.checkpointProvider().topLevelFiles()
+            if of_checkpoint.isEmpty():
+                return False
+            seen.insert(0, of_checkpoint.head())
+        following = self._path(f"{self._log_path}/{version + 1:020}.json")
+        files = following.getFileSystem(self._hadoop)
+        return all(self._is_same(files, file) for file in seen) and not files.exists(following)
+
+    def _is_same(self, files: JavaObject, seen: JavaObject) -> bool:
+        """Whether a file is as it was.
+
+        :param files: Hadoop's file system.
+        :param seen: its status then.
+        """
         try:
-            now = file.getFileSystem(self._hadoop).getFileStatus(file)
+            now = files.getFileStatus(seen.getPath())
         except Py4JJavaError as error:
             if java_class(error) in _MISSING:
                 return False
             raise
         same_time = int(now.getModificationTime()) == int(seen.getModificationTime())
-        if not same_time or int(now.getLen()) != int(seen.getLen()):
-            return False
-        following = self._path(f"{self._log_path}/{version + 1:020}.json")
-        return not following.getFileSystem(self._hadoop).exists(following)
+        return same_time and int(now.getLen()) == int(seen.getLen())
 
     def _refuse_missing(self) -> NoReturn:
         if self._latest is not None:
@@ -737,9 +756,8 @@ class DeltaLog:
         return None
 
     def is_checkpoint_due(self, every: int) -> bool:
-        """Whether the newest version known is far enough from the last checkpoint.
-
-        Call this between two commits: one that is under way would forget a checkpoint that this finds.
+        """Whether the newest version known is far enough from the last checkpoint. Call this between two commits, as
+        `list_again`.
 
         :param every: so many versions are far enough, or fewer if the table's `delta.checkpointInterval` says so.
         """

@@ -629,6 +629,7 @@ class DeltaTable(Target):
                 return
             self._next_checkpoint = time.monotonic() + _CHECKPOINT_PAUSE * self._checkpoint.seconds
             self._checkpoint = None
+            self.log.list_again()
         every = _CHECKPOINT_EVERY if time.monotonic() >= self._next_checkpoint else _CHECKPOINT_EVERY_AT_MOST
         if self.log.is_checkpoint_due(every):
             # a daemon: a second Ctrl-C doesn't wait for it, and a checkpoint that isn't finished isn't seen
