@@ -437,6 +437,11 @@ def test_new_partitions_are_read_from_their_start(
     assert job.rows() == [order(1, "a"), order(2, "b")]
 
 
+def delete_topic(admin: AdminClient, name: str) -> None:
+    admin.delete_topics([name])[name].result(30)
+    assert wait_until(lambda: name not in admin.list_topics(timeout=5).topics)
+
+
 def test_a_topic_created_anew_that_is_longer_than_the_position(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
 ) -> None:
@@ -447,8 +452,7 @@ def test_a_topic_created_anew_that_is_longer_than_the_position(
     before = property_of(job, "topic-id")
     job.run()
     assert property_of(job, "topic-id") == before
-    admin.delete_topics([job.topic()])[job.topic()].result(30)
-    assert wait_until(lambda: job.topic() not in admin.list_topics(timeout=5).topics)
+    delete_topic(admin, job.topic())
     kafka.create_topic(job.topic())
     job.produce([insert(order(n, "b")) for n in range(5, 8)])
     with pytest.raises(TableError, match=rf"topic {job.topic()} was created again .* its id was {before}") as refused:
@@ -468,8 +472,7 @@ def test_a_topic_created_anew_before_it_had_a_message(
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic())
     job.run()
-    admin.delete_topics([job.topic()])[job.topic()].result(30)
-    assert wait_until(lambda: job.topic() not in admin.list_topics(timeout=5).topics)
+    delete_topic(admin, job.topic())
     kafka.create_topic(job.topic(), 2)
     job.produce([insert(order(1, "a"))], partition=1)
     job.run()
@@ -481,8 +484,7 @@ def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, ka
     kafka.create_topic(job.topic())
     job.produce([insert(order(n, "a")) for n in range(3)])
     job.run()
-    admin.delete_topics([job.topic()])[job.topic()].result(30)
-    assert wait_until(lambda: job.topic() not in admin.list_topics(timeout=5).topics)
+    delete_topic(admin, job.topic())
     with pytest.raises(ConfigError, match=r"has no topic .*Create it, or correct"):
         job.run()
     kafka.create_topic(job.topic())
