@@ -48,7 +48,7 @@ from changelog.rows import (
     unavailable_bits,
 )
 from changelog.spec import ChangelogSpec, ColumnSpec
-from changelog.values import convert, spark_type
+from changelog.values import convert, logical, spark_type
 from changelog.values.nested import has_more, is_nested
 
 CHANGES_PER_RECORD = 1 << 16
@@ -474,7 +474,7 @@ def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
     that the message's schema states, or 38.
     """
     if isinstance(dtype, T.ByteType | T.ShortType | T.IntegerType):
-        return T.LongType()
+        return None if wire.name in logical.FINER_THAN_MILLIS else T.LongType()
     if isinstance(dtype, T.FloatType):
         return T.DoubleType()
     if isinstance(dtype, T.DecimalType) and dtype.precision < 38:

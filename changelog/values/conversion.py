@@ -53,6 +53,8 @@ def _converted(values: pa.Array, wire: WireType, target: pa.DataType, is_uuid: b
     if _is_encoded_decimal(values, wire):
         values = _decimal_text(values, wire)
     if pa.types.is_integer(target):
+        if wire.name in logical.FINER_THAN_MILLIS and target.bit_width < 64:
+            return pa.nulls(len(values), target)
         return numerals.to_integers(values, target)
     if pa.types.is_floating(target):
         is_exact = wire.kind.startswith("int") or wire.name in (logical.DECIMAL, logical.VARIABLE_SCALE_DECIMAL)

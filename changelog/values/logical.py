@@ -34,6 +34,9 @@ TIMES = {
 DURATIONS = frozenset({"io.debezium.time.MicroDuration", "io.debezium.time.NanoDuration"})
 """The values are integers. A month counts as 30.4375 days, so they don't tell an exact interval."""
 
+FINER_THAN_MILLIS = frozenset(name for name, per_second in TIMES.items() if per_second > 10**3)
+"""Times that no `int` column has: the integers in it are milliseconds, and those of its earlier rows would stay so."""
+
 ISO_DATE = "io.debezium.time.IsoDate"
 ISO_TIMESTAMP = "io.debezium.time.IsoTimestamp"
 """The values are text of dates and timestamps without a zone. The connector still appends a `Z`."""

@@ -712,3 +712,18 @@ def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str, is_en
     (rows,) = decoder([raw_records(messages(value))])
     assert rows.column("id").to_pylist() == [1]
     assert observed == [{"qty": "bigint"}]
+
+
+@pytest.mark.parametrize("name", ["MicroTime", "NanoTime"])
+def test_an_int_column_does_not_grow_for_times_of_a_finer_unit(name: str) -> None:
+    """Its earlier rows have milliseconds: `ALTER TABLE … ALTER t TYPE time(6)` was once followed without a word."""
+    fields = [{"type": "int64", "optional": False, "field": "id"}]
+    fields.append({"type": "int64", "optional": True, "name": f"io.debezium.time.{name}", "field": "t"})
+    row = {"type": "struct", "fields": fields}
+    schema = {"type": "struct", "fields": [row | {"field": "before"}, row | {"field": "after"}]}
+    values = [{"schema": schema, "payload": event("c", {"id": 1, "t": t})} for t in (86_399_000_000, 1)]
+    table = spec({"id": "bigint", "t": "int"}, schema_changes="evolve")
+    observed: list[dict[str, str]] = []
+    (rows,) = ChangelogDecoder("debezium-json", table, observed.append)([raw_records(messages(*values))])
+    assert [bad and bad["error_class"] for bad in rows.column(BAD).to_pylist()] == [MISFIT, MISFIT]
+    assert observed == []
