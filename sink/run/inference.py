@@ -20,6 +20,7 @@ from changelog.spec import ChangelogSpec
 from changelog.values import spark_type
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NeedsSparkError, RowdeltaError, TemporaryError
+from sink.sources.kafka import READ_OPTIONS
 from sink.sources.source import Source
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.versions import to_arrow
@@ -235,11 +236,11 @@ def _decoded(
 
 
 def _sample(spark: SparkSession, config: Config, table: TableSection) -> DataFrame:
-    options = {name: v for name, v in config.source.options.items() if name.lower() not in _OWN}
     if config.source.type == "files":
         absent = {name: F.lit(None).cast(_SQL[name]).alias(name) for name in RAW_SCHEMA.names}
         absent["value"] = F.col("value").cast("binary").alias("value")
         return spark.read.text(table.source).limit(SAMPLE).select(*absent.values())
+    options = READ_OPTIONS | {name: v for name, v in config.source.options.items() if name.lower() not in _OWN}
     frame = spark.read.format("kafka").options(**options).option("subscribe", table.source).load()
     return frame.select(F.col("topic").alias("source"), *RAW_SCHEMA.names[1:]).limit(SAMPLE)
 

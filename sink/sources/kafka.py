@@ -36,8 +36,9 @@ _AGE_STEPS = 70
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 _STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
 _ISOLATION = "kafka.isolation.level"
-_READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10", _ISOLATION: "read_committed"}
-"""The second one leaves out messages of transactions that were aborted: whoever wrote them sends them again.
+READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10", _ISOLATION: "read_committed"}
+"""Options of Spark's source, unless the configuration has others. The second one leaves out messages of transactions
+that were aborted: whoever wrote them sends them again.
 
 The first one: after each poll Spark asks for the partition's ends. The broker answers only after the next fetch has
 ended. At the end of a topic, where a stream nearly always is, Kafka's default lets this fetch wait for half a second.
@@ -83,7 +84,7 @@ class KafkaSource(Topics):
         self._generation = self._folder.new_generation()
         self._read = None
         self._starts = {table.source: self._starts[table.source] for table in tables}
-        options = _READ_OPTIONS | {n: value for n, value in self._options.items() if n.lower() not in _OWN_OPTIONS}
+        options = READ_OPTIONS | {n: value for n, value in self._options.items() if n.lower() not in _OWN_OPTIONS}
         frame = (
             self._spark.readStream.format("kafka")
             .options(**options)
@@ -181,7 +182,7 @@ class KafkaSource(Topics):
 
         :param tasks: that read them; by default one for each topic-partition.
         """
-        options = _READ_OPTIONS | {
+        options = READ_OPTIONS | {
             name: value
             for name, value in self._options.items()
             if name.lower() not in _OWN_OPTIONS and name.lower() not in _STREAM_OPTIONS
@@ -293,7 +294,7 @@ class _Admin(Admin):
         self._milliseconds = jvm.java.util.concurrent.TimeUnit.MILLISECONDS
         isolation = jvm.org.apache.kafka.common.IsolationLevel
         self._uncommitted = isolation.READ_UNCOMMITTED
-        level = (_READ_OPTIONS | dict(options))[_ISOLATION]
+        level = (READ_OPTIONS | dict(options))[_ISOLATION]
         self._level = self._uncommitted if level == "read_uncommitted" else isolation.READ_COMMITTED
         properties = jvm.java.util.HashMap()
         properties.put("default.api.timeout.ms", str(_TIMEOUT_MS))

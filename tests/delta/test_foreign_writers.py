@@ -166,6 +166,31 @@ def test_times_without_a_zone_stay_where_they_are(spark: SparkSession, tmp_path:
     assert table.rewritables() == []
 
 
+def test_copy_on_write_stops_at_times_without_a_zone(spark: SparkSession, tmp_path: Path) -> None:
+    """It would write them as times of UTC. The message says how they get a zone."""
+    columns = {"id": "bigint", "at": "timestamp"}
+    job = DeltaJob(spark, tmp_path, tasks=1, columns=columns, partition_by=("at",), deletes="copy-on-write")
+    moments = [datetime(2026, 1, day, 3, 4, 5, tzinfo=UTC) for day in (1, 2)]
+    job.write(
+        [("+I", {"id": n, "at": moment}) for moment in moments for n in range(10 * moment.day, 10 * moment.day + 2)]
+    )
+    job.run()
+    log_file = job.table_folder / "_delta_log" / f"{job.version() + 1:020}.json"
+    add = next(add for add in job.snapshot().files.values() if "2026-01-01T" in str(add["partitionValues"]))
+    (name,) = add["partitionValues"]
+    log_file.write_text(
+        json.dumps({"add": {**add, "partitionValues": {name: "2026-01-01 03:04:05"}, "dataChange": False}})
+    )
+    job.write([("+U", {"id": 20, "at": moments[0]})])
+    job.run()
+    job.write([("-D", {"id": 10, "at": None})])
+    with pytest.raises(TableError, match=r"no zone .*2026-01-01 03:04:05.*UPDATE"):
+        job.run()
+    job.sql("UPDATE {t} SET at = at WHERE id IN (10, 11)")
+    job.run()
+    assert job.rows() == [{"id": 11, "at": moments[0]}, {"id": 20, "at": moments[0]}, {"id": 21, "at": moments[1]}]
+
+
 def test_a_file_with_a_full_path_inside_the_table(spark: SparkSession, tmp_path: Path) -> None:
     """Delta's replay of the log gives it a scheme, and the commit doesn't."""
     job = DeltaJob(spark, tmp_path)

@@ -307,6 +307,21 @@ def test_aborted_transactions_are_left_out(spark: SparkSession, tmp_path: Path, 
     assert any("0 messages behind" in line for line in seen(inspection.status, spark, job.config()))
 
 
+def test_no_column_is_inferred_from_an_aborted_transaction(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, table={"columns": None})
+    kafka.create_topic(job.topic())
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": job.name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    key, value = insert({**order(1, "a"), "mistake": "a"})
+    producer.produce(job.topic(), json.dumps(value), json.dumps(key))
+    producer.flush(30)
+    producer.abort_transaction(30)
+    job.produce([insert(order(1, "a"))])
+    job.run()
+    assert [sorted(found) for found in job.rows()] == [sorted(ORDERS)]
+
+
 def test_what_follows_an_open_transaction_waits(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic())

@@ -56,6 +56,7 @@ from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, written_deletes
 from sink.targets.delta.optimize import Optimize, compacted
+from sink.targets.delta.partitions import is_clear
 from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
 from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates, counted, rewritables
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
@@ -552,6 +553,14 @@ class DeltaTable(Target):
         adds = live_adds(self.spec.location, self.live, paths)
         for path, add in adds.items():
             file = IndexedFile(path, 0, dict(add["partitionValues"]))
+            if not is_clear(self.spec.partitioning, add["partitionValues"]):
+                raise TableError(
+                    f"{self.name}: a row to replace is in a partition whose time has no zone "
+                    f"({json.dumps(add['partitionValues'])}). Each reader takes it for a time of its own zone, so "
+                    "deletes: copy-on-write can't tell which time it is. Write these partitions again in Spark, with "
+                    "spark.sql.session.timeZone set to the zone of their writer (UPDATE … SET column = column). Or set "
+                    "deletes: position, which leaves the files where they are."
+                )
             files.append(TouchedFile(file, int(add["size"]), vector=add.get("deletionVector")))
             handles.append(remove_of(add))
         return TouchedFiles(files, handles, (), len(self.live))
