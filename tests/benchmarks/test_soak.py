@@ -13,16 +13,16 @@ from benchmarks.soak.job import Job
 from benchmarks.soak.run import Plan, run
 
 SHORT = Plan(
-    batches=100,
+    batches=300,
     keys=2_000,
     events=50,
     kill_every=80,
     column_every=40,
-    comparisons_between=1,
-    sample_every=25,
+    comparisons_between=2,
+    sample_every=50,
     regions=2,
 )
-"""In three tables at the same time, so 300 micro-batches."""
+"""In three tables at the same time."""
 
 
 def test_the_model_is_what_the_changes_lead_to() -> None:
@@ -55,7 +55,7 @@ def test_differences_are_seen() -> None:
     assert differences(other, expected) == ["column amount differs"]
 
 
-@pytest.mark.parametrize(("plan", "kills"), [(Plan(), 50), (Plan(batches=300, kill_every=60), 5), (SHORT, 1)])
+@pytest.mark.parametrize(("plan", "kills"), [(Plan(), 50), (Plan(batches=300, kill_every=60), 5), (SHORT, 3)])
 def test_kills_come_where_the_sink_has_something_to_do(plan: Plan, kills: int) -> None:
     assert len(plan.kills()) == kills
     assert not plan.kills() & plan.comparisons()
@@ -67,8 +67,8 @@ def test_a_short_soak_ends_with_tables_that_equal_the_source(tmp_path: Path) -> 
     told: list[str] = []
     job = Job(tmp_path / "soak", memory="512m")
     assert run(SHORT, job, tmp_path / "soak.jsonl", told.append) == []
-    assert len(told) == 2
-    assert job.starts == 2
+    assert len(told) == 3
+    assert job.starts == 4
     (soaked,) = report.runs(tmp_path / "soak.jsonl")
     for name in soaked.formats:
         files = [count for _, count in soaked.series("index_files", name)]
@@ -76,7 +76,7 @@ def test_a_short_soak_ends_with_tables_that_equal_the_source(tmp_path: Path) -> 
     opened = [count for _, count in soaked.series("jvm_open_files")]
     assert opened[-1] <= opened[-2] + 40, opened
     report.write(tmp_path / "soak.jsonl", tmp_path / "soak.md")
-    assert "The tables were equal to the source at 2 of 2 points." in (tmp_path / "soak.md").read_text()
+    assert "The tables were equal to the source at 3 of 3 points." in (tmp_path / "soak.md").read_text()
     assert (tmp_path / "images" / "soak-delta.png").stat().st_size > 1000
 
 
