@@ -16,6 +16,8 @@ _SAMPLE_ROWS = 4096
 _DICTIONARY_PAYS_BELOW = 0.5  # distinct values per row of a row group
 _DICTIONARY_BYTES = 2 * 1024 * 1024
 """A column chunk gives up its dictionary at this size. Iceberg's Java writer has the same limit."""
+_SLICE_ROWS = 65_536
+"""Of what is copied, so many rows are decoded at a time."""
 _LASTING_LEVEL, _QUICK_LEVEL = 3, 1
 """Levels of zstd. Spark's writer uses level 3. On changelog rows, files of level 3 are up to a fifth smaller than files
 of level 1, and take up to 1.15x of the time to write.
@@ -80,7 +82,8 @@ def rows_without(
     part: tuple[int, int],
     choose: Callable[[pa.Schema], Sequence[str]],
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
-    """The rows of a part of a Parquet file, but for some, a row group at a time.
+    """The rows of a part of a Parquet file, but for some, in slices of a row group. So memory has a row group as it is
+    in the file, and one slice of it decoded.
 
     :param left_out: positions in the file, ascending.
     :param part: (i, n): the i-th of n parts of about the same size. Each row group belongs to one of them.
@@ -100,22 +103,38 @@ def rows_without(
             middle = sizes[:group].sum() + sizes[group] / 2
             if int(middle * count / sizes.sum()) != number:
                 continue
-            start = end - groups[group].num_rows
-            places = np.arange(start, end)
-            rows = file.read_row_group(group, wanted, use_threads=False) if names else pa.table({})
-            first, last = np.searchsorted(left_out, [start, end])
-            if first < last:
-                kept = np.ones(end - start, np.bool_)
-                kept[left_out[first:last] - start] = False
-                places, rows = places[kept], rows.filter(pa.array(kept)) if names else rows
-            if len(places):
-                yield places, rows
+            every = np.arange(end - groups[group].num_rows, end)
+            for places, rows in _slices(file, group, every, wanted) if names else [(every, pa.table({}))]:
+                if not len(places):
+                    continue
+                first, last = np.searchsorted(left_out, [places[0], places[-1] + 1])
+                if first < last:
+                    kept = np.ones(len(places), np.bool_)
+                    kept[left_out[first:last] - places[0]] = False
+                    places, rows = places[kept], rows.filter(pa.array(kept)) if names else rows
+                if len(places):
+                    yield places, rows
+
+
+def _slices(
+    file: pq.ParquetFile, group: int, places: npt.NDArray[np.int64], names: Sequence[str] | None
+) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
+    """The rows of a row group, some at a time, with their positions.
+
+    :param names: the columns to read. None means all.
+    """
+    start = 0
+    for batch in file.iter_batches(_SLICE_ROWS, [group], names, use_threads=False):
+        yield places[start : start + len(batch)], pa.Table.from_batches([batch])
+        start += len(batch)
+    if start != len(places):
+        raise OSError(f"row group {group} should have {len(places)} rows, and has {start}")
 
 
 def all_rows(
     io: FileIO, path: str, check: Callable[[pa.Schema], None]
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
-    """All rows of a Parquet file, a row group at a time.
+    """All rows of a Parquet file, in slices of a row group.
 
     :param check: gets the file's schema before the first rows. What it raises is raised here.
     :return: positions, and their rows.

@@ -37,7 +37,8 @@ from deltawriters.resolve import indexed, key_columns
 from deltawriters.table import OtherColumnsError, TableSpec, TaskId
 from deltawriters.vectors import positions_of
 
-_FLUSH_BYTES = 128 * 1024 * 1024
+_ROW_GROUP_BYTES = 128 * 1024 * 1024
+"""So many bytes of rows are written at once."""
 _SORTED_BYTES = 1024 * 1024 * 1024
 """A task sorts at most this many bytes of rows at once, with what it needs to sort them. Of a larger group each part is
 sorted by itself.
@@ -230,7 +231,7 @@ class Rewriter:
         :raises LostVectorError: a deletion vector of the table can't be read.
         :raises OtherColumnsError: a file can't be read as one of the table.
         """
-        moved = (part for group in groups for part in self._kept_rows(group))
+        moved = (part for group in groups for part in _together(self._kept_parts(group), _ROW_GROUP_BYTES))
         return self._written(self._table.of_copied_rows, moved, lambda files: files)
 
     def _written(
@@ -265,8 +266,8 @@ class Rewriter:
         paths = [*self._factory.created, *(f"{self._index.location}/{run.name}" for run in self._runs)]
         return Rewritten(files, self._runs, paths, count)
 
-    def _kept_rows(self, group: CopyGroup) -> Iterator[Moved]:
-        """The rows that a commit leaves in data files, about a row group at a time.
+    def _kept_parts(self, group: CopyGroup) -> Iterator[Moved]:
+        """The rows that a commit leaves in data files, a slice of a row group at a time.
 
         Nothing is said of other rows of their keys: another writer may have written some, and to look for them would
         take a probe for each row.
@@ -274,7 +275,6 @@ class Rewriter:
         # what Spark shares out goes through a file, so it has no credentials
         rows_to_delete = replace(group.rows, io_properties=self._index.io_properties)
         left_out = {file.path: positions for file, positions in rows_to_delete.positions()}
-        waiting, size = list[Moved](), 0
         for touched in group.files:
             gone = left_out[touched.path] | self._table.deleted_in(touched)
             for places, rows in self._table.copied_rows(touched, positions_of(gone)):
@@ -295,14 +295,7 @@ class Rewriter:
                 if touched.by_key:
                     live = self._live_by_index(touched.path, places, high, low)
                     rows, high, low = rows.filter(pa.array(live)), high[live], low[live]
-                waiting.append((rows, high, low, np.zeros(len(high), np.bool_)))
-                size += rows.nbytes
-                del rows, keys
-                if size >= _FLUSH_BYTES:
-                    yield _taken(waiting)
-                    size = 0
-        if any(len(high) for _, high, _, _ in waiting):
-            yield _taken(waiting)
+                yield rows, high, low, np.zeros(len(high), np.bool_)
 
     def _has_key(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Which rows have a key without a NULL. Others are other writers', and the key index has none of them."""
@@ -332,20 +325,10 @@ class Rewriter:
 
         :param deleted: positions that delete files delete, by path of the data file.
         """
-        at_once, per_row = (_FLUSH_BYTES, 0) if self._order is None else (_SORTED_BYTES, _BYTES_TO_SORT)
-        waiting, size = list[Moved](), 0
-        for part in self._live_parts(group, deleted):
-            if len(part[1]) < len(part[0]):  # rows without a key
-                yield part
-                continue
-            waiting.append(part)
-            size += part[0].nbytes + len(part[1]) * per_row
-            del part
-            if size >= at_once:
-                yield _taken(waiting)
-                size = 0
-        if any(len(high) for _, high, _, _ in waiting):
-            yield _taken(waiting)
+        parts = self._live_parts(group, deleted)
+        if self._order is None:
+            return _together(parts, _ROW_GROUP_BYTES)
+        return _together(parts, _SORTED_BYTES, _BYTES_TO_SORT)
 
     def _live_parts(self, group: RewriteGroup, deleted: Mapping[str, Ints]) -> Iterator[Moved]:
         """Like `_live_rows`, as they come. The index is asked once for many small files: each question has a price."""
@@ -366,7 +349,7 @@ class Rewriter:
                 parts.append(part)
                 size += rows.nbytes
                 del rows
-                if size >= _FLUSH_BYTES:
+                if size >= _ROW_GROUP_BYTES:
                     yield self._live(parts)
                     size = 0
             whole.append(check)
@@ -400,7 +383,7 @@ class Rewriter:
         return pa.concat_tables(found), high[live], low[live], alone[live]
 
     def _rows_of(self, small: SmallFile, group: RewriteGroup) -> Iterator[tuple[Ints, pa.Table]]:
-        """All rows of a file, a row group at a time: positions, and their rows in the columns of `of_moved_rows`.
+        """All rows of a file, in slices of a row group: positions, and their rows in the columns of `of_moved_rows`.
 
         :raises OtherColumnsError: it has other columns than the table, and must not, or its rows have ids.
         """
@@ -572,6 +555,27 @@ def _without_key(rows: pa.Table) -> Moved:
     """Rows that the key index doesn't have."""
     nothing = np.empty(0, np.uint64)
     return rows, nothing, nothing, np.empty(0, np.bool_)
+
+
+def _together(parts: Iterable[Moved], at_once: int, per_row: int = 0) -> Iterator[Moved]:
+    """The parts, joined to as many bytes at once as allowed. A larger part stays as it is.
+
+    :param per_row: bytes to add for each row.
+    """
+    waiting: dict[bool, list[Moved]] = {True: [], False: []}
+    sizes = dict.fromkeys(waiting, 0)
+    for part in parts:
+        rows, high, _, _ = part
+        has_keys = len(high) == len(rows)
+        size = rows.nbytes + len(rows) * per_row
+        if waiting[has_keys] and sizes[has_keys] + size > at_once:
+            yield _taken(waiting[has_keys])
+            sizes[has_keys] = 0
+        if len(rows):
+            waiting[has_keys].append(part)
+            sizes[has_keys] += size
+        del part, rows, high  # before the next one is read
+    yield from (_taken(left) for left in waiting.values() if left)
 
 
 def _taken(parts: list[Moved]) -> Moved:

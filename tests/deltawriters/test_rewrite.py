@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from deltawriters import TaskId
+from deltawriters import TaskId, parquet
 from deltawriters import rewrite as mover
 from deltawriters.content import Partition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, Located, low_hash, write_run
 from deltawriters.old_rows import DeletedRows
 from deltawriters.resolve import OldRows
-from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter, SmallFile, TouchedFile
+from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter, Rewritten, SmallFile, TouchedFile
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.test_parquet import rows, table_at
 
@@ -30,12 +30,12 @@ class Moving:
     :param unknown: a live row that the key index doesn't know.
     """
 
-    def __init__(self, folder: Path, unknown: int | None = None) -> None:
+    def __init__(self, folder: Path, unknown: int | None = None, group: int = GROUP) -> None:
         self.table: IcebergTableSpec = table_at(folder)
         written = rows(self.table, ROWS)
         path = f"{self.table.location}/data/old.parquet"
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(written, path, row_group_size=GROUP)
+        pq.write_table(written, path, row_group_size=group)
         dead = np.arange(0, ROWS, 3)
         self.live = np.setdiff1d(np.arange(ROWS), dead)
         self.expected = written.take(pa.array(self.live))
@@ -66,13 +66,25 @@ class Moving:
     def rewriter(self) -> Rewriter:
         return Rewriter(self.table, ["id"], self.index, 2, self._hashed, TaskId(0, 2, "move"))
 
+    def copied(self, gone: npt.NDArray[np.int64]) -> Rewritten:
+        """With `deletes: copy-on-write`. The file has deletes already, and a commit deletes further rows."""
+        (old,), (deletes,) = self.group.files, self.group.applying
+        file = IndexedFile(old.path, 0, {})
+        touched = TouchedFile(file, old.size_in_bytes, None, 1, deletes=(deletes.path,))
+        moved = self.rewriter().copy([CopyGroup((touched,), DeletedRows().with_rows([OldRows(file, gone)]))])
+        assert moved.rows == len(self.live) - len(gone)
+        stay = pa.array(~np.isin(self.live, gone))
+        copied = pa.concat_tables(pq.read_table(written.path) for written in moved.files)
+        assert copied.equals(self.expected.filter(stay))
+        return moved
+
     def _hashed(self, keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
         self.seen.append((keys.num_rows, pa.total_allocated_bytes()))
         return _hashed(keys)
 
 
 def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "_FLUSH_BYTES", 1)
+    monkeypatch.setattr(mover, "_ROW_GROUP_BYTES", 1)
     moving = Moving(tmp_path)
     moved = moving.rewriter().rewrite([moving.group])
     assert moved.rows == len(moving.live)
@@ -84,21 +96,46 @@ def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_file_is_copied_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `deletes: copy-on-write`. The file has deletes already, and a commit deletes further rows."""
-    monkeypatch.setattr(mover, "_FLUSH_BYTES", 1)
+    monkeypatch.setattr(mover, "_ROW_GROUP_BYTES", 1)
     moving = Moving(tmp_path)
-    (old,), (deletes,) = moving.group.files, moving.group.applying
-    file, gone = IndexedFile(old.path, 0, {}), moving.live[::100]
-    touched = TouchedFile(file, old.size_in_bytes, None, 1, deletes=(deletes.path,))
-    rows_to_delete = DeletedRows().with_rows([OldRows(file, gone)])
-    moved = moving.rewriter().copy([CopyGroup((touched,), rows_to_delete)])
-    assert moved.rows == len(moving.live) - len(gone)
-    stay = pa.array(~np.isin(moving.live, gone))
-    copied = pa.concat_tables(pq.read_table(written.path) for written in moved.files)
-    assert copied.equals(moving.expected.filter(stay))
+    moving.copied(moving.live[::100])
     assert len(moving.seen) == ROWS // GROUP
     first, last = moving.seen[0][1], moving.seen[-1][1]
     assert last - first < moving.expected.nbytes / 2, moving.seen
+
+
+@pytest.mark.parametrize("per_slice", [1_000, GROUP - 1, GROUP, 999_999])
+def test_a_row_group_is_copied_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_slice: int) -> None:
+    """It was decoded whole, and then its rows that stay were a second copy."""
+    monkeypatch.setattr(parquet, "_SLICE_ROWS", per_slice)
+    moving = Moving(tmp_path, group=ROWS // 2)
+    before = pa.total_allocated_bytes()
+    moving.copied(moving.live[::100])
+    slices = -(-ROWS // 2 // min(per_slice, ROWS // 2)) * 2
+    assert len(moving.seen) == slices
+    first, last = moving.seen[0][1] - before, moving.seen[-1][1] - before
+    if per_slice == 1_000:
+        assert first < moving.expected.nbytes, (first, moving.expected.nbytes)
+        assert last - first < 1.2 * moving.expected.nbytes, (first, last, moving.expected.nbytes)
+
+
+def test_a_slice_without_a_row_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_SLICE_ROWS", 1_000)
+    moving = Moving(tmp_path)
+    moving.copied(moving.live[(moving.live < 2_500) | (moving.live >= ROWS - 1_000)])
+    assert len(moving.seen) == (ROWS - 3_000) // 1_000
+
+
+def test_row_groups_are_as_large_as_they_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices come together, and no small row group is left between two large ones."""
+    monkeypatch.setattr(parquet, "_SLICE_ROWS", 1_000)
+    moving = Moving(tmp_path)
+    monkeypatch.setattr(mover, "_ROW_GROUP_BYTES", moving.expected.nbytes * 2 // 5)
+    (written,) = moving.copied(moving.live[::100]).files
+    footer = pq.read_metadata(written.path)
+    sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    assert len(sizes) == 3
+    assert min(sizes[:-1]) > 0.95 * max(sizes), sizes
 
 
 @pytest.mark.parametrize("unknown", [1, ROWS // 2, ROWS - 2])
@@ -172,7 +209,7 @@ def test_the_index_is_asked_once_for_many_small_files(
         return probe(self, high, *arguments)
 
     monkeypatch.setattr(IndexSlice, "probe", counted)
-    monkeypatch.setattr(mover, "_FLUSH_BYTES", flush)
+    monkeypatch.setattr(mover, "_ROW_GROUP_BYTES", flush)
     files = Overlapping(tmp_path)
     assert files.moved().sort_by("id").equals(files.expected.sort_by("id"))
     assert asked == ([100, 100, 100] if flush == 1 else [300])

@@ -22,7 +22,7 @@ LINEAGE_FIELDS = (
 
 
 def read_rows(io: FileIO, small: SmallFile, columns: pa.Schema, written: pa.Schema) -> Iterator[tuple[Ints, pa.Table]]:
-    """All rows of a data file, a row group at a time.
+    """All rows of a data file, in slices of a row group.
 
     :param columns: the table's columns.
     :param written: the same, or with the columns of the row lineage.
