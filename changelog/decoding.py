@@ -473,8 +473,10 @@ def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
     """The type that Iceberg can promote a column to (spec, Schema Evolution), or None. A decimal gets the precision
     that the message's schema states, or 38.
     """
+    if wire.name in logical.FINER_THAN_MILLIS:
+        return None
     if isinstance(dtype, T.ByteType | T.ShortType | T.IntegerType):
-        return None if wire.name in logical.FINER_THAN_MILLIS else T.LongType()
+        return T.LongType()
     if isinstance(dtype, T.FloatType):
         return T.DoubleType()
     if isinstance(dtype, T.DecimalType) and dtype.precision < 38:

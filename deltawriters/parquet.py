@@ -16,8 +16,10 @@ _SAMPLE_ROWS = 4096
 _DICTIONARY_PAYS_BELOW = 0.5  # distinct values per row of a row group
 _DICTIONARY_BYTES = 2 * 1024 * 1024
 """A column chunk gives up its dictionary at this size. Iceberg's Java writer has the same limit."""
-_SLICE_ROWS = 65_536
-"""Of what is copied, so many rows are decoded at a time."""
+ROW_GROUP_BYTES = 128 * 1024 * 1024
+"""What moves rows writes at most so many bytes of them at once, as a row group."""
+_SLICE_ROWS, _SLICE_BYTES = 65_536, 16 * 1024 * 1024
+"""So many rows of a row group are decoded at a time, or fewer, if they are about so many bytes."""
 _LASTING_LEVEL, _QUICK_LEVEL = 3, 1
 """Levels of zstd. Spark's writer uses level 3. On changelog rows, files of level 3 are up to a fifth smaller than files
 of level 1, and take up to 1.15x of the time to write.
@@ -83,7 +85,7 @@ def rows_without(
     choose: Callable[[pa.Schema], Sequence[str]],
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
     """The rows of a part of a Parquet file, but for some, in slices of a row group. So memory has a row group as it is
-    in the file, and one slice of it decoded.
+    in the file, and a slice or two decoded.
 
     :param left_out: positions in the file, ascending.
     :param part: (i, n): the i-th of n parts of about the same size. Each row group belongs to one of them.
@@ -123,12 +125,34 @@ def _slices(
 
     :param names: the columns to read. None means all.
     """
-    start = 0
-    for batch in file.iter_batches(_SLICE_ROWS, [group], names, use_threads=False):
+    start, size = 0, file.metadata.row_group(group).total_byte_size
+    length = min(_SLICE_ROWS, len(places) * _SLICE_BYTES // max(1, size))
+    for batch in file.iter_batches(max(1, length), [group], names, use_threads=False):
         yield places[start : start + len(batch)], pa.Table.from_batches([batch])
         start += len(batch)
     if start != len(places):
-        raise OSError(f"row group {group} should have {len(places)} rows, and has {start}")
+        raise OSError(f"a row group at {places[0]} should have {len(places)} rows, and has {start}")
+
+
+def joined(
+    parts: Iterable[tuple[npt.NDArray[np.int64], pa.Table]], at_once: int
+) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
+    """Rows of a file with their positions, together up to so many bytes. A larger part stays as it is."""
+    waiting, size = list[tuple[npt.NDArray[np.int64], pa.Table]](), 0
+    for part in parts:
+        if waiting and size + part[1].nbytes > at_once:
+            yield _as_one(waiting)
+            size = 0
+        waiting.append(part)
+        size += part[1].nbytes
+    if waiting:
+        yield _as_one(waiting)
+
+
+def _as_one(parts: list[tuple[npt.NDArray[np.int64], pa.Table]]) -> tuple[npt.NDArray[np.int64], pa.Table]:
+    places, rows = zip(*parts, strict=True)
+    parts.clear()
+    return np.concatenate(places), pa.concat_tables(rows)
 
 
 def all_rows(

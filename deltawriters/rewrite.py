@@ -32,13 +32,12 @@ from deltawriters.keyindex import (
 )
 from deltawriters.old_rows import DeletedRows
 from deltawriters.ordering import RowOrder
+from deltawriters.parquet import ROW_GROUP_BYTES, joined
 from deltawriters.partitioning import PartitionedWriter, storage
 from deltawriters.resolve import indexed, key_columns
 from deltawriters.table import OtherColumnsError, TableSpec, TaskId
 from deltawriters.vectors import positions_of
 
-_ROW_GROUP_BYTES = 128 * 1024 * 1024
-"""So many bytes of rows are written at once."""
 _SORTED_BYTES = 1024 * 1024 * 1024
 """A task sorts at most this many bytes of rows at once, with what it needs to sort them. Of a larger group each part is
 sorted by itself.
@@ -231,7 +230,7 @@ class Rewriter:
         :raises LostVectorError: a deletion vector of the table can't be read.
         :raises OtherColumnsError: a file can't be read as one of the table.
         """
-        moved = (part for group in groups for part in _together(self._kept_parts(group), _ROW_GROUP_BYTES))
+        moved = (part for group in groups for part in _together(self._kept_parts(group), ROW_GROUP_BYTES))
         return self._written(self._table.of_copied_rows, moved, lambda files: files)
 
     def _written(
@@ -277,7 +276,10 @@ class Rewriter:
         left_out = {file.path: positions for file, positions in rows_to_delete.positions()}
         for touched in group.files:
             gone = left_out[touched.path] | self._table.deleted_in(touched)
-            for places, rows in self._table.copied_rows(touched, positions_of(gone)):
+            parts = self._table.copied_rows(touched, positions_of(gone))
+            if touched.by_key:  # each question to the index has a price
+                parts = joined(parts, ROW_GROUP_BYTES)
+            for places, rows in parts:
                 if len(rows) != len(places):
                     raise OtherColumnsError(f"{touched.path} has {len(places)} rows, of which {len(rows)} were read")
                 has_key = self._has_key(rows)
@@ -327,7 +329,7 @@ class Rewriter:
         """
         parts = self._live_parts(group, deleted)
         if self._order is None:
-            return _together(parts, _ROW_GROUP_BYTES)
+            return _together(parts, ROW_GROUP_BYTES)
         return _together(parts, _SORTED_BYTES, _BYTES_TO_SORT)
 
     def _live_parts(self, group: RewriteGroup, deleted: Mapping[str, Ints]) -> Iterator[Moved]:
@@ -349,7 +351,7 @@ class Rewriter:
                 parts.append(part)
                 size += rows.nbytes
                 del rows
-                if size >= _ROW_GROUP_BYTES:
+                if size >= ROW_GROUP_BYTES:
                     yield self._live(parts)
                     size = 0
             whole.append(check)
@@ -558,31 +560,37 @@ def _without_key(rows: pa.Table) -> Moved:
 
 
 def _together(parts: Iterable[Moved], at_once: int, per_row: int = 0) -> Iterator[Moved]:
-    """The parts, joined to as many bytes at once as allowed. A larger part stays as it is.
+    """The parts, together up to so many bytes. A larger part stays as it is. Rows without a key stay apart from others.
 
     :param per_row: bytes to add for each row.
     """
     waiting: dict[bool, list[Moved]] = {True: [], False: []}
-    sizes = dict.fromkeys(waiting, 0)
+    held = 0
     for part in parts:
         rows, high, _, _ = part
-        has_keys = len(high) == len(rows)
         size = rows.nbytes + len(rows) * per_row
-        if waiting[has_keys] and sizes[has_keys] + size > at_once:
-            yield _taken(waiting[has_keys])
-            sizes[has_keys] = 0
+        if held and held + size > at_once:
+            yield from _taken(waiting)
+            held = 0
         if len(rows):
-            waiting[has_keys].append(part)
-            sizes[has_keys] += size
+            waiting[len(high) == len(rows)].append(part)
+            held += size
         del part, rows, high  # before the next one is read
-    yield from (_taken(left) for left in waiting.values() if left)
+        if held >= at_once:
+            yield from _taken(waiting)
+            held = 0
+    yield from _taken(waiting)
 
 
-def _taken(parts: list[Moved]) -> Moved:
-    """All parts as one. Nothing holds them afterwards, so that their memory is free when the caller is done with it."""
-    tables, high, low, alone = zip(*parts, strict=True)
-    parts.clear()
-    return pa.concat_tables(tables), np.concatenate(high), np.concatenate(low), np.concatenate(alone)
+def _taken(waiting: Mapping[bool, list[Moved]]) -> Iterator[Moved]:
+    """All parts, as one with keys and one without. Nothing holds them afterwards, so that their memory is free when the
+    caller is done with it.
+    """
+    for parts in waiting.values():
+        if parts:
+            tables, high, low, alone = zip(*parts, strict=True)
+            parts.clear()
+            yield pa.concat_tables(tables), np.concatenate(high), np.concatenate(low), np.concatenate(alone)
 
 
 def _as_spark_types(keys: pa.Table) -> pa.RecordBatch:

@@ -10,6 +10,7 @@ from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile
 from deltawriters.deletes import Deletes
 from deltawriters.files import DataFiles, FileFactory, Locations
+from deltawriters.parquet import ROW_GROUP_BYTES, joined
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import indexed
 from deltawriters.rewrite import TouchedFile
@@ -55,7 +56,8 @@ class SupersededRows(Deletes):
                 place = indexed(old.path, self._files.partition(number))
                 new = Locations(np.full(old.record_count, -1), np.full(old.record_count, -1))
                 left_out = np.unique(pos[file == number])
-                for kept, rows in self._table.copied_rows(TouchedFile(place, old.size_in_bytes), left_out):
+                parts = self._table.copied_rows(TouchedFile(place, old.size_in_bytes), left_out)
+                for kept, rows in joined(parts, ROW_GROUP_BYTES):
                     located = writer.write(rows.select(self._table.arrow_schema.names))
                     new.file[kept], new.pos[kept] = located.file, located.pos
                 here = places.file == number

@@ -173,7 +173,7 @@ class TableSpec(ABC):
 
     @abstractmethod
     def moved_rows(self, small: "SmallFile", partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
-        """All rows of a data file, also deleted ones, as a minor compaction moves them, a row group at a time.
+        """All rows of a data file, also deleted ones, as a minor compaction moves them, in parts of a row group.
 
         :return: positions, and their rows, with columns and types of `of_moved_rows.arrow_schema`.
         :raises OtherColumnsError: the file has other columns than the table.
@@ -186,7 +186,7 @@ class TableSpec(ABC):
 
     @abstractmethod
     def copied_rows(self, touched: "TouchedFile", left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
-        """The rows of a data file, or of a part of it, but for some, about a row group at a time. Any writer may have
+        """The rows of a data file, or of a part of it, but for some, in parts of a row group. Any writer may have
         written the file, perhaps under an earlier schema of the table.
 
         :param left_out: their positions in the file, ascending.

@@ -35,7 +35,7 @@ DURATIONS = frozenset({"io.debezium.time.MicroDuration", "io.debezium.time.NanoD
 """The values are integers. A month counts as 30.4375 days, so they don't tell an exact interval."""
 
 FINER_THAN_MILLIS = frozenset(name for name, per_second in TIMES.items() if per_second > 10**3)
-"""Times that no `int` column has: the integers in it are milliseconds, and those of its earlier rows would stay so."""
+"""Units that an `int` column must not take, and for which no column grows: its earlier rows have milliseconds."""
 
 ISO_DATE = "io.debezium.time.IsoDate"
 ISO_TIMESTAMP = "io.debezium.time.IsoTimestamp"

@@ -714,16 +714,19 @@ def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str, is_en
     assert observed == [{"qty": "bigint"}]
 
 
+@pytest.mark.parametrize(("column", "fits"), [("int", []), ("decimal(6,0)", [1]), ("float", [1])])
 @pytest.mark.parametrize("name", ["MicroTime", "NanoTime"])
-def test_an_int_column_does_not_grow_for_times_of_a_finer_unit(name: str) -> None:
+def test_no_column_grows_for_times_of_a_finer_unit(name: str, column: str, fits: list[int]) -> None:
     """Its earlier rows have milliseconds: `ALTER TABLE … ALTER t TYPE time(6)` was once followed without a word."""
     fields = [{"type": "int64", "optional": False, "field": "id"}]
     fields.append({"type": "int64", "optional": True, "name": f"io.debezium.time.{name}", "field": "t"})
     row = {"type": "struct", "fields": fields}
     schema = {"type": "struct", "fields": [row | {"field": "before"}, row | {"field": "after"}]}
-    values = [{"schema": schema, "payload": event("c", {"id": 1, "t": t})} for t in (86_399_000_000, 1)]
-    table = spec({"id": "bigint", "t": "int"}, schema_changes="evolve")
+    values = [{"schema": schema, "payload": event("c", {"id": 1, "t": t})} for t in (86_399_000_001, 1)]
+    table = spec({"id": "bigint", "t": column}, schema_changes="evolve")
     observed: list[dict[str, str]] = []
     (rows,) = ChangelogDecoder("debezium-json", table, observed.append)([raw_records(messages(*values))])
-    assert [bad and bad["error_class"] for bad in rows.column(BAD).to_pylist()] == [MISFIT, MISFIT]
+    classes = [bad and bad["error_class"] for bad in rows.column(BAD).to_pylist()]
+    assert classes == [*(None for _ in fits), *[MISFIT] * (2 - len(fits))]
+    assert rows.column("t").to_pylist()[: len(fits)] == fits
     assert observed == []

@@ -84,7 +84,7 @@ class Moving:
 
 
 def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "_ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", 1)
     moving = Moving(tmp_path)
     moved = moving.rewriter().rewrite([moving.group])
     assert moved.rows == len(moving.live)
@@ -96,7 +96,7 @@ def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_file_is_copied_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "_ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", 1)
     moving = Moving(tmp_path)
     moving.copied(moving.live[::100])
     assert len(moving.seen) == ROWS // GROUP
@@ -130,7 +130,7 @@ def test_row_groups_are_as_large_as_they_may_be(tmp_path: Path, monkeypatch: pyt
     """Slices come together, and no small row group is left between two large ones."""
     monkeypatch.setattr(parquet, "_SLICE_ROWS", 1_000)
     moving = Moving(tmp_path)
-    monkeypatch.setattr(mover, "_ROW_GROUP_BYTES", moving.expected.nbytes * 2 // 5)
+    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", moving.expected.nbytes * 2 // 5)
     (written,) = moving.copied(moving.live[::100]).files
     footer = pq.read_metadata(written.path)
     sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
@@ -209,7 +209,7 @@ def test_the_index_is_asked_once_for_many_small_files(
         return probe(self, high, *arguments)
 
     monkeypatch.setattr(IndexSlice, "probe", counted)
-    monkeypatch.setattr(mover, "_ROW_GROUP_BYTES", flush)
+    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", flush)
     files = Overlapping(tmp_path)
     assert files.moved().sort_by("id").equals(files.expected.sort_by("id"))
     assert asked == ([100, 100, 100] if flush == 1 else [300])

@@ -555,7 +555,7 @@ def test_rows_of_a_partition_become_files_of_the_usual_size(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, on_driver: bool
 ) -> None:
     """The result doesn't depend on how files are read and dealt out to tasks."""
-    monkeypatch.setattr(rewrite, "_ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(rewrite, "ROW_GROUP_BYTES", 1)
     monkeypatch.setattr(rewrite, "_RUN_ENTRIES", 2)
     job = new_job(spark, tmp_path, version, tasks=1)
     changes = Changes(job)

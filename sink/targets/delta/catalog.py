@@ -20,9 +20,10 @@ from sink.targets.delta.table import DeltaTable
 from sink.targets.delta.table_properties import required
 
 _DEFAULTS = {
-    # At each commit of this interval, Delta counts all files, which takes a second. The sink writes checkpoints beside
-    # its commits, and more often (`DeltaTable.tend`).
-    "delta.checkpointInterval": "100",
+    # At each commit of this interval, Delta counts all files, for which it makes the table's state from the log. That
+    # takes a second, and more with each file removed in the last week. The sink writes checkpoints beside its commits,
+    # and more often (`DeltaTable.tend`).
+    "delta.checkpointInterval": "1000",
 }
 """Default properties of new tables."""
 

@@ -225,9 +225,11 @@ class DeltaLog:
 
     :param spark: the session whose settings and file systems are used.
     :param path: the table's folder.
+    :param apart: Delta shares what it knows of a table among all threads of the JVM, and a commit waits while another
+        thread makes the table's state out of a long log. This one shares nothing with others.
     """
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
+    def __init__(self, spark: SparkSession, path: str, *, apart: bool = False) -> None:
         self.path = path
         self._spark = spark
         self._latest: Snapshot | None = None
@@ -246,7 +248,12 @@ class DeltaLog:
         self._update_mode = jvm.org.apache.spark.sql.streaming.OutputMode.Update()
         self._sql_metrics = jvm.org.apache.spark.sql.execution.metric.SQLMetrics
         with self.translated():
-            self._java = getattr(jvm, f"{_DELTA}.DeltaLog").forTable(spark._jsparkSession, path)
+            # Delta keeps one for each table and each set of such options
+            options = self._hash_map()
+            if apart:
+                options.put("fs.rowdelta.apart", "true")
+            of_table = self._path(path), self._python_utils.toScalaMap(options)
+            self._java = getattr(jvm, f"{_DELTA}.DeltaLog").forTable(spark._jsparkSession, *of_table)
             self._streaming_update = getattr(jvm, f"{_DELTA}.DeltaOperations$StreamingUpdate")
             self._mapper = self._object("util.JsonUtils").mapper()
             self._checkpoint_hook = self._scala_set(self._object("hooks.CheckpointHook"))
@@ -782,11 +789,18 @@ class DeltaLog:
         snapshot = self._latest or self.refresh()
         with self.translated():
             self._java.checkpoint(snapshot.java, self._none)
-        try:
-            self._checkpoint_version = int(json.loads(self._text("_last_checkpoint"))["version"])
-        except (FileNotFoundError, ValueError, KeyError):
-            return False
+            snapshot.java.uncache()
+        self._checkpoint_version = self.last_checkpoint.get("version", -1)
         return self._checkpoint_version >= snapshot.version
+
+    @property
+    def last_checkpoint(self) -> Mapping[str, int]:
+        """`version` and `size` (number of actions) of the last checkpoint. Empty if there is none."""
+        try:
+            found = json.loads(self._text("_last_checkpoint"))
+            return {name: int(found[name]) for name in ("version", "size")}
+        except (FileNotFoundError, ValueError, KeyError):
+            return {}
 
     # -- how it is sent
 

@@ -22,7 +22,7 @@ PARTITION = "_rowdelta_partition"
 def rows_in_files(
     table: DeltaTableSpec, columns: Sequence[str], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """All rows of data files, about a row group at a time.
+    """All rows of data files, in parts of a row group.
 
     :param columns: names of the columns to read.
     :param batches: `PATH` and `PARTITION` (JSON) of each file.

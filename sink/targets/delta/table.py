@@ -31,7 +31,7 @@ from deltawriters.old_rows import DeletedRows
 from deltawriters.rewrite import TouchedFile
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.spark.session import activate
+from sink.spark.session import MAINTENANCE_POOL, activate
 from sink.targets.base import (
     OF_POSITION,
     REWRITE,
@@ -554,12 +554,13 @@ class DeltaTable(Target):
         for path, add in adds.items():
             file = IndexedFile(path, 0, dict(add["partitionValues"]))
             if not is_clear(self.spec.partitioning, add["partitionValues"]):
+                shown = {c.name: add["partitionValues"].get(c.physical_name) for c in self.spec.partitioning}
                 raise TableError(
-                    f"{self.name}: a row to replace is in a partition whose time has no zone "
-                    f"({json.dumps(add['partitionValues'])}). Each reader takes it for a time of its own zone, so "
-                    "deletes: copy-on-write can't tell which time it is. Write these partitions again in Spark, with "
-                    "spark.sql.session.timeZone set to the zone of their writer (UPDATE … SET column = column). Or set "
-                    "deletes: position, which leaves the files where they are."
+                    f"{self.name}: a row to replace is in a partition whose time has no zone ({json.dumps(shown)}). "
+                    "Each reader takes it for a time of its own zone, so deletes: copy-on-write can't tell which time "
+                    "it is. Write these partitions again in Spark, with spark.sql.session.timeZone set to the zone of "
+                    "their writer (UPDATE … SET column = column). Or set deletes: position, which leaves the files "
+                    "where they are."
                 )
             files.append(TouchedFile(file, int(add["size"]), vector=add.get("deletionVector")))
             handles.append(remove_of(add))
@@ -668,11 +669,13 @@ _SHORTEST_RETENTION = timedelta(days=7)
 """Delta's default of `delta.deletedFileRetentionDuration`. A commit may take long, and a table may say less."""
 _CHECKPOINT_EVERY = 10
 """Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
-_CHECKPOINT_EVERY_AT_MOST = 100
+_CHECKPOINT_EVERY_AT_MOST = 200
 _CHECKPOINT_PAUSE = 10
 """A checkpoint names all files that were removed in the last week. With a commit each second it takes seconds, and the
 next would be due as soon as it is written. So none is written for ten times as long, but for so many versions.
 """
+_OF_A_TASK, _MOST_TASKS = 15_000, 200
+"""A task makes the state of so many actions of the log, in a quarter of a second."""
 _LATEST = 20
 """In so many commits `upkeep` looks for a rewrite."""
 _MOST_KNOWN = 1000
@@ -698,9 +701,15 @@ class _Checkpoint(Thread):
 
 
 def _write_checkpoint(spark: SparkSession, path: str, name: str) -> None:
+    """Micro-batches come first: they get each core that a task of the checkpoint leaves, so its tasks are short."""
     try:
-        activate(spark)
-        log_of_thread = DeltaLog.at(spark, path)
+        own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        activate(own)
+        own.sparkContext.setLocalProperty("spark.scheduler.pool", MAINTENANCE_POOL)
+        log_of_thread = DeltaLog(own, path, apart=True)
+        actions = log_of_thread.last_checkpoint.get("size", 0)
+        if actions > _OF_A_TASK:
+            own.conf.set("spark.databricks.delta.snapshotPartitions", min(_MOST_TASKS, actions // _OF_A_TASK + 3))
         log_of_thread.refresh()
         log_of_thread.checkpoint()
     except Exception as error:  # noqa: BLE001 - without it, readers replay more of the log; the next commit tries again
