@@ -13,7 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import TableError
+from sink.spark.session import MAINTENANCE_POOL
 from sink.targets.delta import table as delta_table
+from sink.targets.delta.log import DeltaLog
 from tests.delta.harness import DeltaJob
 from tests.delta.readers import READERS
 from tests.sink.harness import Change, merging_soon
@@ -261,6 +263,40 @@ def test_checkpoints_that_take_long_are_written_less_often(
     written = sorted(int(path.name[:20]) for path in (job.table_folder / "_delta_log").glob("*.checkpoint*.parquet"))
     assert len(written) > 1
     assert min(later - earlier for earlier, later in pairwise(written)) >= 6
+    job.check()
+
+
+def test_a_checkpoint_leaves_micro_batches_alone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta shares a table's state among threads, and a commit once waited for the checkpoint's thread to make it. Its
+    tasks took all cores, too.
+    """
+    seen: list[tuple[str, str | None, bool]] = []
+    write = DeltaLog.checkpoint
+
+    def checkpoint(log: DeltaLog) -> bool:
+        partitions = str(log._spark.conf.get("spark.databricks.delta.snapshotPartitions"))
+        pool = log._spark.sparkContext.getLocalProperty("spark.scheduler.pool")
+        seen.append((partitions, pool, log._java == DeltaLog.at(spark, log.path)._java))
+        return write(log)
+
+    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(delta_table, "_CHECKPOINT_PAUSE", 0)
+    monkeypatch.setattr(delta_table, "_OF_A_TASK", 2)
+    monkeypatch.setattr(DeltaLog, "checkpoint", checkpoint)
+    job = DeltaJob(spark, tmp_path)
+    before = spark.conf.get("spark.databricks.delta.snapshotPartitions")
+    for number in range(12):
+        job.write(inserts(number))
+    job.run()
+    assert len(seen) > 1
+    assert {pool for _, pool, _ in seen} == {MAINTENANCE_POOL}
+    assert not any(shared for _, _, shared in seen)
+    assert seen[0][0] == before, "nothing tells yet how many files were removed"
+    assert int(seen[-1][0]) > 5
+    assert spark.conf.get("spark.databricks.delta.snapshotPartitions") == before
+    assert job.rows() == [row(number) for number in range(12)]
     job.check()
 
 

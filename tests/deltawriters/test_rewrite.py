@@ -1,5 +1,6 @@
 """The mover of rows, at files of many row groups."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from deltawriters import TaskId, parquet
 from deltawriters import rewrite as mover
 from deltawriters.content import Partition
-from deltawriters.files import DataFiles, FileFactory
+from deltawriters.files import DataFiles, FileFactory, Locations
 from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, Located, low_hash, write_run
 from deltawriters.old_rows import DeletedRows
+from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import OldRows
 from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter, Rewritten, SmallFile, TouchedFile
+from deltawriters.superseded import SupersededRows
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.test_parquet import rows, table_at
 
@@ -136,6 +139,45 @@ def test_row_groups_are_as_large_as_they_may_be(tmp_path: Path, monkeypatch: pyt
     sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
     assert len(sizes) == 3
     assert min(sizes[:-1]) > 0.95 * max(sizes), sizes
+
+
+def test_rows_wait_for_others_up_to_a_size() -> None:
+    """Rows without a key, too: each kind once had a size of its own."""
+    held = most = 0
+    counts = [(3, True), (3, False), (3, True), (20, True), (1, True), (0, True), *[(4, True), (4, False)] * 4]
+
+    def parts() -> Iterator[mover.Moved]:
+        nonlocal held, most
+        for count, has_key in counts:
+            held += count
+            most = max(most, held - count)
+            hashes = np.zeros(count if has_key else 0, np.uint64)
+            yield pa.table({"id": np.arange(count)}), hashes, hashes, hashes.astype(np.bool_)
+
+    found = []
+    for rows_, high, _, _ in mover._together(parts(), 10 * 8):
+        held -= len(rows_)
+        found.append((len(rows_), len(high)))
+    assert sum(count for count, _ in found) == sum(count for count, _ in counts)
+    assert all(hashes in (0, count) for count, hashes in found)
+    assert most <= 10
+
+
+def test_what_a_task_supersedes_leaves_row_groups_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_SLICE_ROWS", 100)
+    table: IcebergTableSpec = table_at(tmp_path)
+    factory, files = FileFactory(table, TaskId(0, 0, "batch")), DataFiles()
+    writer = PartitionedWriter(table, factory, files)
+    written = rows(table, 1_000)
+    located = writer.write(written)
+    superseded = SupersededRows(table, factory, files, lasting=False)
+    superseded.delete(located.file[500:501], located.pos[500:501])
+    left = np.delete(np.arange(1_000), 500)
+    places = Locations(located.file[left], located.pos[left])
+    (new,) = superseded.removed(writer.close(), places)
+    assert pq.read_metadata(new.path).num_row_groups == 1
+    assert pq.read_table(new.path).equals(written.take(pa.array(left)))
+    assert places.pos.tolist() == list(range(999))
 
 
 @pytest.mark.parametrize("unknown", [1, ROWS // 2, ROWS - 2])
