@@ -174,6 +174,9 @@ def _of_delta(config: Config, given: Mapping[str, str]) -> dict[str, str]:
         _SESSION_CATALOG: _DELTA_CATALOG,
         # so many tasks make a table's state from its log. With 50, the default, that takes 3 s instead of 1.
         "spark.databricks.delta.snapshotPartitions": "4",
+        # Or a table's checksums name its files while there are at most 50. The commit with which there are so few again
+        # makes the table's state from the log, which takes seconds if many files were removed in the last week.
+        "spark.databricks.delta.allFilesInCrc.enabled": "false",
         # such as delta.targetFileSize, which Delta's own library doesn't know; the configuration's names are checked
         "spark.databricks.delta.allowArbitraryProperties.enabled": "true",
         # Spark 3.5 would refuse dates before 1582 in files that don't name their writer; this is the default of 4.0

@@ -300,6 +300,16 @@ def test_a_checkpoint_leaves_micro_batches_alone(
     job.check()
 
 
+def test_checksums_name_no_files(spark: SparkSession, tmp_path: Path) -> None:
+    """Else each commit after which a table has 50 files, and before which it had more, makes its state from the log."""
+    job = DeltaJob(spark, tmp_path)
+    job.write(inserts(1, 2))
+    job.run()
+    newest = json.loads((job.table_folder / "_delta_log" / f"{job.version():020}.crc").read_text())
+    assert newest["numFiles"] == 1
+    assert "allFiles" not in newest
+
+
 def test_small_files_are_merged(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rowdelta")
     job = DeltaJob(spark, tmp_path, partition_by=("region",))
