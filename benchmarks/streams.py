@@ -55,6 +55,7 @@ def build_session(
         # as `rowdelta run` sets it
         builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         builder = builder.config("spark.databricks.delta.snapshotPartitions", cores)
+        builder = builder.config("spark.databricks.delta.allFilesInCrc.enabled", value=False)
     spark = (
         builder.appName("rowdelta benchmarks")
         .master(f"local[{cores}]")

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import TableError
+from sink.spark import session
 from sink.spark.session import MAINTENANCE_POOL
 from sink.targets.delta import table as delta_table
 from sink.targets.delta.log import DeltaLog
@@ -302,7 +303,9 @@ def test_a_checkpoint_leaves_micro_batches_alone(
 
 def test_checksums_name_no_files(spark: SparkSession, tmp_path: Path) -> None:
     """Else each commit after which a table has 50 files, and before which it had more, makes its state from the log."""
-    job = DeltaJob(spark, tmp_path)
+    name, own = "spark.databricks.delta.allFilesInCrc.enabled", spark.newSession()
+    job = DeltaJob(own, tmp_path)
+    own.conf.set(name, session.settings(job.config())[name])  # as a session of the sink has it
     job.write(inserts(1, 2))
     job.run()
     newest = json.loads((job.table_folder / "_delta_log" / f"{job.version():020}.crc").read_text())
