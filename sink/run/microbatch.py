@@ -1144,8 +1144,8 @@ class TableSink:
         assert self._dead_letters is not None
         target = self.plan.section.target
         kept = self._dead_letters.position(target)
-        if kept is not None and self._source.is_ahead(kept, end):
-            end = kept  # an earlier attempt had a longer micro-batch, and letters beyond the end of this one
+        if kept is not None:  # an earlier attempt may have read further, and its letters are beyond the end of this one
+            end = self._source.furthest(kept, end)
         self._dead_letters.commit(
             target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening, begun.letters
         )

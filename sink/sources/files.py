@@ -207,6 +207,9 @@ class FilesSource(Directories):
         newest, passed = int(other["modified"]), int(position["modified"])
         return newest > passed or (newest == passed and not set(other["files"]) <= set(position["files"]))
 
+    def furthest(self, one: Position, other: Position) -> Position:
+        return other if self.is_ahead(other, one) else one
+
     def start_position(self, table: TableSection) -> Position | None:
         return None
 

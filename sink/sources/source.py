@@ -143,6 +143,9 @@ class Source(SourceView, Protocol):
     def is_ahead(self, other: Position, position: Position) -> bool:
         """Whether `other` may have passed records that `position` hasn't. Both positions belong to the same table."""
 
+    def furthest(self, one: Position, other: Position) -> Position:
+        """The position that has passed what any of two positions of the same table has passed."""
+
     def behind(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Mapping[str, Mapping[str, Behind]]:
         """How far positions are behind the source: source -> part -> what it lacks. The part of a directory is `""`.
 

@@ -93,6 +93,20 @@ def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path, mode: str)
     assert [str(value) for value in nothing.to_pylist()[0].values()] == ["None", "2026-01-02"]
 
 
+def test_a_partition_s_time_without_a_zone_is_no_value(tmp_path: Path) -> None:
+    """Each reader takes it for a time of its own zone, so nobody knows which one the row has."""
+    table = table_at(tmp_path, field("id", "long"), field("at", "timestamp"), by=["at"])
+    path = str(tmp_path / "old.parquet")
+    pq.write_table(pa.table({"id": [1, 2]}), path)
+    file = IndexedFile(path, 0, {"at": "2026-01-01 03:04:05"})
+    ((_, rows),) = table.present_rows(file, np.array([1]), ["id"])
+    assert rows.to_pylist() == [{"id": 2}]
+    with pytest.raises(OtherColumnsError, match=r"no zone \(at=2026-01-01 03:04:05\)"):
+        list(table.present_rows(file, np.array([1]), ["id", "at"]))
+    ((_, rows),) = table.present_rows(IndexedFile(path, 0, {"at": "2026-01-01T03:04:05Z"}), np.array([1]), ["at"])
+    assert rows.column("at").cast(pa.int64()).to_pylist() == [1_767_236_645_000_000]
+
+
 def all_readings(table: DeltaTableSpec, path: str, partition: Mapping[str, str]) -> list[list[dict[str, Any]]]:
     """A data file's rows as partial updates, copies and rewrites read them."""
     file, size = IndexedFile(path, 0, dict(partition)), Path(path).stat().st_size

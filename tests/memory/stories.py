@@ -291,6 +291,9 @@ class _Source:
     def is_ahead(self, position: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return bool(position["offset"] > other["offset"])
 
+    def furthest(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        return max(one, other, key=lambda position: position["offset"])
+
     def partitions(self, _: str) -> int:
         return 1
 

@@ -181,6 +181,25 @@ def test_what_is_bad_only_after_a_crash_is_kept(job: KafkaJob) -> None:
     assert [letter["offset"] for letter in letters(job)] == [0, 1, 2]
 
 
+def test_two_crashes_in_different_partitions(job: KafkaJob) -> None:
+    """The second run has bad records of another partition, and reads less of the first one."""
+    job.produce([(None, b"first"), (None, b"second"), (None, b"third")], partition=0)
+    with crashing("before the commit"), pytest.raises(TemporaryError):
+        job.run()
+    job.produce([(None, b"other"), (None, b"last")], partition=1)
+    job.lose_checkpoint()
+    job.options = {"maxOffsetsPerTrigger": 2}
+    with crashing("before the commit"), pytest.raises(TemporaryError):
+        job.run()
+    known = [(letter["partition"], letter["offset"]) for letter in letters(job)]
+    assert known == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    kept = dead_letters.open_dead_letters(job.spark, job.config())
+    assert kept.position(job.target()) == {"0": 3, "1": 1}
+    job.options = {}
+    job.run()
+    assert [(letter["partition"], letter["offset"]) for letter in letters(job)] == [*known, (1, 1)]
+
+
 # max_bad_records
 
 

@@ -9,7 +9,7 @@ from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
 from deltawriters.partitioning import as_table_types
 from deltawriters.table import OtherColumnsError
-from sink.targets.delta.partitions import repeated
+from sink.targets.delta.partitions import is_clear, repeated
 from sink.targets.delta.schema import FIELD_ID, Column
 
 _VERSION = b"org.apache.spark.version"
@@ -42,8 +42,13 @@ def present_rows(
         if by_id and not any(FIELD_ID in (part.metadata or {}) for part in physical):
             raise OtherColumnsError(f"{file.path} has no field ids, and the table finds its columns by them")
         for column in wanted:
-            if column.physical_name in file.partition:
-                continue  # the log decides, also if the file has the column
+            if column.physical_name in file.partition:  # the log decides, also if the file has the column
+                if not is_clear([column], file.partition):
+                    raise OtherColumnsError(
+                        f"{file.path} is in a partition whose time has no zone "
+                        f"({column.name}={file.partition[column.physical_name]}), which each reader takes for its own"
+                    )
+                continue
             place = _place(physical, column.physical_field, by_id=by_id)
             if place is not None:
                 stored[column.name] = physical.names[place]
