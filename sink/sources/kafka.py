@@ -140,7 +140,7 @@ class KafkaSource(Topics):
         return any(int(offset) > int(position.get(partition, 0)) for partition, offset in other.items())
 
     def furthest(self, one: Position, other: Position) -> Position:
-        return {p: max(int(one.get(p, 0)), int(other.get(p, 0))) for p in one | other}
+        return {p: max(int(one.get(p, 0)), int(other.get(p, 0))) for p in {**one, **other}}
 
     def read_again(self, topic: str, first: Mapping[int, int], end: Position) -> DataFrame | None:
         """Read raw records again.
