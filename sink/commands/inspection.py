@@ -175,7 +175,8 @@ def _upkeep(section: TableSection, found: Upkeep | None, settings: MaintenanceSe
     if found is None or not found.data_files:
         return
     size = f"{found.size_in_bytes / found.data_files / 1e6:,.1f} MB"
-    yield f"  files: {size} on average, {found.deleted_rows / max(1, found.rows):.1%} of their rows are deleted"
+    deleted = min(1, found.deleted_rows / max(1, found.rows))
+    yield f"  files: {size} on average, at most {deleted:.1%} of their rows are deleted"
     if found.rewritten_at is not None:
         yield f"  rewritten last: {found.rewritten_files:,} files at {shown_time(found.rewritten_at)}"
     if found.equality_deletes and section.has_index:  # without a key index they are how the table deletes

@@ -158,7 +158,8 @@ class Upkeep:
     :param data_files: live data files.
     :param size_in_bytes: of them together.
     :param rows: in them, live or not.
-    :param deleted_rows: how many of these are deleted by position.
+    :param deleted_rows: how many of these are deleted by position. In Iceberg's version 2, positions in data files that
+        are gone count too, until their delete files go.
     :param equality_deletes: keys that are deleted by value.
     :param snapshots: when each snapshot was made that is still there, in milliseconds since 1970, the oldest first.
         Empty if the format looks after them by itself.
