@@ -83,9 +83,9 @@ class RewriteGroup:
     :param gone: paths of data files that this compaction merges too. Merged delete files need no positions in them.
     :param applying: all position delete files that may delete rows of `files`.
     :param any_columns: files may have other columns than the table, as from before a change of its schema.
-    :param live: paths of the live data files in which `deletes` delete rows. Other positions are left out. None if
-        these aren't known.
-    :param apart: each data file gets a delete file of its own.
+    :param live: paths of the live data files in which `deletes` delete rows. Other positions are left out, and a task
+        holds all of them (48 bytes each). None if these aren't known.
+    :param apart: with `live`: each data file gets a delete file of its own. Else there is one for all of them.
     """
 
     spec_id: int
@@ -208,18 +208,18 @@ class Rewriter:
         :raises OtherColumnsError: a file has other columns than the table.
         """
         deletes = self._table.deletes(self._factory, self._files)
-        apart = list[ContentFile]()
+        merged = list[ContentFile]()
 
         def moved() -> Iterator[Moved]:
             for group in groups:
                 yield from self._live_rows(group, self._deleted(group))
-                if group.apart:
-                    apart.extend(self._deletes_apart(group))
-                else:
+                if group.live is None:
                     self._delete_again(group, deletes)
+                else:
+                    merged.extend(self._merged_deletes(group))
 
         return self._written(
-            self._table.of_moved_rows, moved(), lambda files: [*deletes.close(files), *apart], self._order
+            self._table.of_moved_rows, moved(), lambda files: [*deletes.close(files), *merged], self._order
         )
 
     def copy(self, groups: Iterable[CopyGroup]) -> Rewritten:
@@ -418,8 +418,10 @@ class Rewriter:
         for file, pos in self._deleted_again(group):
             deletes.delete(file, pos)
 
-    def _deletes_apart(self, group: RewriteGroup) -> Iterator[ContentFile]:
-        """Write the same positions, each data file's into one delete file."""
+    def _merged_deletes(self, group: RewriteGroup) -> Iterator[ContentFile]:
+        """Write the same positions into one delete file, or each data file's into one. If there were more of them, the
+        same files might be due again at once.
+        """
         parts = list(self._deleted_again(group))
         if not parts:
             return
@@ -428,7 +430,8 @@ class Rewriter:
         file, pos = file[order], pos[order]
         is_first = np.append(True, (file[1:] != file[:-1]) | (pos[1:] != pos[:-1]))
         file, pos = file[is_first], pos[is_first]
-        for start, stop in pairwise([*np.unique(file, return_index=True)[1].tolist(), len(file)]):
+        starts = np.unique(file, return_index=True)[1].tolist() if group.apart else [0]
+        for start, stop in pairwise([*starts, len(file)]):
             deletes = self._table.deletes(self._factory, self._files, stop - start + 1)
             deletes.delete(file[start:stop], pos[start:stop])
             yield from deletes.close([])

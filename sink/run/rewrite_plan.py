@@ -157,11 +157,12 @@ def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> It
     merged, rows = dict[str, AppliedDeletes](), 0
     for file in dear:
         new = [deletes for deletes in file.applying if deletes.small.path in known - merged.keys()]
-        size = sum(deletes.rows for deletes in new)
-        if merged and rows + size > _MOST_POSITIONS:
+        fitting = _fitting(new, _MOST_POSITIONS - rows)
+        if len(fitting) == len(new) or (not merged and len(fitting) >= options.min_input_files):
+            merged |= {deletes.small.path: deletes for deletes in fitting}
+            rows += sum(deletes.rows for deletes in fitting)
+        if merged and len(fitting) < len(new):
             break  # the next ones come when these are merged
-        merged |= {deletes.small.path: deletes for deletes in new}
-        rows += size
     if not merged:
         return
     live = frozenset(path for deletes in merged for path in applies_to[deletes])
@@ -175,6 +176,17 @@ def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> It
     )
     opened = sum(len(applies_to[path]) for path in merged) - len(live)
     yield _Candidate(group, OPEN_COST * opened, group.size_in_bytes)
+
+
+def _fitting(deletes: Iterable[AppliedDeletes], most: int) -> list[AppliedDeletes]:
+    """Those of the fewest positions, at most so many together."""
+    found = list[AppliedDeletes]()
+    for each in sorted(deletes, key=lambda each: (each.rows, each.small.path)):
+        most -= each.rows
+        if most < 0:
+            break
+        found.append(each)
+    return found
 
 
 def _count(file: Rewritable, known: Collection[str]) -> int:

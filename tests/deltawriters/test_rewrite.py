@@ -262,3 +262,25 @@ def test_the_file_of_a_row_that_the_index_lacks_is_named(tmp_path: Path, unknown
     files = Overlapping(tmp_path, unknown)
     with pytest.raises(CorruptIndexError, match=f"different live rows for {files.paths[file]}: "):
         files.moved()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_merged_delete_files_are_one_however_many_positions_they_have(tmp_path: Path, apart: bool) -> None:
+    """A merge that left several of them would be due again at once, and never end."""
+    table = table_at(tmp_path)
+    paths = [f"{table.location}/data/{number}.parquet" for number in range(3)]
+    smalls = []
+    for part in range(2):  # both delete rows of all data files
+        files = DataFiles()
+        deletes = table.deletes(FileFactory(table, TaskId(0, part, "deletes")), files)
+        for path in paths:
+            number = files.add(path, Partition(0, "{}"))
+            deletes.delete(np.full(250_000, number), np.arange(200_000 * part, 200_000 * part + 250_000))
+        (written,) = deletes.close([])
+        smalls.append(SmallFile(written.path, written.size_in_bytes, None, part))
+    group = RewriteGroup(0, "{}", (), tuple(smalls), live=frozenset(paths[:2] if apart else paths), apart=apart)
+    rewriter = Rewriter(table, ["id"], IndexSlice(str(tmp_path), (), (), dead={}), 2, _hashed, TaskId(0, 3, "merge"))
+    merged = [pq.read_table(file.path) for file in rewriter.rewrite([group]).files]
+    expected = [[path] for path in paths[:2]] if apart else [paths]
+    assert [part.column("file_path").unique().to_pylist() for part in merged] == expected
+    assert [part.num_rows for part in merged] == [450_000 * len(names) for names in expected]

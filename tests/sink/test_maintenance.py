@@ -123,10 +123,31 @@ def test_delete_files_are_merged_where_that_pays_more_than_to_rewrite() -> None:
     (own_ones,) = chosen(files[1:3], RewriteOptions(), 100 * OPEN_COST)  # as if a data file with s0 had been left out
     assert {small.path for small in own_ones.deletes} == {"o0", "o1", "o2", "o3", "o4"}
 
-    large = [file("large", [deletes(f"l{n}", 1, 2_000_000) for n in range(7)], "e")]
-    large += [file("larger", [deletes(f"x{n}", 1, 1_000_000) for n in range(7)], "e")]
+    large = [file("large", [deletes(f"l{n}", 1, 1_200_000) for n in range(7)], "e")]
+    large += [file("larger", [deletes(f"x{n}", 1, 1_000_000) for n in range(6)], "e")]
     (group,) = chosen(large, RewriteOptions(), 100 * OPEN_COST)
     assert group.live == frozenset(["large"]), "what a task must hold is bounded"
+    assert len(group.deletes) == 6
+
+
+@pytest.mark.parametrize("data_files", [1, 100])
+def test_merges_of_many_positions_come_to_an_end(data_files: int) -> None:
+    """Nobody writes meanwhile, and each merge makes one file of several, or one for each data file."""
+    left = [AppliedDeletes(SmallFile(f"{n}", 1000, None, 0), 900_000, data_files) for n in range(50)]
+    for merge in range(20):
+        small = [SmallFile(f"data {n}", 100 * OPEN_COST, None, 0) for n in range(data_files)]
+        files = [Rewritable(0, "{}", 10**9, 10**6, len(left), each, left) for each in small]
+        found = list(chosen(files, RewriteOptions(delete_file_threshold=100), 100 * OPEN_COST))
+        if not found:
+            break
+        (group,) = found
+        gone = {each.path for each in group.deletes}
+        assert len(gone) >= 5
+        rows = sum(each.rows for each in left if each.small.path in gone)
+        assert rows <= 8_000_000
+        left = [each for each in left if each.small.path not in gone]
+        left.append(AppliedDeletes(SmallFile(f"merged {merge}", 1000, None, 0), rows, data_files))
+    assert merge == len([each for each in left if each.small.path.startswith("merged")]) == 6
 
 
 def test_a_window_opens_and_closes() -> None:
