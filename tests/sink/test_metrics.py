@@ -178,6 +178,39 @@ def scanned_files(job: Job, *filters: tuple[Any, ...]) -> set[str]:
     return found
 
 
+def test_a_filter_finds_rows_beside_very_long_values(spark: SparkSession, tmp_path: Path) -> None:
+    """Arrow gives a row group no bounds if one of them is longer than 4096 bytes, and other row groups have some."""
+    columns = {"id": "bigint", "doc": "string", "data": "binary", "ratio": "double"}
+    job = Job(spark, tmp_path, columns=columns, tasks=1, properties={"write.parquet.row-group-size-bytes": "20000"})
+    nan = float("nan")
+    texts = {0: "z" * 5000, 1: "y needle"}
+    rows = [
+        {"id": n, "doc": (text := texts.get(n, f"doc {n:04}")), "data": text.encode(), "ratio": nan if n < 1500 else n}
+        for n in range(2000)
+    ]
+    job.write([("+I", each) for each in rows])
+    job.run()
+    (found,) = job.files()
+    footer = pq.read_metadata(unquote(urlparse(found["file_path"]).path))
+    bounds = [footer.row_group(n).column(1).statistics.has_min_max for n in range(footer.num_row_groups)]
+    assert set(bounds) == {True, False}
+    for condition in ("doc = 'y needle'", "doc LIKE 'y nee%'", "doc > 'e'", "data = X'79206E6565646C65'"):
+        assert 1 in [row.id for row in spark.sql(f"SELECT id FROM {job.target} WHERE {condition}").collect()], condition
+    assert scanned_files(job, ("greaterThan", "ratio", 5000.0)) == set(), "row groups of NaNs leave the others' bounds"
+    assert len(scanned_files(job, ("greaterThan", "id", 1000))) == 1
+    assert scanned_files(job, ("greaterThan", "id", 5000)) == set()
+
+
+def test_a_text_whose_upper_bound_would_be_a_surrogate(spark: SparkSession, tmp_path: Path) -> None:
+    """The next character after U+D7FF is none that a text may have."""
+    job = Job(spark, tmp_path, tasks=1)
+    job.write([("+I", {"id": 1, "region": "a" * 15 + "\ud7ff" + "b"})])
+    job.run()
+    (found,) = metrics(spark, job.target)
+    assert 2 not in found["upper_bounds"]
+    assert bytes(found["lower_bounds"][2]).decode() == "a" * 15 + "\ud7ff"
+
+
 def test_upper_bounds_of_bytes_that_can_not_grow(spark: SparkSession, tmp_path: Path) -> None:
     """0xff carries into the byte before; nothing but 0xff has no bound at all."""
     job = Job(spark, tmp_path, columns={"id": "bigint", "data": "binary", "top": "binary"}, tasks=1)

@@ -9,12 +9,13 @@ from pyiceberg.io.pyarrow import (
     MetricModeTypes,
     MetricsMode,
     StatisticsCollector,
+    StatsAggregator,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
 )
 from pyiceberg.schema import Schema
-from pyiceberg.types import DateType, TimestampType, TimestamptzType, TimeType, UUIDType
+from pyiceberg.types import DateType, DoubleType, FloatType, TimestampType, TimestamptzType, TimeType, UUIDType
 
 from deltawriters.parquet import ParquetFacts
 
@@ -58,9 +59,10 @@ def metrics_of(facts: ParquetFacts, schema: Schema, properties: Mapping[str, str
     # Parquet compares UUIDs as unsigned bytes, but Iceberg's Java library up to 1.11 compares them as signed longs.
     # With Parquet's bounds, a Java reader would skip an equality delete that applies.
     unordered = {f.field_id for f in schema.fields if isinstance(f.field_type, UUIDType)}
-    bounded = {i: agg for i, agg in stats.column_aggregates.items() if i not in unordered}
+    without = unordered | _without_bounds(footer, ids, plan)
+    bounded = {i: agg for i, agg in stats.column_aggregates.items() if i not in without}
     lower = {i: bound for i, agg in bounded.items() if (bound := agg.min_as_bytes()) is not None}
-    upper = {i: bound for i, agg in bounded.items() if (bound := agg.max_as_bytes()) is not None}
+    upper = {i: bound for i, agg in bounded.items() if (bound := _upper(agg)) is not None}
     for i, (least, greatest) in _raw_bounds(footer, ids, times).items():
         lower[i], upper[i] = (to_bytes(times[i].iceberg_type, bound) for bound in (least, greatest))
     nans = ((field.field_id, facts.nan_counts.get((field.name,))) for field in schema.fields)
@@ -77,6 +79,34 @@ def metrics_of(facts: ParquetFacts, schema: Schema, properties: Mapping[str, str
 
 def _has_bounds(column: StatisticsCollector) -> bool:
     return column.mode.type not in (MetricModeTypes.NONE, MetricModeTypes.COUNTS)
+
+
+def _without_bounds(
+    footer: pq.FileMetaData, ids: Mapping[str, int], columns: Mapping[int, StatisticsCollector]
+) -> set[int]:
+    """Field ids of columns with a row group that has values and no bounds. Arrow leaves these out if one of them is
+    longer than 4096 bytes. PyIceberg would take those of the other row groups for the file's, and readers would skip
+    rows. A row group of NaNs has no bounds either, but Iceberg's don't count NaN.
+
+    :param ids: field id by Parquet path.
+    """
+    found = set[int]()
+    for position in range(footer.num_columns):
+        i = ids[footer.schema.column(position).path]
+        if isinstance(columns[i].iceberg_type, FloatType | DoubleType):
+            continue
+        groups = (footer.row_group(group).column(position).statistics for group in range(footer.num_row_groups))
+        if any(group is None or (group.num_values and not group.has_min_max) for group in groups):
+            found.add(i)
+    return found
+
+
+def _upper(column: StatsAggregator) -> bytes | None:
+    try:
+        bound: bytes | None = column.max_as_bytes()
+    except UnicodeEncodeError:  # PyIceberg makes a surrogate of the last character before those
+        return None
+    return bound
 
 
 def _raw_bounds(

@@ -68,7 +68,7 @@ def _stored_vectors(table: IcebergTableSpec, vectors: Sequence[Mapping[str, Any]
         places = [place_of(vector) for vector in members]
         try:
             bitmaps = read_deletion_vectors(table.io, path, places)
-        except ValueError as error:
+        except (FileNotFoundError, ValueError) as error:  # after others, the storage may answer the next time
             raise LostVectorError(str(error)) from error
         stored |= {vector["referenced-data-file"]: found for vector, found in zip(members, bitmaps, strict=True)}
     return stored
