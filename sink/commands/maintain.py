@@ -4,12 +4,14 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.config.maintenance import age
 from sink.deadletters.upkeep import CHECKPOINT_SECONDS, open_upkeep
-from sink.errors import RowdeltaError, TableError, TemporaryError
+from sink.errors import RowdeltaError, TableError, TemporaryError, summary
 from sink.printing import one_line
 from sink.redaction import masked
 from sink.run.inference import SparkSample
@@ -90,6 +92,8 @@ def maintain(
             _maintain(sink, result, where, only_convert=only_convert, rewrite_all=rewrite_all)
         except RowdeltaError as error:
             result.error = error
+        except (PySparkException, Py4JError) as error:
+            result.error = TemporaryError(f"{result.table}: maintenance failed: {summary(error)}")
         yield result
     if not names and not only_convert and where is None and config.sink.on_bad_record == "dead-letter":
         yield from _dead_letters(spark, config, dry_run=dry_run)
@@ -147,7 +151,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         if not only_convert:
             only = None if where is None else sink.table.files_where(where)
             if rewrite_all and only is None:  # those that there are now, and not what comes of them
-                only = frozenset(file.small.path for file in sink.table.rewritables())
+                only = frozenset(file.small.path for part in sink.table.rewritables() for file in part)
             (_find if result.dry_run else _rewrite)(sink, result, options, only)
     if only_convert:
         return
@@ -183,7 +187,8 @@ def _note_compacted(result: Maintained, done: tuple[Compacted, int] | None) -> N
 
 def _find(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
     """What `_rewrite` would do."""
-    files = [file for file in sink.table.rewritables() if only is None or file.small.path in only]
+    parts = sink.table.rewritables()
+    files = [file for part in parts for file in part if only is None or file.small.path in only]
     for group in chosen(files, options, options.target_file_size or sink.table.spec.target_file_size):
         result.rewritten_data_files += len(group.files)
         result.merged_delete_files += len(group.deletes)

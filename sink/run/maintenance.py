@@ -22,14 +22,14 @@ from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
 from sink.deadletters.upkeep import open_upkeep
-from sink.errors import RowdeltaError, summary
+from sink.errors import RowdeltaError, TableGoneError, summary
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.plan import deletes_by_value
 from sink.run.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
 from sink.spark.session import MAINTENANCE_POOL, activate
-from sink.targets.base import CommitUnknownError, CompactionLimits
+from sink.targets.base import CommitUnknownError, CompactionFailedError, CompactionLimits
 
 log = logging.getLogger("rowdelta")
 
@@ -231,8 +231,8 @@ class Maintenance:
         for step in (self._drop, self._expire, self._clean, self._move):
             try:
                 step(member, known, sink.maintenance)
-            except CommitUnknownError:
-                raise
+            except (CommitUnknownError, TableGoneError):
+                raise  # with the table, or its state, unknown, no further step may delete anything
             except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
                 failed = failed or error
         if failed is not None:
@@ -329,8 +329,8 @@ class Maintenance:
         known.looked_at, known.written_then = time.monotonic(), sink.written_bytes
         try:
             done = sink.newest_table().compact(limits_of(settings, LEAST_GAIN, credit))
-        except RowdeltaError:
-            known.wasted += credit  # what it has written isn't known
+        except CompactionFailedError as error:
+            known.wasted += min(credit, error.most_bytes)  # what it has written isn't known
             raise
         if done is None:
             return

@@ -23,7 +23,7 @@ from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
-from sink.errors import DataError, RowdeltaError, TableError, TopicGrewError
+from sink.errors import DataError, RowdeltaError, TableError, TableGoneError, TopicGrewError
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
 from sink.run.job_errors import before_commit
@@ -584,8 +584,18 @@ class TableSink:
         if self._key_index is None or self._stored is None:
             return None
         try:
-            self._key_index.synchronize(self._stored)
-            return self._rewriting.begin(self._spec, self._key_index, options, most_bytes, only, self.plan.order, but)
+            with before_commit(self.table.name):
+                self._key_index.synchronize(self._stored)
+            return self._rewriting.begin(
+                self._spec,
+                self._key_index,
+                options,
+                most_bytes,
+                only,
+                self.plan.order,
+                but,
+                every_part=self._is_guest,  # no micro-batch waits for it
+            )
         except IndexLostError as error:
             self._forget_index(error)
             return None
@@ -774,12 +784,14 @@ class TableSink:
         """The table as it is now, as an object of its own: micro-batches go on with theirs while something is done
         with it that takes long.
 
-        :raises TableError: it is gone.
+        :raises TableGoneError: it is gone, or another table has its name.
         :raises TemporaryError: the catalog did not answer.
         """
         table = self._engine.catalogs.load(self.table.name)
         if not isinstance(table, Target):
-            raise TableError(f"{self.table.name} is gone. Somebody dropped it while the sink ran.")
+            raise TableGoneError(f"{self.table.name} is gone. Somebody dropped it while the sink ran.")
+        if table.table_id != self.table.table_id:
+            raise TableGoneError(f"{self.table.name} was dropped and created again while the sink ran.")
         return table
 
     def _see_rewritten(self, key_index: KeyIndex, operation: str) -> None:

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -133,6 +134,8 @@ class Rewriting:
         only: Collection[str] | None = None,
         order: RowOrder | None = None,
         but: Collection[str] = (),
+        *,
+        every_part: bool = False,
     ) -> Begun | None:
         """Choose what pays most. Call this between micro-batches, with the index synchronized.
 
@@ -141,6 +144,7 @@ class Rewriting:
         :param only: paths of the data files that may be rewritten. None for all.
         :param order: in which rows are written. None leaves them as they are.
         :param but: paths of files that may not be rewritten.
+        :param every_part: of a very large table, go on until something pays (`Target.rewritables`). It may take long.
         :return: None if nothing pays.
         :raises TemporaryError: see `Target.rewritables`.
         """
@@ -149,18 +153,20 @@ class Rewriting:
         self._alone = _younger(self._alone, started - _FAILED_SECONDS)
         self._suspected = _younger(self._suspected, started - _SUSPECTED_SECONDS)
         left_out = self._failed.keys() | but
-        files = [
-            file
-            for file in self._table.rewritables()
-            if file.small.path not in left_out and (only is None or file.small.path in only)
-        ]
         if options.target_file_size is not None:
             spec = spec.with_target_file_size(options.target_file_size)
-        found = chosen(files, options, spec.target_file_size, most_bytes)
-        groups = self._together(
-            (group for group in found if not left_out & _paths(group)), options.max_concurrent_groups, most_bytes
-        )
-        if not groups:
+        groups: tuple[RewriteGroup, ...] = ()
+        for part in islice(self._table.rewritables(), None if every_part else 1):
+            files = [
+                file for file in part if file.small.path not in left_out and (only is None or file.small.path in only)
+            ]
+            found = chosen(files, options, spec.target_file_size, most_bytes)
+            groups = self._together(
+                (group for group in found if not left_out & _paths(group)), options.max_concurrent_groups, most_bytes
+            )
+            if groups:
+                break
+        else:
             return None
         groups = tuple(_with_vectors(group, key_index) for group in groups)
         self._observer(RewriteStarted(self._table.name, KIND))

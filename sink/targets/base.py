@@ -227,7 +227,9 @@ class TableState(ABC):
         """Id of the current state of the rows. None if the table has never had a row."""
 
     def older_of(self, first: int, second: int) -> int:
-        """Which of two states came before the other one. The second if the table doesn't know the first any more."""
+        """Which of two states came before the other one. If the table doesn't know one of them any more, the other
+        one.
+        """
         return min(first, second)
 
     @abstractmethod
@@ -597,6 +599,17 @@ def no_condition(table: str, text: str, reason: str) -> ConfigError:
     )
 
 
+class CompactionFailedError(TemporaryError):
+    """It failed after it had begun, so it may have committed a part of what it was to rewrite.
+
+    :param most_bytes: of the files that it may have rewritten.
+    """
+
+    def __init__(self, message: str, most_bytes: int) -> None:
+        super().__init__(message)
+        self.most_bytes = most_bytes
+
+
 class Target(TableState):
     """A table that the sink writes, in a Spark session. What it knows is as of the last `refresh` or commit."""
 
@@ -608,6 +621,11 @@ class Target(TableState):
         """What files are written for: schema, partitioning and version of the format. Files for another layout must
         not be committed.
         """
+
+    @property
+    @abstractmethod
+    def table_id(self) -> str:
+        """Another table that gets the same name has another one."""
 
     @property
     def needs_credentials(self) -> bool:
@@ -824,8 +842,10 @@ class Target(TableState):
     # for rewrites beside the stream
 
     @abstractmethod
-    def rewritables(self) -> Sequence[Rewritable]:
-        """The data files whose live rows the key index knows, as far as the table's metadata tell.
+    def rewritables(self) -> Iterator[Sequence[Rewritable]]:
+        """The data files whose live rows the key index knows, as far as the table's metadata tell. Those of a very
+        large table come in parts, in any order: what lets micro-batches wait takes one part, so that each file has its
+        turn some time.
 
         :raises TemporaryError: the table's metadata can't be read now.
         """
@@ -875,7 +895,8 @@ class Target(TableState):
         :param dry_run: only find out how much there is to do.
         :return: what was done, and how many groups of files weren't rewritten because of others or an error. None if
             there is nothing to do.
-        :raises TemporaryError: nothing was done, or not all.
+        :raises CompactionFailedError: not all was done.
+        :raises TemporaryError: nothing was done.
         """
 
     @abstractmethod

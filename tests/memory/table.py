@@ -198,6 +198,10 @@ class MemoryTable(Target):
         return MemoryTableSpec("memory", self.schema, self.store.partitioned_by, self._files, size)
 
     @property
+    def table_id(self) -> str:
+        return "one and the same"
+
+    @property
     def layout(self) -> tuple[str, ...]:
         return tuple(self.schema.names)
 
@@ -371,7 +375,7 @@ class MemoryTable(Target):
 
     # -- rewrites beside the stream
 
-    def rewritables(self) -> list[Rewritable]:
+    def rewritables(self) -> Iterator[list[Rewritable]]:
         self.clock.step("look for files to rewrite")
         found = []
         for file in self.files.values():
@@ -379,7 +383,7 @@ class MemoryTable(Target):
                 deleted = len(file.deleted)
                 small = SmallFile(file.path, file.size, None, 0, live_rows=file.rows - deleted)
                 found.append(Rewritable(0, file.partition, file.rows, deleted, int(deleted > 0), small))
-        return found
+        yield found
 
     def files_where(self, condition: str) -> frozenset[str]:
         raise NotImplementedError

@@ -27,7 +27,7 @@ from sink.commands import maintain as maintain_command
 from sink.commands.maintain import as_json, exit_code, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
-from sink.errors import ConfigError, FencedError, TableError, TemporaryError
+from sink.errors import ConfigError, FencedError, TableError, TableGoneError, TemporaryError
 from sink.run import maintenance
 from sink.run.maintenance import Maintenance, options_of
 from sink.run.microbatch import TableSink
@@ -38,7 +38,14 @@ from sink.run.rewriting import Begun
 from sink.run.spark_engine import SparkEngine
 from sink.spark import task
 from sink.spark.session import MAINTENANCE_POOL
-from sink.targets.base import AppliedDeletes, CommitUnknownError, CompactionLimits, Rewritable, Rewrite
+from sink.targets.base import (
+    AppliedDeletes,
+    CommitUnknownError,
+    CompactionFailedError,
+    CompactionLimits,
+    Rewritable,
+    Rewrite,
+)
 from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
@@ -642,6 +649,94 @@ def test_orphans_stay_if_the_folder_is_another_tables_too(spark: SparkSession, t
     assert orphan.exists()
     metadata.unlink()
     assert [Path(path).name for path in table.remove_orphans(timedelta(days=3))] == ["orphan.parquet"]
+
+
+def test_only_what_a_compaction_may_have_written_is_lost_with_it() -> None:
+    """If it fails before it begins, the whole budget is still there."""
+    sink = Mock(written_bytes=0)
+    sink.credit.return_value = 1000
+    sink.newest_table.side_effect = TemporaryError("no answer")
+    thread, known = Maintenance(Mock(), Mock(), Mock()), maintenance._Table(sink)
+    thread._finishing.set()
+    with pytest.raises(TemporaryError, match="no answer"):
+        thread._compact(Mock(), known, MaintenanceSection())
+    assert known.wasted == 0
+    sink.newest_table.side_effect = None
+    sink.newest_table.return_value.compact.side_effect = CompactionFailedError("failed", 300)
+    with pytest.raises(TemporaryError, match="failed"):
+        thread._compact(Mock(), known, MaintenanceSection())
+    assert known.wasted == 300
+
+
+def test_nothing_is_deleted_of_a_table_that_may_be_another_one() -> None:
+    sink = Mock()
+    sink.drop_dangling_deletes.side_effect = TableGoneError("it was dropped and created again")
+    sink.maintenance = MaintenanceSection()
+    with pytest.raises(TableGoneError):
+        Maintenance(Mock(), Mock(), Mock())._attend(Mock(sink=sink, turn=threading.Lock()))
+    sink.newest_table.assert_not_called()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("create", [False, True])
+def test_another_table_of_the_same_name_is_not_the_sink_s(spark: SparkSession, tmp_path: Path, create: bool) -> None:
+    job = Job(spark, tmp_path, tasks=1)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    sink = only_sink(job)
+    assert sink.newest_table().name == job.target
+    spark.sql(f"DROP TABLE {job.target}")
+    if create:
+        spark.sql(f"CREATE TABLE {job.target} (id bigint, region string) USING iceberg")
+    with pytest.raises(TableGoneError, match="dropped"):
+        sink.newest_table()
+
+
+@pytest.mark.spark
+def test_expiry_goes_on_after_others_removed_the_index_s_base(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(3)
+    job.run()
+    ours = job.current_snapshot()
+    job.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01', retain_last => 1")
+    assert [snapshot["snapshot_id"] for snapshot in job.snapshots()] == [ours]
+    assert only_sink(job).oldest_needed(timedelta(0), 1) is None, "nothing is older"
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
+    assert done.error is None
+    changes.write(1)
+    job.run()
+    assert job.check_index() is not None
+
+
+@pytest.mark.spark
+def test_expiry_keeps_the_snapshot_of_the_position_beside_other_clocks(spark: SparkSession, tmp_path: Path) -> None:
+    """Another writer's clock was behind, so its snapshot seems to be older than its parent."""
+    job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(2)
+    job.run()
+    ours = job.current_snapshot()
+    job.append([{"id": 100, "region": "theirs"}])
+    newest = max(
+        (job.table_folder / "metadata").glob("v*.metadata.json"), key=lambda path: int(path.name[1:].split(".")[0])
+    )
+    metadata = json.loads(newest.read_text())
+    behind = next(each["timestamp-ms"] for each in metadata["snapshots"] if each["snapshot-id"] == ours) - 30_000
+    for entry in (metadata["snapshots"][-1], metadata["snapshot-log"][-1]):
+        entry["timestamp-ms"] = behind
+    metadata["last-updated-ms"] = behind
+    newest.write_text(json.dumps(metadata))
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    spark.sql(f"REFRESH TABLE {job.target}")
+    job.append([{"id": 101, "region": "theirs"}])
+    sink = only_sink(job)
+    assert job.snapshots()[0]["snapshot_id"] != ours
+    sink.newest_table().expire(timedelta(0), 1, ours)
+    assert ours in {snapshot["snapshot_id"] for snapshot in job.snapshots()}
+    changes.write(1)
+    job.run()
+    assert job.check_index() is not None
 
 
 @pytest.mark.spark

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.commands.maintain import maintain
 from sink.run.rewrite_plan import RewriteOptions
 from sink.targets.iceberg import rewritables
 from sink.targets.iceberg.commit import IcebergCommitter
@@ -348,6 +349,30 @@ def test_each_file_of_a_large_table_has_its_turn(
     job.run()
     monkeypatch.setattr(rewritables, "_MOST_FILES", 2)
     table = only_sink(job).table
-    looks = [[file.small.path for file in table.rewritables()] for _ in range(40)]
-    assert {len(found) for found in looks} == {2}
+    looks = [[file.small.path for file in next(table.rewritables())] for _ in range(40)]
+    assert {len(found) for found in looks} == {1, 2}
     assert len({path for found in looks for path in found}) == 3
+
+
+def test_parts_of_a_list_are_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewritables, "_MOST_FILES", 3)
+    for size in range(12):
+        for _ in range(20):
+            parts = sorted(rewritables._parts(size))
+            assert [number for start, end in parts for number in range(start, end)] == list(range(size))
+            assert all(0 < end - start <= 3 for start, end in parts)
+
+
+def test_the_command_takes_all_parts_of_a_large_table(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = new_job(spark, tmp_path, 3, tasks=1, table={"merge_small_files": False})
+    for key in range(5):
+        job.write([("+I", {"id": key, "region": "new"})])
+    job.run()
+    monkeypatch.setattr(rewritables, "_MOST_FILES", 1)
+    (planned,) = maintain(spark, job.config(), ["orders"], dry_run=True, rewrite_all=True)
+    assert planned.rewritten_data_files == 5
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
+    assert (done.error, done.rewritten_data_files) == (None, 5)
+    assert job.check_index() is not None

@@ -6,7 +6,7 @@ one. So the live files tell everything, and no commit needs to be read.
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from deltawriters.rewrite import SmallFile
@@ -34,9 +34,9 @@ def schema_tag(schema: str) -> str:
     return f"{zlib.crc32(schema.encode()):08x}"
 
 
-def rewritables(table: "DeltaTable") -> list[Rewritable]:
+def rewritables(table: "DeltaTable") -> Iterator[list[Rewritable]]:
     """See `Target.rewritables`."""
-    return [file for file in counted(table) if is_clear(table.spec.partitioning, json.loads(file.partition))]
+    yield [file for file in counted(table) if is_clear(table.spec.partitioning, json.loads(file.partition))]
 
 
 def counted(table: "DeltaTable") -> list[Rewritable]:

@@ -120,10 +120,14 @@ class DeltaTable(Target):
         self._snapshot = self.log.refresh()
 
     @property
+    def table_id(self) -> str:
+        return self._snapshot.metadata.table_id
+
+    @property
     def layout(self) -> Layout:
         metadata = self._snapshot.metadata
         written = {name: value for name, value in metadata.configuration.items() if not name.startswith(_OWN)}
-        return Layout(metadata.table_id, metadata.schema, metadata.partition_columns, tuple(sorted(written.items())))
+        return Layout(self.table_id, metadata.schema, metadata.partition_columns, tuple(sorted(written.items())))
 
     @property
     def spec(self) -> DeltaTableSpec:
@@ -569,7 +573,7 @@ class DeltaTable(Target):
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return candidates(self, prefix, is_enough)
 
-    def rewritables(self) -> list[Rewritable]:
+    def rewritables(self) -> Iterator[list[Rewritable]]:
         return rewritables(self)
 
     def files_where(self, condition: str) -> frozenset[str]:

@@ -18,7 +18,7 @@ from py4j.java_gateway import JavaObject
 
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import MINOR, REWRITE, Compacted, CompactionLimits
+from sink.targets.base import MINOR, REWRITE, Compacted, CompactionFailedError, CompactionLimits
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -168,9 +168,13 @@ def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool)
             rewrite = rewrite.filter(condition)
         for name, value in options.items():
             rewrite = rewrite.option(name, str(value))
-        result = rewrite.execute()
     except JAVA_ERRORS as error:
         raise TemporaryError(f"{table.name}: not compacted: {java_message(error)}") from None
+    try:
+        result = rewrite.execute()
+    except JAVA_ERRORS as error:
+        message = f"{table.name}: not compacted: {java_message(error)}"
+        raise CompactionFailedError(message, sum(due.sizes[:count])) from None
     return _compacted(table, result, started, scan_seconds), int(result.rewriteFailures().size())
 
 

@@ -83,7 +83,16 @@ def _limits(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
     kept, current = table.snapshot(keep), table.snapshot_id()
     if _keeps_all(table) or kept is None or current is None or not table.is_ancestor(kept.snapshot_id, current):
         return -1, retain_last  # nothing tells what came after it
-    return min(int(time.time() * 1000) - age, kept.timestamp_ms), retain_last
+    before = int(time.time() * 1000) - age
+    snapshots = table.as_list(table.java.snapshots())
+    # Each commit is last in the list, but its time may be up to a minute before that of its parent, by another clock.
+    # Iceberg removes all that comes before the first snapshot that is too old.
+    for number in reversed(range(int(snapshots.size()))):
+        snapshot = snapshots.get(number)
+        before = min(before, int(snapshot.timestampMillis()))
+        if int(snapshot.snapshotId()) == kept.snapshot_id:
+            break
+    return before, retain_last
 
 
 def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bool) -> list[str]:

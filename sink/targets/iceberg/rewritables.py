@@ -1,8 +1,9 @@
 """The data files of an Iceberg table that a rewrite beside the stream may take (`sink.run.rewriting`)."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from random import randrange
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from random import randrange, sample
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
@@ -22,19 +23,28 @@ _MOST_FILES = 20_000
 """More files aren't looked at at once: each takes a tenth of a millisecond in which micro-batches wait."""
 
 
-def rewritables(table: "IcebergTable") -> list[Rewritable]:
+def rewritables(table: "IcebergTable") -> Iterator[list[Rewritable]]:
     """See `Target.rewritables`."""
     try:
         all_scans = table.current_scans()
-        first = randrange(max(1, int(all_scans.size()) - _MOST_FILES + 1))  # so that each file has its turn
-        scans = all_scans.subList(first, min(int(all_scans.size()), first + _MOST_FILES))
-        described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
-        deletes = (delete for scan in described for delete in scan.get("delete-files", ()))
-        applied = {} if all(map(_is_vector, deletes)) else table.applied_deletes(all_scans)
+        for start, end in _parts(int(all_scans.size())):
+            scans = all_scans.subList(start, end)
+            described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
+            deletes = (delete for scan in described for delete in scan.get("delete-files", ()))
+            applied = {} if all(map(_is_vector, deletes)) else table.applied_deletes(all_scans)
+            files = (_rewritable(table, scan, number, applied) for scan, number in zip(described, numbers, strict=True))
+            yield [file for file in files if file is not None]
     except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot
         raise TemporaryError(java_message(error)) from None
-    found = (_rewritable(table, scan, number, applied) for scan, number in zip(described, numbers, strict=True))
-    return [file for file in found if file is not None]
+
+
+def _parts(size: int) -> list[tuple[int, int]]:
+    """Start and end of each part of a list, in any order. Parts begin elsewhere each time, so that neighbours of any
+    place are together some time.
+    """
+    first = randrange(_MOST_FILES) if size > _MOST_FILES else 0
+    parts = list(pairwise([*range(first - _MOST_FILES, size, _MOST_FILES), size]))
+    return [(max(0, start), end) for start, end in sample(parts, len(parts)) if end > max(0, start)]
 
 
 def _rewritable(

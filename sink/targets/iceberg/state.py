@@ -102,7 +102,9 @@ class IcebergState(TableState):
         """Whether the table has a sort order."""
 
     def older_of(self, first: int, second: int) -> int:
-        return first if self.snapshot(first) is not None and self.is_ancestor(first, second) else second
+        if self.snapshot(first) is None:
+            return second
+        return first if self.snapshot(second) is None or self.is_ancestor(first, second) else second
 
     def current_snapshot(self) -> Snapshot | None:
         return self.snapshot(self.snapshot_id())

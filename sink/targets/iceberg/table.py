@@ -174,7 +174,7 @@ class IcebergTable(IcebergState, Target):
     def _load_again(self, load: Callable[[], JavaObject]) -> None:
         """Iceberg's own refresh keeps the credentials with which the table was loaded."""
         asked_at, loaded = time.time(), load()
-        if str(loaded.uuid()) != str(self.java.uuid()):
+        if str(loaded.uuid()) != self.table_id:
             raise replaced(self.name)
         self.java, self._loaded_at = loaded, asked_at
         self.__dict__.pop("_storage", None)
@@ -210,6 +210,10 @@ class IcebergTable(IcebergState, Target):
                 self.__dict__.pop(name, None)
             self._describing.clear()  # a spec's types follow the schema
         self._view = view
+
+    @property
+    def table_id(self) -> str:
+        return str(self.java.uuid())
 
     @property
     def layout(self) -> Layout:
@@ -773,7 +777,7 @@ class IcebergTable(IcebergState, Target):
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return self._small_files.search(self.spec, prefix, is_enough)
 
-    def rewritables(self) -> list[Rewritable]:
+    def rewritables(self) -> Iterator[list[Rewritable]]:
         return rewritables(self)
 
     def handles(self, paths: Collection[str]) -> Sequence[JavaObject]:
