@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -481,15 +482,18 @@ class KeyIndex:
         version = self._synchronized()
         dead = {file.path: np.ones(count, np.bool_) for file, count in files.items()}
         for numbers, positions, found in self.slice().live_rows():
-            for number in np.unique(numbers).tolist():
-                if found[number].path in dead:
-                    dead[found[number].path][positions[numbers == number]] = False
-        for path, rows_dead in dead.items():
-            known = int(np.count_nonzero(~rows_dead))
+            by_file = np.argsort(numbers, kind="stable")
+            numbers, positions = numbers[by_file], positions[by_file]
+            starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+            for start, stop in pairwise([*starts.tolist(), len(numbers)]):
+                if (rows := dead.get(found[numbers[start]].path)) is not None:
+                    rows[positions[start:stop]] = False
+        for path, rows in dead.items():
+            known = int(np.count_nonzero(~rows))
             if known != live.get(path, 0):
                 raise IndexLostError(f"it has {known:,} rows of {path}, and the table {live.get(path, 0):,}")
-        rows = [OldRows(file, np.flatnonzero(dead[file.path])) for file in files if dead[file.path].any()]
-        deleted = DeletedRows({}, self._folder.io_properties).with_rows(rows)
+        old = [OldRows(file, np.flatnonzero(dead[file.path])) for file in files if dead[file.path].any()]
+        deleted = DeletedRows({}, self._folder.io_properties).with_rows(old)
         written = self._table.delete_rows(
             f"{operation}-{self._base}", deleted, version.vectors.get, version.parquet_deletes, new_paths
         )
