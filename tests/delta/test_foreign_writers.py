@@ -523,3 +523,36 @@ def test_vacuum_and_log_clean_up(spark: SparkSession, tmp_path: Path, caplog: py
     assert "key index built" not in caplog.text.split("2000 keys")[-1]
     assert len(job.check(since=job.version())) == 1332
     assert job.check_index() is not None
+
+
+def test_another_driver_replaces_a_commit_of_the_sink(spark: SparkSession, tmp_path: Path) -> None:
+    """Not all stores refuse the second writer of a version. The rows of the lost commit are read again."""
+    job = DeltaJob(spark, tmp_path, tasks=1)
+    job.write(inserts(1, 2))
+    job.run()
+    replaced = job.version() + 1
+
+    def replace() -> None:
+        add = next(iter(job.snapshot().files.values()))
+        name = f"theirs-{Path(add['path']).name}"
+        frame = spark.createDataFrame([(7, "theirs")], "id bigint, region string").coalesce(1)
+        frame.write.parquet(str(tmp_path / "theirs"))
+        (written,) = (tmp_path / "theirs").glob("*.parquet")
+        size = written.rename(job.table_folder / name).stat().st_size
+        theirs = {**add, "path": name, "size": size, "stats": json.dumps({"numRecords": 1}), "tags": {}}
+        log_file = job.table_folder / "_delta_log" / f"{replaced:020}.json"
+        log_file.write_text("\n".join(map(json.dumps, ({"commitInfo": {"txnId": "theirs"}}, {"add": theirs}))))
+        for checksum in (log_file.with_name(f".{log_file.name}.crc"), log_file.with_suffix(".crc")):
+            checksum.unlink(missing_ok=True)
+
+    job.write([("+U", row(1, "us")), ("+I", row(3))])
+
+    def later() -> None:
+        if job.version() == replaced:
+            replace()
+
+    job.write([("-D", row(2)), ("+U", row(3, "us"))])
+    with before_commit(later, times=2):
+        job.run()
+    assert job.rows() == [row(1, "us"), row(3, "us"), row(7, "theirs")]
+    job.check()

@@ -21,7 +21,7 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from sink.errors import TableError, TableGoneError, TemporaryError
+from sink.errors import RolledBackError, TableError, TableGoneError, TemporaryError
 from sink.targets.base import CommitUnknownError
 from sink.targets.delta import log as module
 from sink.targets.delta.log import (
@@ -104,6 +104,12 @@ class Table:
         """A commit by somebody who knows only the protocol."""
         file = self.path / "_delta_log" / f"{version:020}.json"
         file.write_text("\n".join(json.dumps(action) for action in actions))
+
+
+    def replace_version(self, version: int, *actions: dict[str, Any]) -> None:
+        self.write_version(version, {"commitInfo": {"txnId": "theirs"}}, *actions)
+        (self.path / "_delta_log" / f".{version:020}.json.crc").unlink(missing_ok=True)  # of Hadoop's file system
+        (self.path / "_delta_log" / f"{version:020}.crc").unlink(missing_ok=True)  # Delta's
 
 
 class Interrupted(DeltaLog):
@@ -546,6 +552,31 @@ def test_a_table_that_was_created_again_with_as_many_versions(table: Table) -> N
     with pytest.raises(TableGoneError, match="another Delta table is in its place"):
         table.log.commit(proposal)
     assert not (table.path / "_delta_log" / f"{2:020}.json").exists()
+
+
+@pytest.mark.parametrize("then", ["look", "commit", "others commit"])
+def test_a_commit_that_another_driver_replaced(table: Table, then: str) -> None:
+    """As in S3, where the later of two writers of a version wins. Both have the table in memory."""
+    table.commit({"add": table.add(1)})
+    version = table.commit({"add": table.add(2)})
+    proposal = table.proposal({"add": table.add(4)})
+    table.replace_version(version, {"add": table.add(3)})
+    if then == "others commit":
+        table.write_version(version + 1, {"commitInfo": {"txnId": "theirs too"}}, {"add": table.add(5)})
+    with pytest.raises(RolledBackError, match=f"version {version} .*replaced it"):
+        table.log.refresh() if then == "look" else table.log.commit(proposal)
+    again = Table(table.spark, table.path)
+    assert again.ids() == [1, 3] + [5] * (then == "others commit")
+    assert len(again.live()) == len(again.ids())
+
+
+def test_a_foreign_commit_that_was_read_and_then_replaced(table: Table) -> None:
+    table.sql("INSERT INTO TABLE_ VALUES (1, 'a')")
+    assert table.log.actions_since(0) is not None
+    table.replace_version(1, {"add": table.add(3)})
+    with pytest.raises(RolledBackError, match="version 1"):
+        table.log.refresh()
+    assert Table(table.spark, table.path).ids() == [3]
 
 
 def test_a_gap_in_the_log(table: Table) -> None:

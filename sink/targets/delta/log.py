@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from changelog.row_kind_columns import quoted
-from sink.errors import ConfigError, RowdeltaError, TableError, TableGoneError, TemporaryError
+from sink.errors import ConfigError, RolledBackError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.base import CommitUnknownError
 from sink.targets.locations import in_pattern
@@ -233,6 +233,8 @@ class DeltaLog:
         self.path = path
         self._spark = spark
         self._latest: Snapshot | None = None
+        self._newest_txn: tuple[int, str] | None = None
+        """Version and `txnId` of the newest commit that was written or read here."""
         self._known: _State | None = None
         self._checkpoint_version = 0
         self._metrics: dict[str, JavaObject] = {}
@@ -283,13 +285,15 @@ class DeltaLog:
         """The newest version. A few milliseconds if there is nothing new.
 
         :raises TableGoneError: the table is gone, or another one is in its place.
+        :raises RolledBackError: another driver has replaced a commit that was known here.
         :raises TableError: there is no table, Delta can't read it (newer protocol), or its log is damaged.
         :raises TemporaryError: the file system doesn't answer.
         """
         latest = self._latest
         with self.translated():
             java = self._known_to_delta()
-            if not self._is_newest(java):
+            is_newest = self._is_newest(java)
+            if not is_newest:
                 java = self._update()
             version = int(java.version())
             if version < 0:
@@ -299,6 +303,8 @@ class DeltaLog:
                 self._latest = self._snapshot(java, version)
             else:
                 self._check_same(str(metadata.id()), version)
+                if not is_newest:
+                    self._check_not_replaced()
                 if version != latest.version:
                     self._latest = self._snapshot(java, version)
         assert self._latest is not None
@@ -384,6 +390,23 @@ class DeltaLog:
         was = f"{latest.metadata.table_id} at version {latest.version}"
         raise TableGoneError(
             f"{self.path}: another Delta table is in its place: {table_id} at version {version}, expected {was}."
+        )
+
+    def _check_not_replaced(self) -> None:
+        """Not all stores keep two drivers from writing the same version: one commit then replaces the other. What is
+        known of the table, here and in the JVM, is of a commit that isn't there any more.
+        """
+        if self._newest_txn is None:
+            return
+        version, known = self._newest_txn
+        commit = self._commit_at(version)
+        if commit is None or commit.info.get("txnId") == known:
+            return
+        self._object("DeltaLog").invalidateCache(self._spark._jsparkSession, self._path(self.path))
+        raise RolledBackError(
+            f"{self.path}: another driver has written version {version} of _delta_log in the same moment as it was "
+            "written before, and replaced it. The sink goes on from the position that the table has now. The store "
+            "lets only one driver at a time write a Delta table (docs/delta.md)."
         )
 
     def _snapshot(self, java: JavaObject, version: int) -> Snapshot:
@@ -508,7 +531,12 @@ class DeltaLog:
                         actions.append(action)
         except (ValueError, AttributeError) as error:
             raise TableError(f"{self.path}: version {version} in _delta_log isn't valid JSON ({error}).") from None
+        self._know(version, info.get("txnId"))
         return Commit(version, actions, info)
+
+    def _know(self, version: int, txn_id: str | None) -> None:
+        if txn_id is not None and (self._newest_txn is None or version > self._newest_txn[0]):
+            self._newest_txn = version, txn_id
 
     def _text(self, name: str) -> str:
         """A file of the log, in one call to the store.
@@ -812,16 +840,21 @@ class DeltaLog:
         if version < 0:
             self._refuse_missing()
         self._check_same(str(transaction.metadata().id()), version)
+        if not is_known:
+            self._check_not_replaced()
         if version != base_version:
             raise CommitRefusedError("StaleVersion", f"{self.path}: version {version} is current, not {base_version}")
         return transaction
 
     def _commit(self, transaction: JavaObject, base_version: int, actions: JavaObject, operation: JavaObject) -> int:
+        identity = str(transaction.txnId())
         try:
-            return self._send(transaction, self._python_utils.toSeq(actions), operation)
+            version = self._send(transaction, self._python_utils.toSeq(actions), operation)
         except JAVA_ERRORS as error:
-            identity = str(transaction.txnId())
             refusal = error
+        else:
+            self._know(version, identity)
+            return version
         # A store may have written the file although it says that it failed, or that the file was there already.
         for attempt in range(_LOOKS):
             try:
