@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import TableError, TemporaryError
+from sink.targets.delta import live_files
 from sink.targets.delta.catalog import DeltaCatalogs
 from sink.targets.delta.table import DeltaTable
 from tests.delta.harness import DeltaJob, When, before_commit
@@ -523,6 +524,63 @@ def test_vacuum_and_log_clean_up(spark: SparkSession, tmp_path: Path, caplog: py
     assert "key index built" not in caplog.text.split("2000 keys")[-1]
     assert len(job.check(since=job.version())) == 1332
     assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_very_many_commits_of_others(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    """Too many to be held in memory. A RESTORE among them is found nevertheless."""
+    monkeypatch.setattr(live_files, "_MOST_COMMITS", 2)
+    job = DeltaJob(spark, tmp_path, tasks=1)
+    job.write(inserts(1, 2))
+    job.run()
+    version = job.version()
+    job.write([("+U", row(1, "us"))])
+    job.run()
+    if restored:
+        job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {version}")
+    for number in range(4):
+        job.append([row(10 + number, "theirs")])
+    job.sql("DELETE FROM {t} WHERE id = 10")
+    job.write([("-D", row(2)), ("+U", row(11, "ours"))])
+    job.run()
+    expected = [row(1, "us"), row(11, "ours"), row(12, "theirs"), row(13, "theirs")]
+    assert job.rows() == expected
+    job.check()
+
+
+def test_a_feature_that_somebody_adds_while_the_sink_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """A change of the protocol alone: no property is another one."""
+    job = DeltaJob(spark, tmp_path, tasks=1)
+    job.write(inserts(1))
+    job.run()
+    table = opened(job)
+    layout = table.layout
+    job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.feature.vacuumProtocolCheck' = 'supported')")
+    table.refresh()
+    assert table.layout != layout
+    assert table.layout.properties == layout.properties
+
+
+def test_row_ids_of_a_table_that_only_lists_the_feature(spark: SparkSession, tmp_path: Path) -> None:
+    """A file keeps its first id, also if the sink has just written it (PROTOCOL.md, "Row Tracking")."""
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    job.create("id BIGINT, region STRING", properties={"delta.feature.rowTracking": "supported"})
+    job.write(inserts(1, 2))
+    job.write(inserts(3, 4))
+    job.write([("-D", row(1)), ("-D", row(3))])
+    job.run()
+    first: dict[str, int] = {}
+    for file in sorted((job.table_folder / "_delta_log").glob("*.json")):
+        for action in map(json.loads, file.read_text().splitlines()):
+            for kind in ("add", "remove"):
+                if kind in action:
+                    assert action[kind]["baseRowId"] == first.setdefault(
+                        action[kind]["path"], action[kind]["baseRowId"]
+                    )
+    assert len(first) == 2
+    assert job.rows() == [row(2), row(4)]
 
 
 def test_another_driver_replaces_a_commit_of_the_sink(spark: SparkSession, tmp_path: Path) -> None:

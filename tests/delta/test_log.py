@@ -105,7 +105,6 @@ class Table:
         file = self.path / "_delta_log" / f"{version:020}.json"
         file.write_text("\n".join(json.dumps(action) for action in actions))
 
-
     def replace_version(self, version: int, *actions: dict[str, Any]) -> None:
         self.write_version(version, {"commitInfo": {"txnId": "theirs"}}, *actions)
         (self.path / "_delta_log" / f".{version:020}.json.crc").unlink(missing_ok=True)  # of Hadoop's file system

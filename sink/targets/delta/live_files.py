@@ -11,6 +11,10 @@ Add = Mapping[str, Any]
 """The content of an `add` action."""
 
 
+_MOST_COMMITS = 2_000
+"""A commit that gives many files new vectors takes some 300 KB of memory."""
+
+
 class LiveFiles:
     """The live files of one table. The first look replays the log, which takes Delta about half a second. Later ones
     read only the commits that came since.
@@ -57,17 +61,19 @@ class LiveFiles:
         self._version = commit.version
 
     def commits_since(self, version: int) -> list[Commit] | None:
-        """All commits after a version; None if log clean-up has deleted some of them.
+        """All commits after a version; None if log clean-up has deleted some of them, or there are too many to hold.
 
         :raises RowdeltaError: the log can't be read.
         """
-        if self._first is None or version < self._first:
-            commits = self._log.actions_since(version)
+        newest = self._log.refresh().version
+        if self._first is None or version < self._first or newest - self._first > _MOST_COMMITS:
+            self._first, self._read = None, []
+            commits = self._log.commits(version + 1, newest) if newest - version <= _MOST_COMMITS else None
             if commits is None:
                 return None
             self._first, self._read = version, list(commits)
             return list(commits)
-        more = self._log.actions_since(self._first + len(self._read))
+        more = self._log.commits(self._first + len(self._read) + 1, newest)
         if more is None:
             return None
         self._read += more

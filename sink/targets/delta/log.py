@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, NoReturn
@@ -498,7 +498,7 @@ class DeltaLog:
         """
         return self.commits(version + 1, self.refresh().version)
 
-    def commits(self, first: int, last: int) -> list[Commit] | None:
+    def commits(self, first: int, last: int, *, with_actions: bool = True) -> list[Commit] | None:
         """The commits of the versions from `first` to `last`. Errors and None as of `actions_since`."""
         found: list[Commit] = []
         for version in range(first, last + 1):
@@ -511,7 +511,7 @@ class DeltaLog:
                         "What it changed is unknown. Restore the file, or create the table anew."
                     )
                 return None
-            found.append(commit)
+            found.append(commit if with_actions else replace(commit, actions=()))
         return found
 
     def _commit_at(self, version: int) -> Commit | None:

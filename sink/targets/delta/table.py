@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rowdelta")
 
 _OWN = "rowdelta."
+_ROW_TRACKING = "rowTracking"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Layout:
     schema: str
     partition_columns: tuple[str, ...]
     properties: tuple[tuple[str, str], ...]
+    features: frozenset[str]
 
 
 class DeltaTable(Target):
@@ -127,7 +129,9 @@ class DeltaTable(Target):
     def layout(self) -> Layout:
         metadata = self._snapshot.metadata
         written = {name: value for name, value in metadata.configuration.items() if not name.startswith(_OWN)}
-        return Layout(self.table_id, metadata.schema, metadata.partition_columns, tuple(sorted(written.items())))
+        features = self._snapshot.protocol.reader_features | self._snapshot.protocol.writer_features
+        properties = tuple(sorted(written.items()))
+        return Layout(self.table_id, metadata.schema, metadata.partition_columns, properties, features)
 
     @property
     def spec(self) -> DeltaTableSpec:
@@ -210,7 +214,8 @@ class DeltaTable(Target):
 
     def took(self, commit: Commit) -> None:
         """Take over a commit of the sink's own, so that it needn't be read."""
-        self._live.apply(commit)
+        if _ROW_TRACKING not in self._snapshot.protocol.writer_features:
+            self._live.apply(commit)  # else Delta has given new files row ids, which only the log tells
         # a commit of ours restores nothing, so what was known of earlier ones stays right
         self._made_by = {
             operation: (made, commit.version if checked == commit.version - 1 else checked)
@@ -310,7 +315,8 @@ class DeltaTable(Target):
             )
         stored = json.loads(state["position"])
         same_table = stored.get("table", snapshot.metadata.table_id) == self._snapshot.metadata.table_id
-        committed, restored = self._since(stored["operation"], int(stored["after"]), snapshot.version)
+        after, until = int(stored["after"]), snapshot.version
+        committed, restored = self._since(stored["operation"], after, until, gives_up=newest_if_in_doubt)
         if not same_table or (restored is not None and restored.info.get("operation") == CLONE):
             if newest_if_in_doubt:
                 return None
@@ -339,20 +345,24 @@ class DeltaTable(Target):
         newer = json.loads(state.get("index", "{}"))
         if newer.get("operation") == stored["operation"]:
             index = newer["index"]
-            last = self._since(newer["commit"], int(newer["after"]), snapshot.version)[0]
+            last = self._since(newer["commit"], int(newer["after"]), until, gives_up=newest_if_in_doubt)[0]
         position = StoredPosition(
             stored["position"], stored["operation"], committed, index if last is not None else None, last
         )
         return position, state
 
-    def _since(self, operation: str, after: int, until: int) -> tuple[int | None, Commit | None]:
+    def _since(self, operation: str, after: int, until: int, *, gives_up: bool) -> tuple[int | None, Commit | None]:
         """The version that an operation made after the version `after`, and the last RESTORE or CLONE that followed it
         up to the version `until`.
+
+        :param gives_up: if there are thousands of commits, they aren't read.
         """
         known, checked = self._made_by.get(operation, (None, after))
         if known is not None and checked >= until:
             return known, None
-        commits = self._live.commits_since(checked)
+        commits: Sequence[Commit] | None = self._live.commits_since(checked)
+        if commits is None and not gives_up:
+            commits = self.log.commits(checked + 1, until, with_actions=False)
         if commits is None:  # log clean-up has deleted some, and one of them may have been a RESTORE
             return None, None
         made, restored = made_and_taken_back((c for c in commits if c.version <= until), operation)
@@ -490,7 +500,7 @@ class DeltaTable(Target):
         return refusal
 
     def frame_of_commit(self, snapshot_id: int) -> DataFrame | None:
-        commits = self._live.commits_since(snapshot_id - 1)
+        commits = self.log.commits(snapshot_id, snapshot_id)
         if not commits:
             return None
         adds = [content for kind, content in file_actions(commits[0]) if kind == "add"]
