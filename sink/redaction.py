@@ -124,7 +124,7 @@ def remember(options: Mapping[str, str]) -> None:
 def _secrets(name: str, value: str) -> Iterator[str]:
     """The secrets in an option."""
     if is_secret(name) and not _PUBLIC.search(name):
-        yield value
+        yield from (value, value.strip())
         yield from (line for line in value.splitlines() if len(line) >= 16)  # of a key in PEM
         for option, text in _QUOTED.findall(value):
             if is_secret(option):

@@ -336,13 +336,18 @@ def _created(options: Mapping[str, str]) -> SparkSession:
     return spark
 
 
+_FETCHED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles")
+_IN_A_STORE = re.compile(r"(?:^|,)\s*(?!file:|local:|https?:)[A-Za-z][\w+.-]*://")
+
+
 def _for_command_line(options: Mapping[str, str]) -> SparkConf:
     """The settings for Spark's launcher: all except secrets. The session gets the secrets when the JVM runs.
 
-    The launcher itself needs the settings of the driver's JVM, and those for fetching packages and other files.
+    The launcher itself needs the settings of the driver's JVM, and those for fetching packages. If it has to fetch
+    files from a store, it needs the store's secrets too.
     """
     needed = ["spark.driver.", "spark.jars", "spark.submit."]
-    if any(name.startswith(("spark.jars", "spark.files", "spark.archives")) for name in options.keys() - jars.DECIDING):
+    if any(_IN_A_STORE.search(options.get(name, "")) for name in _FETCHED):
         needed.append("spark.hadoop.")
     conf = SparkConf(loadDefaults=False)
     for name, value in options.items():

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from changelog.recognition import Recognized, Unrecognized, recognize
 from sink import config
-from sink.commands import proposal
+from sink.commands import proposal, training
 from sink.commands.discovery import Found, LeftOut, directories
 from sink.commands.initialize import from_kafka
 from sink.config import SourceSection
@@ -40,6 +40,21 @@ def test_the_launcher_is_told_what_it_needs_to_fetch_files() -> None:
     settings = SECRETS | {"spark.jars": "s3a://lake/own.jar"}
     told = dict(session._for_command_line(settings).getAll())
     assert told.keys() == {"spark.jars", "spark.hadoop.fs.s3a.secret.key"}
+    for local in ("/opt/a.jar,file:///opt/b.jar", "https://repo/a.jar"):
+        assert session._for_command_line(SECRETS | {"spark.jars": local}).getAll() == [("spark.jars", local)]
+
+
+def test_the_launcher_is_told_no_secrets_of_a_job_that_reads_files(tmp_path: Path) -> None:
+    """Nor of the one that only prepares the next start, which reads files of its own."""
+    values = yaml.safe_load(KAFKA)
+    values["spark"] = {"spark.hadoop.fs.s3a.secret.key": "hunter2"}
+    warm = training._config(config.Config.model_validate(values), tmp_path)
+    values["source"] = {"type": "files", "format": "row-kind"}
+    values["tables"] = [table | {"order_by": ["seq bigint"]} for table in values["tables"]]
+    for reads_files in (config.Config.model_validate(values), warm):
+        options = session.settings(reads_files)
+        assert options["spark.hadoop.fs.s3a.secret.key"] == "hunter2"
+        assert "hunter2" not in str(session._for_command_line(options).getAll())
 
 
 def test_the_launchers_arguments_have_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
         ("uri", "jdbc:postgresql://ada:hunter2@db/lake", "hunter2"),
         ("uri", "jdbc:postgresql://db/lake?user=ada&password=hunter%202", "hunter 2"),
         ("s3.secret-access-key", "hun+ter/2", "hun+ter/2"),
+        ("database.password", "hunter-2\n", "hunter-2"),
         ("kafka.ssl.keystore.key", "-----BEGIN X-----\nMIIEvQIBADANBgkqhkiG9w0\n", "MIIEvQIBADANBgkqhkiG9w0"),
     ],
 )
