@@ -214,15 +214,27 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
     yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, unavailable)
 
 
-def lone_tombstones(spec: ChangelogSpec, records: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Row numbers of those tombstones that delete a row: the ones that don't come right after an event with the same
-    key. Usually a `d` comes right before, and has deleted the row. But Kafka's compaction may drop the `d` and keep the
-    tombstone. One without a key says nothing, and none has a place in an order by the event's columns.
+def deleted(changes: Changes) -> npt.NDArray[np.int64]:
+    """Row numbers of the events that are deletes."""
+    found: npt.NDArray[np.int64] = changes.record.filter(pc.equal(changes.kind, int(RowKind.DELETE))).to_numpy()
+    return found
+
+
+def lone_tombstones(
+    spec: ChangelogSpec,
+    records: pa.RecordBatch,
+    rows: npt.NDArray[np.int64],
+    deletes: Sequence[npt.NDArray[np.int64]],
+) -> npt.NDArray[np.int64]:
+    """Row numbers of those tombstones that delete a row: the ones that don't come right after a delete of the same key.
+    Usually a `d` comes right before, and has deleted the row. But Kafka's compaction, or a filter, may drop the `d` and
+    keep the tombstone. One without a key says nothing, and none has a place in an order by the event's columns.
 
     :param records: raw records (`RAW_SCHEMA`).
     :param rows: row numbers of all tombstones.
+    :param deletes: row numbers of the events that delete a row.
     """
-    values, keys = records.column("value"), records.column("key")
+    keys = records.column("key")
     rows = rows[keys.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
     ignored = spec.inserts_only or spec.order_by or spec.options.get(TOMBSTONES) == "ignore"
     if not len(rows) or ignored:
@@ -232,7 +244,7 @@ def lone_tombstones(spec: ChangelogSpec, records: pa.RecordBatch, rows: npt.NDAr
         pc.equal(keys.take(before), keys.take(at)),
         pc.equal(records.column("partition").take(before), records.column("partition").take(at)),
         pc.equal(pc.add(records.column("offset").take(before), 1), records.column("offset").take(at)),
-        values.take(before).is_valid(),
+        pa.array(np.isin(rows - 1, np.concatenate([np.empty(0, np.int64), *deletes]))),
     ]
     follows = functools.reduce(pc.and_, after)
     lone: npt.NDArray[np.int64] = rows[~pc.fill_null(follows, False).to_numpy(zero_copy_only=False)]

@@ -74,15 +74,19 @@ class DebeziumAvro:
         values, keys = records.column("value"), records.column("key")
         if self._flattened and values.null_count:
             yield from self._tombstones(pa.array(np.flatnonzero(values.is_null())), keys)
-        elif values.null_count:
-            yield from self._lone_tombstones(records, np.flatnonzero(values.is_null()))
+        deletes = list[Rows]()
         for found in self._messages.read(values):
             if isinstance(found, Rejected):
                 yield found
             elif self._flattened:
                 yield from self._rows(found)
             else:
-                yield from self._events(found, keys)
+                for change in self._events(found, keys):
+                    if values.null_count and isinstance(change, Changes):
+                        deletes.append(debezium.deleted(change))
+                    yield change
+        if values.null_count and not self._flattened:
+            yield from self._lone_tombstones(records, np.flatnonzero(values.is_null()), deletes)
 
     def _plan(self, schema: Node) -> Want:
         op = schema.value.fields.get("op")
@@ -158,8 +162,10 @@ class DebeziumAvro:
                 self._spec, Events(rows.take(chosen), pa.repeat("d", count), images, images, order)
             )
 
-    def _lone_tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
-        lone = pa.array(debezium.lone_tombstones(self._spec, records, rows))
+    def _lone_tombstones(
+        self, records: pa.RecordBatch, rows: Rows, deletes: Sequence[Rows]
+    ) -> Iterator[Changes | Rejected]:
+        lone = pa.array(debezium.lone_tombstones(self._spec, records, rows, deletes))
         for keyed in self._keys.read(records.column("key").take(lone)) if len(lone) else ():
             if not isinstance(keyed, Rejected):
                 chosen, key = keyed

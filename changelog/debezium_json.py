@@ -10,7 +10,7 @@ are rows that the transform `ExtractNewRecordState` made. The names of fields th
 `add.fields.prefix` (`__`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,10 +72,8 @@ class DebeziumJson:
             yield from self._message_keys.stated(records)
         values = records.column("value")
         rows = np.flatnonzero(values.is_valid())
-        if len(rows) < len(values):
-            yield from self._reader(b"").tombstones(records, np.flatnonzero(values.is_null()))
-            values = values.drop_null()
-        for group in by_schema(values):
+        tombstones, deletes = np.flatnonzero(values.is_null()), list[Rows]()
+        for group in by_schema(values.drop_null()):
             if isinstance(group, Rejected):
                 yield replace(group, record=pa.array(rows[group.record.to_numpy()]))
                 continue
@@ -86,7 +84,12 @@ class DebeziumJson:
             except MalformedSchemaError as error:
                 yield Rejected(pa.array(chosen), BadRecord.UNPARSEABLE, str(error))
             else:
-                yield from reader.changes(records, chosen, texts)
+                for found in reader.changes(records, chosen, texts):
+                    if len(tombstones) and isinstance(found, Changes):
+                        deletes.append(debezium.deleted(found))
+                    yield found
+        if len(tombstones):
+            yield from self._reader(b"").tombstones(records, tombstones, deletes)
 
     def _reader(self, schema: bytes) -> "_EventReader | _RowReader":
         if schema not in self._readers:
@@ -178,9 +181,9 @@ class _EventReader:
             )
         self._keys = keys
 
-    def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
+    def tombstones(self, records: pa.RecordBatch, rows: Rows, deletes: Sequence[Rows]) -> Iterator[Changes | Rejected]:
         """Deletes by the messages' keys (`debezium.lone_tombstones`)."""
-        lone = pa.array(debezium.lone_tombstones(self._spec, records, rows))
+        lone = pa.array(debezium.lone_tombstones(self._spec, records, rows, deletes))
         for places, images in self._keys.images(records, lone) if len(lone) else ():
             yield from debezium.deletes_by_key(self._spec, lone.take(places), images.fields)
 
@@ -298,7 +301,7 @@ class _RowReader:
             return ()
         return (f"{self._prefix}source_ts_ms", f"{self._prefix}ts_ms")
 
-    def tombstones(self, records: pa.RecordBatch, rows: Rows) -> Iterator[Changes | Rejected]:
+    def tombstones(self, records: pa.RecordBatch, rows: Rows, _: Sequence[Rows]) -> Iterator[Changes | Rejected]:
         """Deletes by the messages' keys."""
         rest = np.ones(len(rows), np.bool_)
         for places, images in self._keys.images(records, pa.array(rows)):

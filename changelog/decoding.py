@@ -34,7 +34,7 @@ from changelog.changes import (
     Wire,
     WireType,
 )
-from changelog.message_keys import without_truncates
+from changelog.message_keys import of_changes
 from changelog.rows import (
     BAD,
     BAD_FIELDS,
@@ -214,10 +214,10 @@ class _TaskDecoder:
         bad = _Bad()
         parts: list[tuple[npt.NDArray[np.int64], dict[str, pa.Array]]] = []
         keys: list[MessageKey] = []
-        truncates: list[Truncates] = []
+        keyless: list[Rejected] = []
         for found in self._format.changes(raw):
-            if isinstance(found, Truncates):
-                truncates.append(found)
+            if isinstance(found, Rejected):
+                keyless.append(found)
             if isinstance(found, Truncates) and not self._spec.truncate_refused:
                 parts.append((found.record.to_numpy(), self._truncate_columns(raw, found, bad)))
             elif isinstance(found, Rejected):
@@ -233,7 +233,7 @@ class _TaskDecoder:
                 if self._spec.schema_changes == "fail":
                     self._observe_missing(raw, found)
                 parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
-        for key in without_truncates(raw, keys, truncates):
+        for key in of_changes(raw, keys, keyless):
             self.stated_keys = merged_keys(self.stated_keys, {key.fields: _place(raw, key.record)})
         rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
         tables = []
@@ -351,6 +351,9 @@ class _TaskDecoder:
                 # the table gets no new fields inside a column, and their values must not be lost: the record is bad
                 more = pa.array(has_more(wire.values, target))
                 misfit = more if misfit is None else pc.or_(misfit, more)
+            if column.width is not None:
+                other = pc.fill_null(pc.not_equal(pc.binary_length(array), column.width), False)
+                misfit = other if misfit is None else pc.or_(misfit, other)
         if applies is not None:
             array = pc.if_else(pa.array(applies), array, pa.scalar(None, target))
             misfit = None if misfit is None else pc.and_(misfit, pa.array(applies))
@@ -377,6 +380,7 @@ class _TaskDecoder:
 
     def _misfits(self, column: ColumnSpec, values: pa.Array) -> list[str]:
         dtype = "uuid" if column.is_uuid else column.type.simpleString()
+        dtype = dtype if column.width is None else f"{dtype} of {column.width} bytes"
         texts = (_shown(value) for value in values.to_pylist())
         return [f"column {column.name}: '{text}' does not fit {dtype}" for text in texts]
 
@@ -393,18 +397,21 @@ class _TaskDecoder:
         if not sets.any():
             return
         gone = set(changes.missing)
-        texts = raw.column("value").take(changes.record.filter(pa.array(sets)))
+        # a message may have thousands of rows: its text is taken and searched once
+        records = changes.record.filter(pa.array(sets))
+        distinct = pc.unique(records)
+        texts, text_of = raw.column("value").take(distinct), pc.index_in(records, distinct)
         if pc.all(pc.starts_with(texts, b"{")).as_py():
             for column in self._spec.columns:
                 wire = changes.fields.get(column.field)
-                nulls = pa.repeat(True, len(texts)) if wire is None else wire.values.filter(pa.array(sets)).is_null()
+                nulls = pa.repeat(True, len(records)) if wire is None else wire.values.filter(pa.array(sets)).is_null()
                 if column.field in changes.unavailable:
                     nulls = pc.and_not(nulls, changes.unavailable[column.field].filter(pa.array(sets)))
                 # a name with escapes can be spelled in several ways in JSON, so we can't search for it
                 plain = json.dumps(column.field) == f'"{column.field}"'
                 if not plain or not pc.any(nulls).as_py():
                     continue
-                named = pc.match_substring(texts.filter(nulls), f'"{column.field}"')
+                named = pc.match_substring(texts.take(pc.unique(text_of.filter(nulls))), f'"{column.field}"')
                 if not pc.all(named).as_py():
                     gone.add(column.field)
         # key columns are left out: a record that lacks its key is a bad record anyway

@@ -103,7 +103,6 @@ _TINY = (
 """Fit numbers with more than 76 digits after the point, also as a text with escapes. From such a number Arrow makes a
 decimal by a factor that it reads behind the end of its table, which may end the process. They are several expressions
 because each begins with a text that is quickly found."""
-_SAMPLE = 100
 
 
 class JsonReader:
@@ -120,7 +119,7 @@ class JsonReader:
         self._has_decimals = _has_decimals(shape)
         self._chosen: dict[str, int] = {}  # path of a leaf -> which candidate; 0 if absent
         self._extra = pa.struct([])  # known fields beyond the shape, so that the reader notices new fields
-        self._samples = False  # there are too many such fields, so only some records are searched for new fields
+        self._one_by_one_only = False  # there are too many such fields, so each record is parsed in Python
 
     def read(self, values: pa.Array) -> Iterator[Parsed | Rejected]:
         """Read the records in `values` (binary or string, no nulls). A record that isn't a JSON object is rejected."""
@@ -157,13 +156,13 @@ class JsonReader:
         learned = False
         respelled: set[tuple[int, str]] = set()
         most = len(alone) + _MOST_ODD
-        while len(rows) and len(alone) < most:
+        while len(rows) and len(alone) < most and not self._one_by_one_only:
             try:
                 struct = self._parse(texts)
             except pa.ArrowInvalid as error:
                 message = str(error)
             else:
-                yield self._parsed(rows, struct, texts)
+                yield self._parsed(rows, struct)
                 return
             if self._watches and not learned:
                 # the cause may only be a field that is new, or that was always null before
@@ -221,7 +220,7 @@ class JsonReader:
     def _parse(self, texts: pa.Array) -> pa.StructArray:
         """:raises pa.ArrowInvalid: a record doesn't fit the types, or has a new field in a watched object."""
         schema = pa.schema(list(_with_extra(self._type(self._shape, ""), self._extra)))
-        table = self._table(texts, schema, "error" if self._watches and not self._samples else "ignore")
+        table = self._table(texts, schema, "error" if self._watches else "ignore")
         if table.num_rows != len(texts):
             raise pa.ArrowInvalid("a record has several documents")
         if not table.num_rows:
@@ -245,8 +244,6 @@ class JsonReader:
 
     def _learn(self, texts: pa.Array) -> bool:
         """Learn the fields beyond the shape. Returns whether there is a new field, so that reading again may work."""
-        if self._samples:
-            return False
         known = self._extra
         shallow = texts.filter(_is_shallow(texts))
         if not len(shallow):
@@ -256,19 +253,15 @@ class JsonReader:
             self._extra = _merged(known, _without_timestamps(pa.struct(list(table.schema))))
         except (pa.ArrowInvalid, RecursionError):
             return False
-        if _size(self._extra) > _MOST_EXTRA:
-            self._extra, self._samples = pa.struct([]), True
+        if _size(self._extra) - _size(self._type(self._shape, "")) > _MOST_EXTRA:
+            self._extra, self._one_by_one_only = pa.struct([]), True
             return True
         return bool(self._extra != known)
 
-    def _parsed(self, rows: Rows, struct: pa.StructArray, texts: pa.Array) -> Parsed:
+    def _parsed(self, rows: Rows, struct: pa.StructArray) -> Parsed:
         unknown: dict[str, WireType] = {}
-        if self._samples:
-            for text in texts[:_SAMPLE].to_pylist():
-                unknown = _both(unknown, _unknown_of(self._shape, parse(self._wrapped(text))))
-        elif self._watches:
-            unknown = _unknown(self._shape, struct)
         if self._watches:
+            unknown = _unknown(self._shape, struct)
             struct = _only(self._shape, struct)
         return Parsed(pa.array(rows), struct, unknown)
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from changelog import connect_json
 from changelog.avro_schema import SchemaError
-from changelog.changes import MessageKey, Rejected, Truncates
+from changelog.changes import MessageKey, Rejected
 from changelog.json_records import parse
 from changelog.schema_registry import Schemas, by_schema
 
@@ -159,24 +159,25 @@ class MessageKeys:
             yield _names(text), row
 
 
-def without_truncates(
-    records: pa.RecordBatch, found: Iterable[MessageKey], truncates: Sequence[Truncates]
+def of_changes(
+    records: pa.RecordBatch, found: Iterable[MessageKey], others: Sequence[Rejected]
 ) -> Iterator[MessageKey]:
-    """The keys that messages of changes state. That of a TRUNCATE has none, and doesn't say that its table has none.
+    """The keys that messages of changes state. A TRUNCATE has no key, and doesn't say that its table has none. Nor does
+    a message that can't be understood.
 
     :param records: a batch of `RAW_SCHEMA`.
     :param found: what its messages state.
-    :param truncates: those of its messages that empty the table.
+    :param others: those of its messages that empty the table, or can't be understood.
     """
+    no_changes = np.concatenate([np.empty(0, np.int64), *(part.record.to_numpy() for part in others)])
     for key in found:
-        if key.fields or not truncates:
+        if key.record not in no_changes:
             yield key
-            continue
-        keyless = pc.and_(records.column("key").is_null(), records.column("value").is_valid())
-        rows = np.flatnonzero(keyless.to_numpy(zero_copy_only=False))
-        others = np.setdiff1d(rows, np.concatenate([part.record.to_numpy() for part in truncates]))
-        if len(others):
-            yield MessageKey((), int(others[0]))
+        elif not key.fields:
+            keyless = pc.and_(records.column("key").is_null(), records.column("value").is_valid())
+            rows = np.setdiff1d(np.flatnonzero(keyless.to_numpy(zero_copy_only=False)), no_changes)
+            if len(rows):
+                yield MessageKey((), int(rows[0]))
 
 
 def _matches(texts: pa.Array, pattern: str) -> npt.NDArray[np.bool_]:

@@ -80,6 +80,14 @@ def columns_decoder(spec: ChangelogSpec) -> "Decoder":
         )
         for c in uuids
     ]
+    misfits += [
+        F.when(
+            (F.length(quoted(c.name)) != c.width) & (F.lit(c.name in spec.kept_by_removals) | _sets_row(F.col(KIND))),
+            _error(BadRecord.TYPE_MISMATCH, f"column {c.name} does not fit binary of {c.width} bytes"),
+        )
+        for c in spec.columns
+        if c.width is not None
+    ]
     fields = {kinds.column: F.col(_OP)}
     fields |= {name: F.col(_order_value(i)) for i, (name, _) in enumerate(spec.order_by)}
     fields |= {c.field: F.col(quoted(_UUID_TEXT + c.name if c.is_uuid else c.name)) for c in spec.columns}
@@ -211,4 +219,5 @@ def any_of(conditions: list[Column]) -> Column:
 
 def binary_uuid(name: str) -> Column:
     """The 16 bytes of the UUID in the text column `name`; null if the text isn't a UUID."""
-    return F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')").alias(name)
+    found = F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')")
+    return F.when(F.length(found) == 16, found).alias(name)

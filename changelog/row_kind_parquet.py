@@ -44,7 +44,7 @@ class PlainRows:
         """A decoder for the table, or None if no file of the table is plain. That is so if the table has a UUID column,
         since files have UUIDs as text, or metadata columns, since `_source` is the path as Spark spells it.
         """
-        has_plain = not spec.metadata and not any(column.is_uuid for column in spec.columns)
+        has_plain = not spec.metadata and not any(column.is_uuid or column.width for column in spec.columns)
         return cls(spec, batch_rows) if has_plain else None
 
     def __call__(self, content: bytes) -> Iterator[pa.RecordBatch]:

@@ -18,6 +18,7 @@ class ColumnSpec:
     :param required: the table requires a value.
     :param is_uuid: the value is text in messages, binary in Spark, and 16 bytes in the table.
     :param source: the message's field that has the value. None: the field has the column's name.
+    :param width: number of bytes that each value must have (`fixed`). None: any.
     """
 
     name: str
@@ -25,6 +26,7 @@ class ColumnSpec:
     required: bool = False
     is_uuid: bool = False
     source: str | None = None
+    width: int | None = None
 
     @property
     def field(self) -> str:

@@ -43,7 +43,7 @@ class ParquetFacts:
     """What is known about a Parquet file that was written. The footer doesn't have the counts.
 
     :param nan_counts: number of NaNs in each column of floats or doubles.
-    :param null_counts: number of nulls in each column of lists or maps.
+    :param null_counts: number of nulls in each column of lists, maps or UUIDs.
     """
 
     rows: int
@@ -198,7 +198,8 @@ class ParquetFileWriter:
         self._notes = notes
         columns = dict(_columns(schema))
         self._nans = dict.fromkeys((path for path, dtype in columns.items() if pa.types.is_floating(dtype)), 0)
-        self._nulls = dict.fromkeys((path for path, dtype in columns.items() if pa.types.is_nested(dtype)), 0)
+        uncounted = (path for path, dtype in columns.items() if pa.types.is_nested(dtype) or _is_uuid(dtype))
+        self._nulls = dict.fromkeys(uncounted, 0)
         self._stream = io.new_output(path).create(overwrite=True)
         self._writer: pq.ParquetWriter | None = None
 
@@ -250,6 +251,7 @@ class ParquetFileWriter:
             # We use no other encodings, because Iceberg's vectorized readers know DELTA_BINARY_PACKED only since 1.10.
             use_dictionary=_columns_with_repeats(first),
             dictionary_pagesize_limit=_DICTIONARY_BYTES,
+            write_statistics=_columns_with_statistics(self._schema),
             store_decimal_as_integer=True,
             store_schema=False,
         )
@@ -267,6 +269,24 @@ def _columns(fields: Iterable[pa.Field], path: Path = ()) -> Iterator[tuple[Path
 def _column(rows: pa.Table, path: Path) -> pa.ChunkedArray:
     column = rows.column(path[0])
     return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
+
+
+def _is_uuid(dtype: pa.DataType) -> bool:
+    return isinstance(dtype, pa.UuidType)
+
+
+def _columns_with_statistics(schema: pa.Schema) -> Sequence[str] | bool:
+    """All columns but those of UUIDs. Parquet compares UUIDs as unsigned bytes, and Iceberg's Java library (up to 1.11)
+    as signed longs: with bounds, a Java reader skips row groups that have the UUID that it looks for
+    (https://github.com/apache/iceberg/issues/14216).
+    """
+    uuids = {field.name for field in schema if _is_uuid(field.type)}
+    if not uuids:
+        return True
+    empty = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), empty, store_schema=False)
+    columns = pq.read_metadata(pa.BufferReader(empty.getvalue())).schema
+    return [path for n in range(len(columns)) if (path := columns.column(n).path) not in uuids]
 
 
 def _columns_with_repeats(rows: pa.Table) -> Sequence[str] | bool:

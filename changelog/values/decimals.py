@@ -17,7 +17,8 @@ from changelog.values.arrays import Flags, bitmap, merged, only, pieces, present
 from changelog.values.encoded import from_base64
 
 _EXACT = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact, InvalidOperation])
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
+_NUMBER = re.compile(r"[+-]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
+"""Only one part can match each digit: else a long text that isn't a number would take hours."""
 _LONGEST = 1_000_000
 """A number may have so many characters. A longer text counts as a misfit, since reading it could take minutes."""
 

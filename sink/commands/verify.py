@@ -58,11 +58,16 @@ def verify(spark: SparkSession, config: Config, names: Sequence[str], limit: int
     :param names: targets, or ends of their names. Without any it is all tables.
     :param limit: differences that are shown of each table, at most.
     :param timeout: seconds that a round waits for the sink.
-    :raises ConfigError: there is no such table, or one has no section `verify`.
+    :raises ConfigError: there is no such table, or none at all, or one has no section `verify`.
     """
     source = open_source(spark, config, {})
     resolved = find_tables(config, source)
     chosen = chosen_tables(resolved, names)
+    if not chosen:
+        raise ConfigError(
+            "No table was compared: no topic or directory fits the entries of tables. Is it the right Kafka cluster or "
+            "file system, and may this user see the topics?"
+        )
     for table in chosen:
         if config.verify_of(table.section) is None:
             raise ConfigError(f"{table.path}: {table.section.target} has no verify section. {_WAY_OUT}")

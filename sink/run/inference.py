@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, Changes, MessageKey, Rejected, Truncates
+from changelog.changes import RAW_SCHEMA, Changes, MessageKey, Rejected
 from changelog.decoding import merged_types
-from changelog.message_keys import without_truncates
+from changelog.message_keys import of_changes
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
@@ -194,9 +194,9 @@ def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]
     """Keys that raw records (`RAW_SCHEMA`) state for their table (`MessageKey.fields`)."""
     stated = set[tuple[str, ...]]()
     for batch, found in _decoded(config, records):
-        truncates = [part for part in found if isinstance(part, Truncates)]
+        others = [part for part in found if isinstance(part, Rejected)]
         keys = (part for part in found if isinstance(part, MessageKey))
-        stated.update(key.fields for key in without_truncates(batch, keys, truncates))
+        stated.update(key.fields for key in of_changes(batch, keys, others))
     return frozenset(stated)
 
 

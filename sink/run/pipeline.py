@@ -193,8 +193,8 @@ class Pipeline:
             members = self._supervisor.working()
         # first, so that the query runs on if the source doesn't answer
         located = self._supervisor.locate(members) if members else ()
-        if members and self._source.one_stream:
-            for run in self._runs:
+        if members:
+            for run in self._runs if self._source.one_stream else self._runs_of(located):
                 run.over = True
         return located
 

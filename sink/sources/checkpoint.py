@@ -57,13 +57,21 @@ class CheckpointFolder:
         keeps the files that it has seen in a log of numbered batches, and the offset of a micro-batch is a number in
         this log. A log that ends before that would give the number to other files.
 
-        The log begins with its last summary, if it has one. It may be ahead of the offsets.
+        The log begins with its last summary, if it has one. It may be ahead of the offsets. A file may be empty after
+        the machine has lost its power.
         """
         last = self.last_batch(generation)
+        folder = self._hadoop_path(f"{self.location(generation)}/sources/0")
+        logged = self._fs.listStatus(folder) if self._fs.exists(folder) else ()
+        if any(status.isFile() and not status.getLen() for status in logged):
+            return False
         names = [name.split(".") for name in self._names(generation, "sources/0") if name[0].isdigit()]
         first = max((int(name[0]) for name in names if name[1:] == ["compact"]), default=0)
         present = {int(name[0]) for name in names if name[1:] in ([], ["compact"])}
-        end = int(self.offsets(generation, last)["logOffset"])
+        try:
+            end = int(self.offsets(generation, last)["logOffset"])
+        except (IndexError, KeyError, TypeError, ValueError):
+            return False
         return present >= set(range(first, max(present | {end}) + 1)) and (
             last == 0 or self.exists(f"{self.location(generation)}/offsets/{last - 1}")
         )

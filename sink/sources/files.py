@@ -2,16 +2,17 @@
 
 Spark reads files in the order of their modification time. A position has the highest modification time so far, and the
 files that have this time, by their paths below the directory:
-`{"modified": 1767323045123, "files": ["b.parquet"], "relative": true, "generation": "5d2c…", "batch": 7}`. Positions of
-earlier releases lack `relative`, and have names without folders.
+`{"modified": 1767323045123, "files": ["b.parquet"], "relative": true, "generation": "5d2c…", "batch": 7, "directory":
+"9f86…"}`. Positions of earlier releases lack `relative`, and have names without folders, or lack `directory`.
 
 As long as a checkpoint generation continues, Spark's own log says which files are new, even late ones. If it doesn't
-continue (it was deleted, or restored from a copy, or is ahead of a table that was rolled back), all files up to the
-position count as applied. While a new generation isn't beyond the position's time, its position remembers the files of
-the position before: `"earlier": ["b.parquet"]`.
+continue (it was deleted, or restored from a copy, or is ahead of a table that was rolled back, or is that of a
+directory with another name), all files up to the position count as applied. While a new generation isn't beyond the
+position's time, its position remembers the files of the position before: `"earlier": ["b.parquet"]`.
 """
 
 import functools
+import hashlib
 import itertools
 import json
 import logging
@@ -88,6 +89,7 @@ class FilesSource(Directories):
         self._specs = specs
         self._folders: dict[str, CheckpointFolder] = {}
         self._generations: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
         self._positions: dict[str, Position | None] = {}
         jvm = spark.sparkContext._jvm
         assert jvm is not None
@@ -123,7 +125,8 @@ class FilesSource(Directories):
 
     def _stream(self, table: TableSection, position: Position | None) -> Stream:
         folder = CheckpointFolder(self._spark, self._checkpoint(table))
-        if position is not None and _continues(folder, position):
+        directory = self._hadoop.fingerprint(table.source)
+        if position is not None and _continues(folder, position, directory):
             generation = str(position["generation"])
         else:
             generation = folder.new_generation()
@@ -135,6 +138,7 @@ class FilesSource(Directories):
                     datetime.fromtimestamp(position["modified"] / 1000, UTC).isoformat(timespec="milliseconds"),
                 )
         self._folders[table.target] = folder
+        self._fingerprints[table.target] = directory
         self._generations[table.target] = generation
         return Stream(table.target, self._read(table), folder.location(generation), (table,))
 
@@ -184,9 +188,8 @@ class FilesSource(Directories):
             found = F.regexp_replace(SOURCE if is_parquet else "source", _LOCAL, "/")
             records = frame.where(~found.isin(sorted(applied)))
         whole = self._read_whole(footers) if is_parquet else None
-        return TableBatch(
-            lambda: records, _mark(fresh, position, generation, batch_id), rows, declared=declared, files=whole
-        )
+        mark = {**_mark(fresh, position, generation, batch_id), "directory": self._fingerprints[table.target]}
+        return TableBatch(lambda: records, mark, rows, declared=declared, files=whole)
 
     def _read_whole(self, footers: Mapping[str, "_Footer"]) -> dict[str, int] | None:
         """Paths and sizes of the files, if tasks can read them whole. None if an option, a path or a size needs Spark's
@@ -351,6 +354,13 @@ class HadoopFolders:
             statuses = [status for status in path.getFileSystem(self._conf).listStatus(path) if status.isFile()]
             return [(str(s.getPath().toUri().toString()), int(s.getModificationTime())) for s in statuses]
 
+    def fingerprint(self, place: str) -> str:
+        """Another one for each spelling of a directory, and without a secret that its URI may have."""
+        with _translated(place):
+            path = self._path(place)
+            uri = str(path.getFileSystem(self._conf).makeQualified(path).toUri().toString())
+        return hashlib.sha256(_same_spelling(uri).encode()).hexdigest()[:12]
+
     def qualified(self, place: str) -> str:
         path = self._path(place)
         return str(path.getFileSystem(self._conf).makeQualified(path).toUri().getPath())
@@ -374,10 +384,14 @@ def _most_records(files: Sequence[ChangeFile], sizes: Iterable[int]) -> int | No
     return sum(sizes) // _LEAST_BYTES if plain else None
 
 
-def _continues(folder: CheckpointFolder, position: Position) -> bool:
+def _continues(folder: CheckpointFolder, position: Position, directory: str) -> bool:
     """Whether Spark's checkpoint continues the table's position. It may be behind it (a restored copy), or ahead of it
-    (the table was rolled back), or damaged.
+    (the table was rolled back), or damaged. Or it is of a directory of another name: for Spark all its files are new.
+
+    :param directory: see `HadoopFolders.fingerprint`. An earlier release's position doesn't have it.
     """
+    if position.get("directory", directory) != directory:
+        return False
     generation, batch = str(position["generation"]), int(position["batch"])
     if generation not in folder.generations():
         return False

@@ -174,18 +174,26 @@ class Topics(ABC):
                     "with source.options.failOnDataLoss: false to go on from what is there."
                 )
         beyond = [partition for partition, end in latest.items() if start[partition] > end]
-        ends = admin.ends([topic]).get(topic, {}) if beyond else {}
+        self._check_ends(admin, table, {partition: start[partition] for partition in beyond})
         for partition in beyond:
-            if start[partition] > (end := ends.get(partition, 0)):
-                raise TableError(
-                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but the topic "
-                    f"ends at {end}. Was it deleted and created again? To read it from the start, remove the stored "
-                    "position (see docs/operations.md, Reset)."
-                )
             # messages of a transaction that is still open were read, as by an older release; what the table has is
             # left out
             start[partition] = latest[partition]
         return {partition: start[partition] for partition in latest}
+
+    def _check_ends(self, admin: Admin, table: TableSection, reached: Offsets) -> None:
+        """:param reached: offsets up to which the table has read. A committed read of the topic ends before them.
+        :raises TableError: and so does the topic itself.
+        """
+        topic = table.source
+        ends = admin.ends([topic]).get(topic, {}) if reached else {}
+        for partition, offset in reached.items():
+            if offset > (end := ends.get(partition, 0)):
+                raise TableError(
+                    f"{table.target}: its position in {topic}-{partition} is offset {offset}, but the topic ends at "
+                    f"{end}. Was it deleted and created again? To read it from the start, remove the stored position "
+                    "(see docs/operations.md, Reset)."
+                )
 
     def _configured(self, admin: Admin, topic: str, earliest: Offsets, latest: Offsets) -> Offsets:
         by_name = {name.lower(): value for name, value in self._options.items()}

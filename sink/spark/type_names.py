@@ -171,3 +171,9 @@ class _Parser:
 
     def _unknown(self) -> NeedsSparkError:
         return NeedsSparkError(f"type {self._text!r}")
+
+
+def width_of_iceberg(text: str) -> int | None:
+    """How many bytes each value of Iceberg's type has. None if it isn't `fixed`."""
+    found = re.fullmatch(r"fixed\[(\d+)\]", text)
+    return int(found[1]) if found else None

@@ -104,6 +104,10 @@ def test_a_tombstone_whose_delete_was_compacted_away() -> None:
     for before in ([], *([other] for other in others)):
         last = read(*before, Message(None, 2, key))[-1]
         assert (last.offset, last.kind, last.row["id"], last.error) == (2, "-D", 7, None)
+    for inserted in (created, event("u", {"id": 7, "v": "a"})):  # a filter has taken the `d`, and not its tombstone
+        found = read(Message(inserted, 0, key), Message(None, 1, key))
+        assert [(d.offset, d.kind) for d in found][-1] == (1, "-D")
+        assert found[-1].row["id"] == 7
     unclear = Message(None, 2), Message(None, 2, {"other": 7}), Message(None, 2, {"id": None}), Message(None, 2, "7")
     assert read(*unclear) == []
     assert read(Message(None, 2, key), order_by=[("v", T.StringType())]) == []

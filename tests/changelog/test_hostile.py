@@ -418,3 +418,33 @@ def test_a_small_file_of_very_many_rows() -> None:
             break
     assert seen > 2 * rows
     assert most < 300_000_000
+
+
+def test_a_long_text_that_is_no_number_is_soon_known_as_such() -> None:
+    """If several parts of a pattern can match the same digits, this takes hours."""
+    for text in ("9" * 999_999 + "x", "9" * 500_000 + "e9999999999"):
+        found = decode(
+            "row-kind",
+            raw_records(messages(f'{{"row_kind":"+I","id":1,"v":"{text}"}}')),
+            spec({"id": "bigint", "v": "int"}, schema_changes="evolve"),
+        )
+        assert [(d.error or "").split(":")[0] for d in found] == ["type_mismatch"]
+
+
+def test_a_message_of_many_rows_is_held_once() -> None:
+    code = """
+import json, pyarrow as pa
+from changelog.decoding import ChangelogDecoder
+from tests.changelog.messages import messages, raw_records, spec
+rows = [{"id": str(n), "v": None} for n in range(4000)]
+text = json.dumps({"type": "INSERT", "isDdl": False, "data": rows, "old": None, "pkNames": ["id"]})
+table = spec({"id": "bigint", "v": "string", "gone": "string"}, schema_changes="fail")
+observed = []
+decoder = ChangelogDecoder("canal-json", table, observe=observed.append)
+print(sum(batch.num_rows for batch in decoder([raw_records(messages(text))])), *map(sorted, observed))
+print(pa.default_memory_pool().max_memory())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    decoded, most = done.stdout.splitlines()
+    assert decoded == "4000 ['gone']"
+    assert int(most) < 100_000_000

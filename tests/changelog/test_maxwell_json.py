@@ -2,6 +2,7 @@
 
 import base64
 import datetime as dt
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -244,3 +245,21 @@ def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> Non
     fuzz.assert_accounted(
         "maxwell-json", values, fuzz.table(trust_before=True, schema_changes=schema_changes), is_ignored
     )
+
+
+@pytest.mark.parametrize("count", [50, 300])
+def test_a_new_column_beside_an_object_of_very_many_names(count: int) -> None:
+    """Its names are data. New columns are found nevertheless, wherever they begin."""
+    values = [
+        message(
+            "insert",
+            thing(n) | {"attributes": {f"u{n}_{m}": 1 for m in range(9)}} | ({"vip": True} if n >= count // 2 else {}),
+        )
+        for n in range(count)
+    ]
+    observed = list[Mapping[str, str]]()
+    table = spec(COLUMNS, schema_changes="evolve", excluded=frozenset(["attributes"]))
+    decoder = ChangelogDecoder("maxwell-json", table, observe=observed.append)
+    (rows,) = decoder([raw_records(messages(*values))])
+    assert rows.num_rows == count
+    assert [dict(each) for each in observed] == [{"vip": "boolean"}]

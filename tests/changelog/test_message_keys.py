@@ -174,3 +174,15 @@ def test_a_decoder_reports_the_first_place_of_each_key() -> None:
 
 def test_which_formats_state_keys() -> None:
     assert [name for name in formats.OURS if not formats.states_key(name)] == ["dms-json"]
+
+
+@pytest.mark.parametrize("key", [None, '{"foo":1}'])
+def test_a_message_that_can_not_be_understood_states_no_key(key: str | None) -> None:
+    """One such message would stop a table whose key is that of its messages."""
+    garbage = Message("hello", 0, key)
+    good = Message({"op": "c", "before": None, "after": {"id": 1}}, 1, {"id": 1})
+    seen = list[StatedKeys]()
+    decoder = ChangelogDecoder("debezium-json", spec({"id": "bigint"}), observe_keys=seen.append)
+    (rows,) = decoder([raw_records([garbage, good])])
+    assert rows.num_rows == 2
+    assert [list(stated) for stated in seen] == [[("id",)]]

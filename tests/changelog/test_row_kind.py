@@ -3,6 +3,7 @@
 import base64
 import datetime as dt
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -194,3 +195,13 @@ DAMAGED = [
 @given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
 def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
     fuzz.assert_accounted("row-kind", values, fuzz.table(schema_changes=schema_changes), lambda value: False)
+
+
+def test_values_of_another_length_than_the_column_s() -> None:
+    """Iceberg's `fixed`."""
+    table = spec({"id": "bigint", "b": "binary"})
+    table = replace(table, columns=(table.columns[0], replace(table.columns[1], width=4)))
+    values = [{"row_kind": "+I", "id": n, "b": text} for n, text in enumerate(("Zm91cg==", "dGhyZWU=", None))]
+    found = decode("row-kind", raw_records(messages(*values)), table)
+    assert [d.row["b"] for d in found if d.error is None] == [b"four", None]
+    assert [d.error for d in found if d.error] == ["type_mismatch: column b: 'dGhyZWU=' does not fit binary of 4 bytes"]

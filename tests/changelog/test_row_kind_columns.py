@@ -1,6 +1,7 @@
 """Rows that carry their kind as typed columns, decoded by Spark."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def test_rows_and_bad_rows(spark: SparkSession) -> None:
         ("+I", None, "e", None, 5),
         ("+I", 6, "f", "no", 6),
         ("+I", 7, "g", None, None),
+        ("+I", 8, "h", "deadbeef", 8),
     ]
     found = columns_decoder(table)(records(spark, table, rows)).collect()
     good = {r["id"]: (r[KIND], r["v"], r["u"]) for r in found if r[BAD] is None}
@@ -49,6 +51,7 @@ def test_rows_and_bad_rows(spark: SparkSession) -> None:
         "d": "unknown_operation: row_kind is '?'; expected one of +I, -U, +U, -D",
         "e": "null_key: key column id is null",
         "f": "type_mismatch: column u is not a UUID",
+        "h": "type_mismatch: column u is not a UUID",
         "g": "missing_order: order column seq is null or missing",
     }
     assert {r[BAD]["source"] for r in found if r[BAD]} == {"file:/changes/1.parquet"}
@@ -78,3 +81,13 @@ def test_fields_of_other_names_and_metadata(spark: SparkSession) -> None:
     (row,) = columns_decoder(table)(records(spark, table, [("INSERT", 1, "a", 1)])).collect()
     assert (row["id"], row["v"]) == (1, "a")
     assert (row["_op"], row["_source"], row["_offset"]) == ("INSERT", "file:/changes/1.parquet", None)
+
+
+def test_values_of_another_length_than_the_column_s(spark: SparkSession) -> None:
+    """Iceberg's `fixed`."""
+    table = spec({"id": "bigint", "b": "binary"}, order_by=SEQ, source_order=False)
+    table = replace(table, columns=(table.columns[0], replace(table.columns[1], width=4)))
+    rows = [("+I", 1, b"four", 1), ("+I", 2, b"three", 2), ("+I", 3, None, 3), ("-D", 4, b"x", 4)]
+    found = columns_decoder(table)(records(spark, table, rows)).collect()
+    assert {r["id"]: r["b"] for r in found if r[BAD] is None} == {1: b"four", 3: None, 4: None}
+    assert [r[BAD]["reason"] for r in found if r[BAD]] == ["column b does not fit binary of 4 bytes"]

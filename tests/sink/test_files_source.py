@@ -92,3 +92,37 @@ def test_files_of_one_name_in_several_folders_are_told_apart(
     put(job, "three/another.json", 5)  # late, and of the mark's time
     job.run()
     assert [row["id"] for row in job.rows()] == [*expected, 5]
+
+
+@pytest.mark.spark
+def test_a_directory_that_was_moved_is_not_applied_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's checkpoint knows its files by their whole paths, so all of them are new to it."""
+    job = Job(spark, tmp_path, file_format="json", mode="changelog", deletes="equality")
+    put(job, "a.json", 1)
+    put(job, "b.json", 2)
+    job.run()
+    moved = job.changes_folder.rename(tmp_path / "moved")
+    job.changes_folder.mkdir()
+    job.table = {"source": str(moved)}
+    job.run()
+    assert [row["id"] for row in job.rows()] == [1, 2]
+    put(job, "c.json", 3)
+    (job.changes_folder / "c.json").rename(moved / "c.json")
+    job.run()
+    job.run()
+    assert [row["id"] for row in job.rows()] == [1, 2, 3]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("log", ["offsets", "sources/0"])
+def test_a_checkpoint_with_an_empty_file_begins_anew(spark: SparkSession, tmp_path: Path, log: str) -> None:
+    """As after the machine has lost its power."""
+    job = Job(spark, tmp_path, file_format="json")
+    put(job, "a.json", 1)
+    job.run()
+    (newest,) = (file for file in job.checkpoint.rglob(f"{log}/*") if file.name.isdigit())
+    newest.write_text("")
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    put(job, "b.json", 2)
+    job.run()
+    assert [row["id"] for row in job.rows()] == [1, 2]

@@ -7,7 +7,7 @@ import datetime as dt
 import io
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlparse
 
 import fastavro
@@ -199,6 +199,36 @@ def test_a_filter_finds_rows_beside_very_long_values(spark: SparkSession, tmp_pa
     assert scanned_files(job, ("greaterThan", "ratio", 5000.0)) == set(), "row groups of NaNs leave the others' bounds"
     assert len(scanned_files(job, ("greaterThan", "id", 1000))) == 1
     assert scanned_files(job, ("greaterThan", "id", 5000)) == set()
+
+
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+def test_a_filter_finds_uuids_on_both_sides_of_the_sign(
+    spark: SparkSession, tmp_path: Path, deletes: Literal["position", "equality"]
+) -> None:
+    """Iceberg's Java reader compares UUIDs as signed numbers, also with the bounds of a file's row groups."""
+    columns = {"id": "uuid", "n": "int", "other": "uuid", "tags": "array<string>"}
+    job = Job(spark, tmp_path, columns=columns, configure_columns=False, tasks=1, deletes=deletes)
+    strings = {"type": "list", "element-id": 5, "element": "string", "element-required": False}
+    job.create_table(
+        [
+            {"id": 1, "name": "id", "required": True, "type": "uuid"},
+            {"id": 2, "name": "n", "required": False, "type": "int"},
+            {"id": 3, "name": "other", "required": False, "type": "uuid"},
+            {"id": 4, "name": "tags", "required": False, "type": strings},
+        ]
+    )
+    ids = [f"{digit}0000000-0000-4000-8000-00000000000{digit}" for digit in "07f"]
+    job.write([("+I", {"id": key, "n": n, "other": key if n else None, "tags": None}) for n, key in enumerate(ids)])
+    job.run()
+    job.write([("+U", {"id": ids[1], "n": 9, "other": None, "tags": ["a"]})])
+    job.run()
+    for key, expected in zip(ids, (0, 9, 2), strict=True):
+        assert [row.n for row in spark.sql(f"SELECT n FROM {job.target} WHERE id = '{key}'").collect()] == [expected]
+    assert spark.sql(f"SELECT * FROM {job.target} WHERE other IS NULL").count() == 2
+    first = next(found for found in metrics(spark, job.target) if found["record_count"] == 3)
+    assert first["value_counts"] == {1: 3, 2: 3, 3: 3, 5: 3}
+    assert first["null_value_counts"] == {1: 0, 2: 0, 3: 1, 5: 3}
+    assert first["lower_bounds"].keys() == first["upper_bounds"].keys() == {2}
 
 
 def test_a_text_whose_upper_bound_would_be_a_surrogate(spark: SparkSession, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Without an object store: files are on the local disk, and what tasks would be gi
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +20,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.config import Config
-from sink.errors import TableGoneError
+from sink.errors import TableError, TableGoneError
 from sink.run.attempt import TaskPlans
 from sink.run.pipeline import Pipeline
 from sink.spark.task import TaskPlan
 from sink.targets.iceberg import table as iceberg
 from sink.targets.iceberg.catalog import IcebergCatalogs
-from sink.targets.iceberg.storage_access import StorageAccess
+from sink.targets.iceberg.storage_access import StorageAccess, check_storage
 from sink.targets.iceberg.table import IcebergTable
 from tests.sink.test_catalogs import add_catalog, configuration, content, write
 from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
@@ -253,3 +254,26 @@ def test_each_micro_batch_has_fresh_credentials_and_the_index_has_its_own(
         assert access[KEY] == ("configured" if configured is None else "of the index")
         assert access.get("s3.endpoint") == ("http://configured" if configured is None else None)
         assert "s3.session-token" not in access
+
+
+@pytest.mark.parametrize(
+    ("location", "properties", "refused"),
+    [
+        ("s3://lake/t", {"s3.sse.type": "kms", "s3.sse.key": "arn:aws:kms:1"}, "s3.sse.type=kms"),
+        ("s3a://lake/t", {"s3.sse.type": "custom"}, "s3.sse.type=custom"),
+        ("s3://lake/t", {"s3.acl": "bucket-owner-full-control"}, "s3.acl=bucket-owner-full-control"),
+        ("gs://lake/t", {"gcs.encryption-key": "hunter2"}, "gcs.encryption-key would"),
+        ("s3://lake/t", {"s3.sse.type": "none", "gcs.encryption-key": "hunter2"}, None),
+        ("s3://lake/t", {"s3.sse.type": "s3"}, None),
+        ("/lake/t", {"s3.sse.type": "kms"}, None),
+    ],
+)
+def test_what_would_hold_for_the_metadata_only_is_refused(
+    location: str, properties: dict[str, str], refused: str | None
+) -> None:
+    if refused is None:
+        check_storage("lake.shop.t", location, properties)
+        return
+    with pytest.raises(TableError, match=re.escape(refused)) as raised:
+        check_storage("lake.shop.t", location, properties)
+    assert "hunter2" not in str(raised.value)

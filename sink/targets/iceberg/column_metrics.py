@@ -54,12 +54,12 @@ def metrics_of(facts: ParquetFacts, schema: Schema, properties: Mapping[str, str
     ids = parquet_path_to_id_mapping(schema)
     times = {i: column for i, column in plan.items() if isinstance(column.iceberg_type, _TIMES) and _has_bounds(column)}
     counted = {i: replace(column, mode=MetricsMode(MetricModeTypes.COUNTS)) for i, column in times.items()}
-    stats = data_file_statistics_from_parquet_metadata(footer, plan | counted, ids)
     kept = {i for i, column in plan.items() if column.mode.type is not MetricModeTypes.NONE}
-    # Parquet compares UUIDs as unsigned bytes, but Iceberg's Java library up to 1.11 compares them as signed longs.
-    # With Parquet's bounds, a Java reader would skip an equality delete that applies.
-    unordered = {f.field_id for f in schema.fields if isinstance(f.field_type, UUIDType)}
-    without = unordered | _without_bounds(footer, ids, plan)
+    # UUIDs have no bounds, and the footer doesn't know them (`deltawriters.parquet`)
+    uuids = {f.field_id: f.name for f in schema.fields if isinstance(f.field_type, UUIDType) and f.field_id in kept}
+    unknown = {i: replace(plan[i], mode=MetricsMode(MetricModeTypes.NONE)) for i in uuids}
+    stats = data_file_statistics_from_parquet_metadata(footer, plan | counted | unknown, ids)
+    without = _without_bounds(footer, ids, plan)
     bounded = {i: agg for i, agg in stats.column_aggregates.items() if i not in without}
     lower = {i: bound for i, agg in bounded.items() if (bound := agg.min_as_bytes()) is not None}
     upper = {i: bound for i, agg in bounded.items() if (bound := _upper(agg)) is not None}
@@ -68,8 +68,8 @@ def metrics_of(facts: ParquetFacts, schema: Schema, properties: Mapping[str, str
     nans = ((field.field_id, facts.nan_counts.get((field.name,))) for field in schema.fields)
     return Metrics(
         column_sizes=stats.column_sizes,
-        value_counts=stats.value_counts,
-        null_value_counts=stats.null_value_counts,
+        value_counts=stats.value_counts | dict.fromkeys(uuids, facts.rows),
+        null_value_counts=stats.null_value_counts | {i: facts.null_counts[name,] for i, name in uuids.items()},
         nan_value_counts={i: n for i, n in nans if n is not None and i in kept},
         lower_bounds=lower,
         upper_bounds=upper,

@@ -120,6 +120,7 @@ class MetadataTable(IcebergState):
                 type_names.of_iceberg(field["type"]),
                 required=field["required"],
                 is_uuid=field["type"] == "uuid",
+                width=type_names.width_of_iceberg(str(field["type"])),
             )
             for field in self._schema["fields"]
         )

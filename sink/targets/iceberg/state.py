@@ -153,6 +153,11 @@ class IcebergState(TableState):
         self._check_partitioning(section)
         if self.spec.format_version < 2:
             raise TableError(f"{self.name} has format version 1, which has no row-level deletes. Upgrade it to 2 or 3.")
+        if self.spec.format_version > 3:
+            raise TableError(
+                f"{self.name} has format version {self.spec.format_version}, which this release doesn't know. Write to "
+                "a table of version 2 or 3."
+            )
 
     def not_followed(self) -> Iterator[str]:
         yield from PROPERTIES.ignored(self.spec.properties_by_name)

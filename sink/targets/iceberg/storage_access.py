@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sink.errors import TableError
+
 _EXPIRES = re.compile(r"expires-at(-ms)?(\.|$)")
 """`s3.session-token-expires-at-ms`, `gcs.oauth2.token-expires-at`, `adls.sas-token-expires-at-ms.<account>`; all are
 milliseconds since 1970.
@@ -47,3 +49,28 @@ class StorageAccess:
         if not ends:
             return bool(self.credentials) and now >= self.loaded_at + _UNTOLD
         return now >= self.loaded_at + (min(ends) - self.loaded_at) / 2
+
+
+_REFUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "s3": {"s3.sse.type": ("none", "s3"), "s3.acl": ()},
+    "gs": {"gcs.encryption-key": ()},
+}
+"""Scheme -> property of Iceberg's Java clients -> the values that change nothing of what Python's clients do."""
+
+
+def check_storage(name: str, location: str, properties: _Properties) -> None:
+    """:param name: of the table.
+    :param location: of its files.
+    :param properties: of its FileIO, also those that the catalog answers.
+    :raises TableError: data files, which Python writes, would be encrypted or readable in another way than the
+        metadata, which Java writes.
+    """
+    for scheme, refused in _REFUSED.items():
+        for option, harmless in refused.items() if location.startswith(scheme) else ():
+            value = properties.get(option)
+            if value is not None and value not in harmless:
+                shown = "" if "key" in option else f"={value}"
+                raise TableError(
+                    f"{name}: {option}{shown} would hold for its metadata only: data files are written by PyArrow, "
+                    "which doesn't know it. Leave it out, and let the bucket encrypt and own its files by default."
+                )

@@ -22,6 +22,7 @@ from changelog.spec import ColumnSpec
 from deltawriters.old_rows import DeletedRows
 from sink.errors import TableError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.spark.type_names import width_of_iceberg
 from sink.targets.base import (
     OF_POSITION,
     Compacted,
@@ -48,7 +49,7 @@ from sink.targets.iceberg.housekeeping import expired, has_expired, orphans_remo
 from sink.targets.iceberg.rewritables import equality_deleted, handles, merged_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
-from sink.targets.iceberg.storage_access import StorageAccess
+from sink.targets.iceberg.storage_access import StorageAccess, check_storage
 from sink.targets.iceberg.touched_files import touched_files
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.locations import in_one_form
@@ -210,6 +211,10 @@ class IcebergTable(IcebergState, Target):
                 self.__dict__.pop(name, None)
             self._describing.clear()  # a spec's types follow the schema
         self._view = view
+
+    def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
+        super().check_writable(appends=appends, copies=copies)
+        check_storage(self.name, self.spec.location, self._storage.properties)
 
     @property
     def table_id(self) -> str:
@@ -570,7 +575,13 @@ class IcebergTable(IcebergState, Target):
         struct = T.StructType.fromJson(json.loads(converted.json()))
         fields = self.spec.iceberg_schema.fields
         return tuple(
-            ColumnSpec(s.name, s.dataType, required=f.required, is_uuid=str(f.field_type) == "uuid")
+            ColumnSpec(
+                s.name,
+                s.dataType,
+                required=f.required,
+                is_uuid=str(f.field_type) == "uuid",
+                width=width_of_iceberg(str(f.field_type)),
+            )
             for s, f in zip(struct.fields, fields, strict=True)
         )
 

@@ -3,6 +3,7 @@ same table.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -92,8 +93,15 @@ FEATURES: Mapping[str, Rule] = {
     "sort order": Rule("warning", "rows are not sorted by it; maintenance.rewrite.sort sorts them"),
     "write default of a column": Rule("warning", "a field that messages lack becomes null"),
     "column of type variant": Rule("refused", "the writers are in Python, and PyIceberg has no such type"),
+    "uuid or fixed in a list, map or struct": Rule("refused", "the length of values is only checked in columns"),
+    "s3.sse.type, s3.acl or gcs.encryption-key of the catalog": Rule(
+        "refused", "PyArrow writes the data files, and doesn't know them (fine with `s3` and `none`)"
+    ),
     "branch or tag as target": Rule("refused", "commits go to main"),
 }
+
+
+_SIZED = re.compile(r'"(?:type|element|key|value)": "(uuid|fixed\[\d+\])"')
 
 
 def check_types(table: "IcebergState") -> None:
@@ -113,3 +121,8 @@ def check_types(table: "IcebergState") -> None:
                 f"{table.name} has the column {field['name']} of type {dtype}, which rowdelta's writers don't know. "
                 "Drop the column, or write to another table."
             ) from None
+        if not isinstance(field["type"], str) and (found := _SIZED.search(json.dumps(field["type"]))):
+            raise TableError(
+                f"{table.name} has the column {field['name']} with values of type {found[1]} inside, which messages "
+                "can't be checked for. Drop the column, or write to another table."
+            )
