@@ -137,7 +137,7 @@ class Pipeline:
 
     def stop(self) -> None:
         """Finish the micro-batch in progress, then stop. A signal handler may call this, also several times."""
-        self._stopping = True
+        self._stopping = self._supervisor.stopping = True
 
     def _all_runs(self) -> list[Run]:
         """All queries, also those that have ended while their micro-batch is still being applied. Spark, for example,
@@ -166,6 +166,8 @@ class Pipeline:
         with self._between_batches(runs):
             pass  # wait for the micro-batch in which a table was set aside, which may still be in progress
         opened = self._supervisor.open(members)
+        if self._stopping:
+            return
         with self._between_batches(runs):
             opened = self._supervisor.take_up(opened)
             try:

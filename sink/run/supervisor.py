@@ -45,6 +45,7 @@ FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 600.0
 """Seconds until a failed table is tried again. The pause doubles with each failure, up to the longest."""
 _PROGRESS_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
 _MOST_THREADS = 16
 _LONGEST_FINISH = 10.0
 """Seconds. A checkpoint of a Delta table's log takes up to 5."""
@@ -110,16 +111,21 @@ class Supervisor:
         self.dead_letters: DeadLetters | None = None
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self.closed = False
+        self.stopping = False
+        """No more tables are to be opened. A micro-batch in progress is still finished."""
         self._setting_aside = Lock()
         self.turns = BoundedSemaphore(threads)
         """Only this many queries may apply a micro-batch at the same time."""
         self._joint = JointWriter(spark)
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
+        # tables whose catalog doesn't answer hold no thread that a micro-batch needs
+        self._openers = ThreadPoolExecutor(threads, "rowdelta-opening", initializer=activate, initargs=(spark,))
 
     def close(self) -> None:
         """Begin no more work. Work that has begun ends when its query ends, because it runs the query's jobs."""
         self.closed = True
         self._pool.shutdown(wait=False)
+        self._openers.shutdown(wait=False, cancel_futures=True)
 
     def finish_tending(self) -> None:
         """Wait some seconds for what tables do beside their micro-batches, such as checkpoints of their logs."""
@@ -291,7 +297,7 @@ class Supervisor:
             _sink(member).commit(pending[member.source])
             member.failures = 0
 
-        submit = self._submitter()
+        submit = self._submitter(self._pool)
         results: dict[str, Mapping[str, Any]] = {}
         _finish(submit(self._attempt, begin, member) for member in members)
         members = [member for member in members if member.source in batches and member.works]
@@ -338,8 +344,8 @@ class Supervisor:
                 return
             self._attempt(commit, written.pop(0))
 
-    def _submitter(self) -> Callable[..., Future[None]]:
-        """A function that submits work to the pool, with this thread's thread-local properties of Spark.
+    def _submitter(self, pool: ThreadPoolExecutor) -> Callable[..., Future[None]]:
+        """A function that submits work to a pool, with this thread's thread-local properties of Spark.
 
         Each task gets its own copy of them, since SQL executions write into the properties. PySpark's
         `inheritable_thread_target` doesn't copy them.
@@ -354,7 +360,7 @@ class Supervisor:
         def submit(work: Callable[..., None], *args: Any) -> Future[None]:
             # which copies what the log's lines are about, too
             try:
-                return self._pool.submit(contextvars.copy_context().run, inheriting, work, *args)
+                return pool.submit(contextvars.copy_context().run, inheriting, work, *args)
             except RuntimeError:
                 if not self.closed:
                     raise
@@ -426,16 +432,18 @@ class Supervisor:
         :return: the tables that work.
         """
         started = shown = time.monotonic()
-        submit = self._submitter()
+        submit = self._submitter(self._openers)
         waiting = {submit(self._attempt, work, member) for member in members}
-        while waiting:
-            finished, waiting = wait(waiting, timeout=_PROGRESS_SECONDS)
+        while waiting and not self.stopping:
+            finished, waiting = wait(waiting, timeout=_LOOK_SECONDS)
             for future in finished:
                 future.result()
             now = time.monotonic()
             if now - started > _PROGRESS_SECONDS and now - shown >= _PROGRESS_SECONDS:
                 log.info("%s %d of %d tables", done, len(members) - len(waiting), len(members))
                 shown = now
+        for future in waiting:
+            future.cancel()  # what has begun may take minutes, and nobody waits for it
         with self._setting_aside:
             self._have_groups_wait(members)
         return [member for member in members if member.works]

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -974,3 +975,34 @@ def test_directories_by_pattern(
         assert running.alive
     assert isinstance(running.error, DataError)
     assert not spark.catalog.tableExists(f"lake.{name}.other")
+
+
+def test_tables_that_are_being_opened_hold_up_no_micro_batch_and_no_end(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their catalog doesn't answer for minutes. There are more of them than threads."""
+    names = [f"t{number}" for number in range(6)]
+    shop.create(*names)
+    shop.sink["parallel_tables"] = 2
+    pipeline = shop.pipeline()
+    supervised, members = pipeline._supervisor, list(pipeline._supervisor.members.values())
+    answers, opening = threading.Event(), threading.Event()
+
+    def hang(_: Any) -> None:
+        opening.set()
+        answers.wait(60)
+
+    monkeypatch.setattr(supervised, "_open", hang)
+    reopening = threading.Thread(target=supervised.open, args=(members,))
+    reopening.start()
+    try:
+        assert opening.wait(30)
+        submit = supervised._submitter(supervised._pool)
+        assert submit(lambda: None).result(10) is None
+        assert reopening.is_alive()
+        pipeline.stop()
+        reopening.join(10)
+        assert not reopening.is_alive()
+    finally:
+        answers.set()
+        supervised.close()
