@@ -275,12 +275,24 @@ def _without_defaults(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_without_defaults(item) for item in schema]
     if isinstance(schema, dict):
+        left_out = {"default"} if _is_valid(schema) else {"default", "logicalType"}
         return {
             name: _without_defaults(value) if name in ("type", "fields", "items", "values") else value
             for name, value in schema.items()
-            if name != "default"
+            if name not in left_out
         }
     return schema
+
+
+def _is_valid(schema: Mapping[str, Any]) -> bool:
+    """Whether the logical type isn't that of decimals, or is valid. Readers ignore an invalid one (Avro's
+    specification, "Logical Types"), and fastavro refuses it. Kafka Connect says the scale too: Postgres has
+    `numeric(5,-2)`.
+    """
+    if schema.get("logicalType") != "decimal":
+        return True
+    scale, precision = schema.get("scale", 0), schema.get("precision")
+    return isinstance(scale, int) and isinstance(precision, int) and 0 <= scale <= precision
 
 
 def _node(schema: Any, named: Mapping[str, Any], built: dict[str, Node], depth: int) -> Node:

@@ -58,6 +58,22 @@ def optional(schema: Any) -> list[Any]:
                 optional=False,
             ),
         ),
+        (  # Postgres' numeric(5,-2): its logical type is invalid in Avro, and so ignored
+            {
+                "type": "bytes",
+                "logicalType": "decimal",
+                "precision": 5,
+                "scale": -2,
+                "connect.name": "org.apache.kafka.connect.data.Decimal",
+                "connect.parameters": {"scale": "-2", "connect.decimal.precision": "5"},
+            },
+            WireType(
+                "bytes",
+                "org.apache.kafka.connect.data.Decimal",
+                {"scale": "-2", "connect.decimal.precision": "5"},
+                optional=False,
+            ),
+        ),
         (
             {"type": "fixed", "name": "f", "size": 8, "logicalType": "decimal", "precision": 9},
             WireType(

@@ -177,6 +177,7 @@ def test_deletes_by_key_are_those_of_their_own_message(
             and not flattened
             and number
             and pairs[number - 1][0] == key
+            and any(kind == "-D" and bad is None for kind, _, bad in together[number - 1])
             and pairs[number - 1][1] is not None
         ):
             assert found == [], "the event before it has deleted the row"

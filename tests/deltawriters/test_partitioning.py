@@ -1,14 +1,16 @@
 """Partition values of what Spark sends."""
 
+import json
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import BucketTransform, TruncateTransform
-from pyiceberg.types import DecimalType, NestedField
+from pyiceberg.transforms import BucketTransform, MonthTransform, TruncateTransform, YearTransform
+from pyiceberg.types import DateType, DecimalType, NestedField, TimestampType
 
 from sink.targets.iceberg.partitions import split_by_partition
 
@@ -34,3 +36,23 @@ def test_decimals_where_spark_left_them(transform: BucketTransform | TruncateTra
         for column in (unaligned, amounts)
     )
     assert found == expected
+
+
+def test_years_that_the_transforms_do_not_know() -> None:
+    """Postgres has dates up to the year 5874897. A row must not get the partition of NULL."""
+    schema = Schema(NestedField(1, "day", DateType()), NestedField(2, "at", TimestampType()))
+    days = pa.array([95_026_237, -719_528, None, 10_957], pa.int32()).cast(pa.date32())
+    moments = pa.array([8_210_266_876_800_000_000, -1, None, 0], pa.int64()).cast(pa.timestamp("us"))
+    rows = pa.table({"day": days, "at": moments})
+    expected: dict[Any, list[tuple[str | None, str | None]]] = {
+        YearTransform(): [("260173", "260173"), ("-1970", "-1"), (None, None), ("30", "0")],
+        MonthTransform(): [("3122076", "3122076"), ("-23640", "-1"), (None, None), ("360", "0")],
+    }
+    for transform, values in expected.items():
+        fields = (PartitionField(n, 1000 + n, transform, f"part_{n}") for n in (1, 2))
+        found = {
+            int(number): tuple(None if value is None else str(value) for value in json.loads(partition.text).values())
+            for partition, numbers in split_by_partition(PartitionSpec(*fields), schema, rows)
+            for number in numbers
+        }
+        assert [found[number] for number in range(4)] == values

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyiceberg.conversions import to_json
 from pyiceberg.partitioning import PartitionField, PartitionFieldValue, PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import BucketTransform, VoidTransform
+from pyiceberg.transforms import BucketTransform, MonthTransform, VoidTransform, YearTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, IcebergType, PrimitiveType, TimestampType, TimestamptzType, UUIDType
 
@@ -124,7 +124,20 @@ def _transformed(field: PartitionField, schema: Schema, rows: pa.Table) -> pa.Ar
         return pa.nulls(rows.num_rows, pa.int32())
     source = aligned(storage(_nested(rows, name.split(".")) if name not in rows.column_names else rows.column(name)))
     transform = field.transform.pyarrow_transform(schema.find_type(field.source_id))
-    return storage(transform(source))
+    made = storage(transform(source))
+    if made.null_count > source.null_count and isinstance(field.transform, YearTransform | MonthTransform):
+        # PyIceberg's transforms in Rust know no years after 262142
+        unit = "Y" if isinstance(field.transform, YearTransform) else "M"
+        return _since_1970(source, unit)
+    return made
+
+
+def _since_1970(source: pa.Array, unit: str) -> pa.Array:
+    """Years (Y) or months (M) of dates or timestamps."""
+    is_date = pa.types.is_date(source.type)
+    numbers = source.cast(pa.int32() if is_date else pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    found = numbers.astype(f"datetime64[{'D' if is_date else 'us'}]").astype(f"datetime64[{unit}]").astype(np.int32)
+    return pa.array(found, mask=source.is_null().to_numpy(zero_copy_only=False))
 
 
 def _nested(rows: pa.Table, path: Sequence[str]) -> pa.Array:
