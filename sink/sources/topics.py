@@ -165,10 +165,10 @@ class Topics(ABC):
         by_name = {name.lower(): value for name, value in self._options.items()}
         may_lose = by_name.get("failondataloss", "true").lower() == "false"
         for partition, first in earliest.items():
-            if start[partition] < first and not may_lose:
+            reached = int(position.get(partition, 0))
+            if reached < first and not may_lose:
                 raise DataError(
-                    f"{table.target}: its position in {topic}-{partition} is offset {start[partition]}, but Kafka has "
-                    "removed "
+                    f"{table.target}: its position in {topic}-{partition} is offset {reached}, but Kafka has removed "
                     f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: "
                     "upsert), "
                     "with source.options.failOnDataLoss: false to go on from what is there."

@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any, Self
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -532,6 +533,39 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     job.options = {"failOnDataLoss": "false"}
     job.run()
     assert job.rows() == [order(1, "a"), order(4, "b"), order(5, "b")]
+
+
+def test_messages_of_a_new_partition_that_are_gone(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
+    """The partition was added, and lost its first messages, while the job didn't run."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(1, "a"))])
+    job.run()
+    admin.create_partitions([NewPartitions(job.topic(), 2)])[job.topic()].result(30)
+    job.produce([insert(order(n, "b")) for n in range(2, 6)], partition=1)
+    admin.delete_records([TopicPartition(job.topic(), 1, 3)])[TopicPartition(job.topic(), 1, 3)].result(30)
+    assert_refused(job, DataError, r"-1 is offset 0, but Kafka has removed what follows before offset 3\.")
+    job.options = {"failOnDataLoss": "false"}
+    job.run()
+    assert job.rows() == [order(1, "a"), order(5, "b")]
+
+
+def test_a_topic_that_became_shorter_than_the_position_while_the_job_runs(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an unclean election. With `failOnDataLoss: false` Spark reads on from the new end."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(n, "a")) for n in range(5)])
+    source = KafkaSource(spark, job.config())
+    (table,) = job.config().tables
+    topic, position = job.topic(), {"0": 100}
+    source._starts = {topic: {"0": 100}}
+    monkeypatch.setattr(source, "_offsets", lambda _: ({topic: {"0": 5}}, {topic: {"0": 60}}))
+    with pytest.raises(TableError, match=r"is offset 100, but the topic ends at 5\."):
+        source.batch(Mock(), 1, Mock(), table, position)
 
 
 def test_messages_that_expire_while_the_job_runs(

@@ -53,6 +53,7 @@ from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewritten_files
 from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, seen
+from tests.sink.test_kafka import Running
 from tests.stack.process import wait_until
 
 
@@ -464,6 +465,32 @@ def test_a_rewrite_of_unknown_outcome_fails_no_run(
     job.run()
     assert job.rows() == changes.expected()
     assert job.unreferenced_files() == []
+
+
+@pytest.mark.spark
+def test_a_rewrite_of_unknown_outcome_ends_no_running_job(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query of the table's directory still runs when the table is opened again."""
+    commit, lost = IcebergCommitter.rewrite, list[None]()
+
+    def lose_answer(self: IcebergCommitter, request: Rewrite) -> None:
+        commit(self, request)
+        if not lost:
+            lost.append(None)
+            raise CommitUnknownError("no answer")
+
+    job = running(Job(spark, tmp_path, tasks=1))
+    changes = Changes(job)
+    changes.write(6)
+    monkeypatch.setattr(IcebergCommitter, "rewrite", lose_answer)
+    with looking_often(), Running(job) as thread:  # type: ignore[arg-type]  # it needs `pipeline` only
+        assert wait_until(lambda: bool(lost) or not thread.alive, 60)
+        changes.write(1)
+        assert wait_until(lambda: job.rows() == changes.expected() or not thread.alive, 60)
+        assert thread.alive
+    assert thread.error is None
+    assert job.rows() == changes.expected()
 
 
 @pytest.mark.spark

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sink import cli
+from sink.commands import verify as verify_command
 from sink.commands.verify import as_json, lines, verify
 from sink.errors import ConfigError, TableError
 from sink.spark import session
@@ -212,6 +213,16 @@ def test_a_table_against_one_that_spark_reads(spark: SparkSession, tmp_path: Pat
     ]
     with pytest.raises(ConfigError, match="--table items is no table of this configuration"):
         list(verify(spark, job.config(), ["items"], 1, 30))
+
+
+def test_nothing_to_compare_is_no_equality(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the Kafka user may not see the topics of a pattern."""
+    job = Job(spark, tmp_path)
+    monkeypatch.setattr(verify_command, "find_tables", lambda *_: [])
+    with pytest.raises(ConfigError, match="No table was compared"):
+        list(verify(spark, job.config(), [], 1, 30))
 
 
 def test_rows_of_a_table_that_only_grows_are_counted(
