@@ -87,9 +87,12 @@ class _Look:
     at: float = float("-inf")
     commits: int = 0
 
-    def is_due(self, commits: int, now: float) -> bool:
-        """Whether it is time for the next one."""
-        return commits > self.commits and now >= self.at + _LOOK_EVERY
+    def is_due(self, commits: int, now: float, *, is_last: bool) -> bool:
+        """Whether it is time for the next one.
+
+        :param is_last: the job ends after it.
+        """
+        return commits > self.commits and (is_last or now >= self.at + _LOOK_EVERY)
 
 
 class Maintenance:
@@ -188,9 +191,10 @@ class Maintenance:
         if letters is None:
             return
         name, commits, is_open = letters.name, letters.commits, settings.is_open(datetime.now(UTC))
-        compacts = is_open and bool(settings.budget) and self._letters_compacted.is_due(commits, now)
-        cleans = is_open and self._letters_cleaned.is_due(commits, now)
-        tends = self._letters_tended.is_due(commits, now)
+        is_last = self._finishing.is_set()
+        compacts = is_open and bool(settings.budget) and self._letters_compacted.is_due(commits, now, is_last=is_last)
+        cleans = is_open and self._letters_cleaned.is_due(commits, now, is_last=is_last)
+        tends = self._letters_tended.is_due(commits, now, is_last=is_last)
         if not (compacts or cleans or tends):
             return
         with logs.about(table=name):
