@@ -295,7 +295,7 @@ class JsonReader:
             except ValueError:
                 rejected.setdefault(NOT_AN_OBJECT, []).append(row)
                 continue
-            unknown = _both(unknown, seen)
+            _merge(unknown, seen)
             groups.setdefault(_signature(self._shape, picked), []).append((row, picked))
         for reason, found in rejected.items():
             yield Rejected(pa.array(found, pa.int64()), BadRecord.UNPARSEABLE, reason)
@@ -478,7 +478,7 @@ def _unknown(shape: Shape, array: pa.Array) -> dict[str, WireType]:
     found: dict[str, WireType] = {}
     for part in array.type:
         if part.name in shape.fields:
-            found = _both(found, _unknown(shape.fields[part.name], array.field(part.name)))
+            _merge(found, _unknown(shape.fields[part.name], array.field(part.name)))
         elif shape.watched and array.field(part.name).null_count < len(array):
             found[part.name] = _text_if_large(array.field(part.name)) or _guess(part.type)
     return found
@@ -488,29 +488,27 @@ def _unknown_of(shape: Shape, document: Any) -> dict[str, WireType]:
     if isinstance(shape, ListOf):
         found: dict[str, WireType] = {}
         for element in document if isinstance(document, list) else ():
-            found = _both(found, _unknown_of(shape.element, element))
+            _merge(found, _unknown_of(shape.element, element))
         return found
     if isinstance(shape, Leaf) or not isinstance(document, dict):
         return {}
     found = {}
     for name, value in document.items():
         if name in shape.fields:
-            found = _both(found, _unknown_of(shape.fields[name], value))
+            _merge(found, _unknown_of(shape.fields[name], value))
         elif shape.watched and value is not None:
             is_float = isinstance(value, Numeral) and not value.lstrip("-").isdigit()
             found[name] = _guess(pa.float64() if is_float else _arrow_type(_tag(value)))
     return found
 
 
-def _both(first: dict[str, WireType], second: dict[str, WireType]) -> dict[str, WireType]:
-    """The fields of both. A field with two types becomes a number if both are numbers, or else text."""
-    result = dict(first)
-    for name, guess in second.items():
-        known = result.setdefault(name, guess)
+def _merge(fields: dict[str, WireType], more: Mapping[str, WireType]) -> None:
+    """Add fields to others. A field with two types becomes a number if both are numbers, or else text."""
+    for name, guess in more.items():
+        known = fields.setdefault(name, guess)
         if known != guess:
             numbers = {known.kind, guess.kind} <= {"int64", "double"}
-            result[name] = WireType("double" if numbers else "string")
-    return result
+            fields[name] = WireType("double" if numbers else "string")
 
 
 def _text_if_large(values: pa.Array) -> WireType | None:

@@ -173,11 +173,20 @@ def of_changes(
     for key in found:
         if key.record not in no_changes:
             yield key
-        elif not key.fields:
-            keyless = pc.and_(records.column("key").is_null(), records.column("value").is_valid())
-            rows = np.setdiff1d(np.flatnonzero(keyless.to_numpy(zero_copy_only=False)), no_changes)
-            if len(rows):
-                yield MessageKey((), int(rows[0]))
+        elif (row := _another(records, key, no_changes)) is not None:
+            yield MessageKey(key.fields, row)
+
+
+def _another(records: pa.RecordBatch, key: MessageKey, but: Rows) -> int | None:
+    """The first record that states the same key, and isn't one of some others. None if there is none."""
+    rows = np.setdiff1d(np.arange(records.num_rows), but)
+    rest = records.take(pa.array(rows))
+    first = records.column("key")[key.record].as_py()
+    if first is not None and first[:1] == b"\0":  # Confluent's wire format has the number of the schema
+        found = pc.index(pc.fill_null(pc.starts_with(rest.column("key"), first[:5]), False), True).as_py()
+    else:
+        found = next((other.record for other in MessageKeys().stated(rest) if other.fields == key.fields), -1)
+    return None if found < 0 else int(rows[found])
 
 
 def _matches(texts: pa.Array, pattern: str) -> npt.NDArray[np.bool_]:

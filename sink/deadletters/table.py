@@ -29,7 +29,7 @@ from changelog.rows import BAD
 from deltawriters import TableSpec
 from sink.config import Config
 from sink.deadletters.topic import DeadLetterTopic
-from sink.errors import TableError, TableGoneError, TemporaryError, TooManyBadRecordsError
+from sink.errors import RolledBackError, TableError, TableGoneError, TemporaryError, TooManyBadRecordsError
 from sink.sources.source import Position
 from sink.spark.java_errors import message_of
 from sink.spark.versions import to_arrow
@@ -279,10 +279,12 @@ class DeadLetters:
         return self._table.position(prefix, newest_if_in_doubt=True)
 
     def _refresh(self) -> None:
-        """Read the table's metadata again. Create the table again if it was dropped."""
+        """Read the table's metadata again. Create the table again if it was dropped. If another driver has replaced a
+        commit, nothing that is known of it holds.
+        """
         try:
             self._table.refresh()
-        except TableGoneError as error:
+        except (TableGoneError, RolledBackError) as error:
             log.warning("%s It is opened again.", error)
             self._table = _open_table(self._table.spark, self._config)
             self.opening += 1

@@ -63,7 +63,8 @@ class CheckpointFolder:
         last = self.last_batch(generation)
         folder = self._hadoop_path(f"{self.location(generation)}/sources/0")
         logged = self._fs.listStatus(folder) if self._fs.exists(folder) else ()
-        if any(status.isFile() and not status.getLen() for status in logged):
+        # Spark ignores the rest of a write that a crash has cut off, whose name begins with a dot
+        if any(str(status.getPath().getName())[0].isdigit() and not status.getLen() for status in logged):
             return False
         names = [name.split(".") for name in self._names(generation, "sources/0") if name[0].isdigit()]
         first = max((int(name[0]) for name in names if name[1:] == ["compact"]), default=0)

@@ -9,9 +9,9 @@ import pytest
 from changelog import formats
 from changelog.avro import Avro
 from changelog.avro_schema import SchemaError
-from changelog.changes import MessageKey
+from changelog.changes import MessageKey, Rejected
 from changelog.decoding import ChangelogDecoder, StatedKeys
-from changelog.message_keys import MessageKeys
+from changelog.message_keys import MessageKeys, of_changes
 from changelog.spec import ChangelogSpec
 from tests.changelog import avro_messages
 from tests.changelog.messages import Message, messages, raw_records, sample, spec
@@ -186,3 +186,22 @@ def test_a_message_that_can_not_be_understood_states_no_key(key: str | None) -> 
     (rows,) = decoder([raw_records([garbage, good])])
     assert rows.num_rows == 2
     assert [list(stated) for stated in seen] == [[("id",)]]
+
+
+def test_a_key_stays_stated_if_its_first_message_can_not_be_understood() -> None:
+    """The messages behind it state it too, in every spelling."""
+    good = [Message({"op": "c", "before": None, "after": {"id": n}}, n, {"id": n}) for n in (1, 2)]
+    for key in ({"id": 0}, enveloped(["id"], {"id": 0})):
+        seen = list[StatedKeys]()
+        decoder = ChangelogDecoder("debezium-json", spec({"id": "bigint"}), observe_keys=seen.append)
+        (rows,) = decoder([raw_records([Message("hello", 0, key), *good])])
+        assert rows.num_rows == 3
+        assert [dict(stated) for stated in seen] == [{("id",): (0, 1)}]
+
+
+def test_a_key_in_confluent_s_format_stays_stated() -> None:
+    keys = [b"\0\0\0\0\7" + bytes([n]) for n in range(3)]
+    batch = avro_messages.batch([(key, b"{}") for key in keys])
+    (left,) = of_changes(batch, [MessageKey(("id",), 0)], [Rejected(pa.array([0]), "unparseable", "no")])
+    assert left == MessageKey(("id",), 1)
+    assert list(of_changes(batch, [MessageKey(("id",), 0)], [Rejected(pa.array([0, 1, 2]), "unparseable", "no")])) == []

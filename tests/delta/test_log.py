@@ -564,6 +564,9 @@ def test_a_commit_that_another_driver_replaced(table: Table, then: str) -> None:
         table.write_version(version + 1, {"commitInfo": {"txnId": "theirs too"}}, {"add": table.add(5)})
     with pytest.raises(RolledBackError, match=f"version {version} .*replaced it"):
         table.log.refresh() if then == "look" else table.log.commit(proposal)
+    for use in (table.log.refresh, lambda: table.log.commit(proposal), lambda: table.log.committed(version)):
+        with pytest.raises(RolledBackError):  # also if another thread met it first
+            use()
     again = Table(table.spark, table.path)
     assert again.ids() == [1, 3] + [5] * (then == "others commit")
     assert len(again.live()) == len(again.ids())

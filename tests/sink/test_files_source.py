@@ -121,8 +121,27 @@ def test_a_checkpoint_with_an_empty_file_begins_anew(spark: SparkSession, tmp_pa
     put(job, "a.json", 1)
     job.run()
     (newest,) = (file for file in job.checkpoint.rglob(f"{log}/*") if file.name.isdigit())
+    (newest.parent / f".{newest.name}.0a1b.tmp").write_text("")  # which Spark leaves after a crash
     newest.write_text("")
     newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
     put(job, "b.json", 2)
     job.run()
     assert [row["id"] for row in job.rows()] == [1, 2]
+
+
+@pytest.mark.spark
+def test_what_a_crash_left_in_a_checkpoint_does_not_matter(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new generation would leave out late files."""
+    job = Job(spark, tmp_path, file_format="json")
+    put(job, "b.json", 1)
+    job.run()
+    (folder,) = job.checkpoint.rglob("sources/0")
+    (folder / ".1.0a1b2c3d.tmp").write_text("")
+    late = job.changes_folder / "a.json"
+    put(job, late.name, 2)
+    os.utime(late, (CREATED_LONG_AGO - 60, CREATED_LONG_AGO - 60))
+    job.run()
+    assert [row["id"] for row in job.rows()] == [1, 2]
+    assert "the checkpoint doesn't continue" not in caplog.text

@@ -264,7 +264,7 @@ def test_each_micro_batch_has_fresh_credentials_and_the_index_has_its_own(
         ("s3://lake/t", {"s3.acl": "bucket-owner-full-control"}, "s3.acl=bucket-owner-full-control"),
         ("gs://lake/t", {"gcs.encryption-key": "hunter2"}, "gcs.encryption-key would"),
         ("s3://lake/t", {"s3.sse.type": "none", "gcs.encryption-key": "hunter2"}, None),
-        ("s3://lake/t", {"s3.sse.type": "s3"}, None),
+        ("s3://lake/t", {"s3.sse.type": "S3"}, None),
         ("/lake/t", {"s3.sse.type": "kms"}, None),
     ],
 )

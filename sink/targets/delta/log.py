@@ -235,6 +235,8 @@ class DeltaLog:
         self._latest: Snapshot | None = None
         self._newest_txn: tuple[int, str] | None = None
         """Version and `txnId` of the newest commit that was written or read here."""
+        self._replaced: str | None = None
+        """What happened to that commit, if another driver has replaced it. Nothing that is known here holds then."""
         self._known: _State | None = None
         self._checkpoint_version = 0
         self._metrics: dict[str, JavaObject] = {}
@@ -384,6 +386,8 @@ class DeltaLog:
         raise TableError(f"{self.path}: there is no Delta table (no commit in _delta_log).")
 
     def _check_same(self, table_id: str, version: int) -> None:
+        if self._replaced is not None:  # whoever met it first may have been another thread
+            raise RolledBackError(self._replaced)
         latest = self._latest
         if latest is None or (table_id == latest.metadata.table_id and version >= latest.version):
             return
@@ -400,14 +404,15 @@ class DeltaLog:
             return
         version, known = self._newest_txn
         commit = self._commit_at(version)
-        if commit is None or commit.info.get("txnId") == known:
-            return
+        if commit is None or not commit.info or commit.info.get("txnId") == known:
+            return  # without a `commitInfo`, which a setting leaves out, nothing tells
         self._object("DeltaLog").invalidateCache(self._spark._jsparkSession, self._path(self.path))
-        raise RolledBackError(
+        self._replaced = (
             f"{self.path}: another driver has written version {version} of _delta_log in the same moment as it was "
             "written before, and replaced it. The sink goes on from the position that the table has now. The store "
             "lets only one driver at a time write a Delta table (docs/delta.md)."
         )
+        raise RolledBackError(self._replaced)
 
     def _snapshot(self, java: JavaObject, version: int) -> Snapshot:
         metadata = json.loads(java.metadata().json())["metaData"]

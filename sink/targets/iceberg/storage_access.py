@@ -51,6 +51,8 @@ class StorageAccess:
         return now >= self.loaded_at + (min(ends) - self.loaded_at) / 2
 
 
+OWN_CLIENTS = ("S3FileIO", "GCSFileIO", "ResolvingFileIO")
+"""Classes of Iceberg's Java library that follow these properties. Hadoop's clients don't."""
 _REFUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "s3": {"s3.sse.type": ("none", "s3"), "s3.acl": ()},
     "gs": {"gcs.encryption-key": ()},
@@ -68,7 +70,7 @@ def check_storage(name: str, location: str, properties: _Properties) -> None:
     for scheme, refused in _REFUSED.items():
         for option, harmless in refused.items() if location.startswith(scheme) else ():
             value = properties.get(option)
-            if value is not None and value not in harmless:
+            if value is not None and value.lower() not in harmless:
                 shown = "" if "key" in option else f"={value}"
                 raise TableError(
                     f"{name}: {option}{shown} would hold for its metadata only: data files are written by PyArrow, "

@@ -49,7 +49,7 @@ from sink.targets.iceberg.housekeeping import expired, has_expired, orphans_remo
 from sink.targets.iceberg.rewritables import equality_deleted, handles, merged_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
-from sink.targets.iceberg.storage_access import StorageAccess, check_storage
+from sink.targets.iceberg.storage_access import OWN_CLIENTS, StorageAccess, check_storage
 from sink.targets.iceberg.touched_files import touched_files
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.locations import in_one_form
@@ -214,7 +214,8 @@ class IcebergTable(IcebergState, Target):
 
     def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
         super().check_writable(appends=appends, copies=copies)
-        check_storage(self.name, self.spec.location, self._storage.properties)
+        if str(self.java.io().getClass().getSimpleName()) in OWN_CLIENTS:
+            check_storage(self.name, self.spec.location, self._storage.properties)
 
     @property
     def table_id(self) -> str:
