@@ -27,6 +27,7 @@ from sink.spark.jars import Jar
 from sink.spark.java_errors import java_class, java_message
 
 _TOLD_TWICE = (
+    "org.apache.spark.TaskContextImpl",
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.util.Utils",
