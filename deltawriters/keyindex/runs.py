@@ -35,6 +35,8 @@ TOMBSTONE = np.uint32(0xFFFFFFFF)
 
 _FILES = b"files"
 _CHUNK = 16 << 20
+_NO_RUN = (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, IndexError, TypeError, ValueError)
+"""What reading a damaged file raises: one other byte may say that integers have more than 64 bits."""
 """A remote run is read in parts of this many bytes, each by a request of its own."""
 _OPEN_RUNS = 256
 """A process keeps this many runs mapped. A deleted run still takes disk space while a process has it mapped."""
@@ -213,7 +215,7 @@ def run_files(io: FileIO, location: str, info: RunInfo) -> list[str]:
         if "flatbuffer" not in str(e):  # so Arrow says it; all else is of the storage
             raise
         raise CorruptIndexError(f"{path} is not an index run") from e
-    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as e:
+    except _NO_RUN as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
 
 
@@ -232,7 +234,7 @@ def _open(io: FileIO, location: str, info: RunInfo) -> _Opened:
         files = tuple(IndexedFile(**f) for f in json.loads(batch.schema.metadata[_FILES]))
     except FileNotFoundError as e:
         raise CorruptIndexError(f"{path} is missing") from e
-    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as e:
+    except _NO_RUN as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
     return _Opened(Run(info, high, low, file, pos, files), used)
 

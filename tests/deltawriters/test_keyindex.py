@@ -36,6 +36,7 @@ from deltawriters.keyindex import (
     open_run,
     plan_merge,
     random_base,
+    run_files,
     runs,
     write_run,
     xxhash64,
@@ -253,6 +254,22 @@ def test_damaged_runs_are_corrupt(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(CorruptIndexError, match="missing"):
         open_run(IO, str(tmp_path), info)
+
+
+@pytest.mark.parametrize("change", [0x01, 0x40, 0xFF])
+def test_a_damaged_byte_is_corrupt_or_does_not_matter(tmp_path: Path, change: int) -> None:
+    """The files of a run are read without its checksum. Arrow has many words for what it finds then."""
+    info = write_run(IO, str(tmp_path), "r", 1, entries((1, 2, 0, 3)))
+    path = tmp_path / "r"
+    good = path.read_bytes()
+    corrupt = 0
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ change]) + good[place + 1 :])
+        try:
+            run_files(IO, str(tmp_path), info)
+        except CorruptIndexError:
+            corrupt += 1
+    assert corrupt > 100
 
 
 def test_a_whole_file_that_is_no_run_is_corrupt(tmp_path: Path) -> None:
