@@ -4,7 +4,7 @@ into the index.
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -145,7 +145,7 @@ def resolve(
     return IndexResult(
         runs=[write_run(index.slice.io, index.slice.location, run, index.sequence, entries)],
         merged=index.merged_runs(),
-        old_rows=_by_file(located),
+        old_rows=by_file(located.file, located.pos, located.files),
         inserted=int(np.count_nonzero(live & ~known)),
         updated=int(np.count_nonzero(live & known)),
         deleted=int(np.count_nonzero(known & ~live)),
@@ -165,7 +165,8 @@ def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]
     found: dict[str, list[OldRows]] = {}
     for info in own.runs:  # one by one, so that memory is bounded by the largest
         run = open_run(own.io, own.location, info)
-        for old in _by_file(others.probe(run.high, run.low, 0, 2**64)):
+        at = others.probe(run.high, run.low, 0, 2**64)
+        for old in by_file(at.file, at.pos, at.files):
             found.setdefault(old.file.path, []).append(old)
     return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
 
@@ -181,7 +182,7 @@ def rows_superseded_meanwhile(moved: IndexSlice, newer: IndexSlice) -> list[OldR
         run = open_run(moved.io, moved.location, info)
         gone = np.flatnonzero(newer.superseded(run.high, run.low))
         at = Located(gone, (run.file[gone] & ~SUPERSEDES).astype(np.int64), run.pos[gone].astype(np.int64), run.files)
-        for old in _by_file(at):
+        for old in by_file(at.file, at.pos, at.files):
             found.setdefault(old.file.path, []).append(old)
     return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
 
@@ -207,13 +208,14 @@ def indexed(path: str, partition: Partition) -> IndexedFile:
     return IndexedFile(path, partition.spec_id, json.loads(partition.text))
 
 
-def _by_file(located: Located) -> list[OldRows]:
-    if not len(located.file):
+def by_file(file: Ints, pos: Ints, files: Sequence[IndexedFile]) -> list[OldRows]:
+    """Rows by their data file: row i is at position `pos[i]` of `files[file[i]]`."""
+    if not len(file):
         return []
-    order = np.argsort(located.file, kind="stable")
-    numbers, starts = np.unique(located.file[order], return_index=True)
+    order = np.argsort(file, kind="stable")
+    numbers, starts = np.unique(file[order], return_index=True)
     stops = [*starts[1:], len(order)]
     return [
-        OldRows(located.files[int(number)], located.pos[order[start:stop]])
+        OldRows(files[int(number)], pos[order[start:stop]])
         for number, start, stop in zip(numbers, starts, stops, strict=True)
     ]

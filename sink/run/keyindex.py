@@ -19,7 +19,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -31,7 +30,7 @@ from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, 
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion
 from deltawriters.old_rows import DeletedRows
-from deltawriters.resolve import OldRows, rows_superseded_meanwhile, rows_written_meanwhile
+from deltawriters.resolve import OldRows, by_file, rows_superseded_meanwhile, rows_written_meanwhile
 from deltawriters.table import Bucket
 from sink.errors import TableError
 from sink.run.copy_on_write import Replacement, replacement
@@ -482,12 +481,9 @@ class KeyIndex:
         version = self._synchronized()
         dead = {file.path: np.ones(count, np.bool_) for file, count in files.items()}
         for numbers, positions, found in self.slice().live_rows():
-            by_file = np.argsort(numbers, kind="stable")
-            numbers, positions = numbers[by_file], positions[by_file]
-            starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-            for start, stop in pairwise([*starts.tolist(), len(numbers)]):
-                if (rows := dead.get(found[numbers[start]].path)) is not None:
-                    rows[positions[start:stop]] = False
+            for live_rows in by_file(numbers, positions, found):
+                if (rows := dead.get(live_rows.file.path)) is not None:
+                    rows[live_rows.positions] = False
         for path, rows in dead.items():
             known = int(np.count_nonzero(~rows))
             if known != live.get(path, 0):

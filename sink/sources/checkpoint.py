@@ -61,12 +61,11 @@ class CheckpointFolder:
         the machine has lost its power.
         """
         last = self.last_batch(generation)
-        folder = self._hadoop_path(f"{self.location(generation)}/sources/0")
-        logged = self._fs.listStatus(folder) if self._fs.exists(folder) else ()
         # Spark ignores the rest of a write that a crash has cut off, whose name begins with a dot
-        if any(str(status.getPath().getName())[0].isdigit() and not status.getLen() for status in logged):
+        sizes = {name: size for name, size in self._sizes(generation, "sources/0").items() if name[0].isdigit()}
+        if not all(sizes.values()):
             return False
-        names = [name.split(".") for name in self._names(generation, "sources/0") if name[0].isdigit()]
+        names = [name.split(".") for name in sizes]
         first = max((int(name[0]) for name in names if name[1:] == ["compact"]), default=0)
         present = {int(name[0]) for name in names if name[1:] in ([], ["compact"])}
         try:
@@ -78,13 +77,14 @@ class CheckpointFolder:
         )
 
     def _last(self, generation: str, log: str) -> int:
-        return max((int(name) for name in self._names(generation, log) if name.isdigit()), default=-1)
+        return max((int(name) for name in self._sizes(generation, log) if name.isdigit()), default=-1)
 
-    def _names(self, generation: str, log: str) -> list[str]:
+    def _sizes(self, generation: str, log: str) -> dict[str, int]:
+        """Names of a log's files, with their bytes."""
         folder = self._hadoop_path(f"{self.location(generation)}/{log}")
         if not self._fs.exists(folder):
-            return []
-        return [status.getPath().getName() for status in self._fs.listStatus(folder)]
+            return {}
+        return {str(status.getPath().getName()): int(status.getLen()) for status in self._fs.listStatus(folder)}
 
     def offsets(self, generation: str, batch_id: int) -> Any:
         """The offset of the query's only source at the end of a batch, from Spark's `OffsetSeqLog`. None before the

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame, SparkSession
@@ -357,13 +358,16 @@ class HadoopFolders:
     def fingerprint(self, place: str) -> str:
         """Another one for each spelling of a directory, and without a secret that its URI may have."""
         with _translated(place):
-            path = self._path(place)
-            uri = str(path.getFileSystem(self._conf).makeQualified(path).toUri().toString())
+            uri = str(self._uri(place).toString())
         return hashlib.sha256(_same_spelling(uri).encode()).hexdigest()[:12]
 
     def qualified(self, place: str) -> str:
+        return str(self._uri(place).getPath())
+
+    def _uri(self, place: str) -> JavaObject:
+        """Its whole URI."""
         path = self._path(place)
-        return str(path.getFileSystem(self._conf).makeQualified(path).toUri().getPath())
+        return path.getFileSystem(self._conf).makeQualified(path).toUri()
 
 
 @contextmanager
