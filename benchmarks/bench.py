@@ -244,7 +244,7 @@ def run(
     print(f"generating {rows:,} rows and {batches} micro-batches of {events:,} {what} (seed {seed})", flush=True)
     turns = [*range(turn, batches, turn), batches]
     dataset = write_dataset(
-        Workload(rows, seed, inserts_only, keys),
+        Workload(rows, seed, 1 if inserts_only else None, keys),
         folder / "data",
         batches,
         events,
@@ -383,7 +383,8 @@ def _warm_up(
     """Run every sink for a short time, so that no sink is slowed down by the JVM's first compilations and the workers'
     first imports.
     """
-    dataset = write_dataset(Workload(100_000, seed, inserts_only), folder / "data", 4, 50_000, FILES_PER_BATCH)
+    workload = Workload(100_000, seed, 1 if inserts_only else None)
+    dataset = write_dataset(workload, folder / "data", 4, 50_000, FILES_PER_BATCH)
     for sink in _sinks(spark, folder, warehouse, only, inserts_only, part):
         sink.load(dataset)
         sink.apply(dataset, 1, dataset.batches)

@@ -155,13 +155,16 @@ def run(
     events: int,
     keys: Keys,
     every: float,
+    inserts_from: int | None = None,
 ) -> list[Measured]:
     """Prints as it goes."""
     warehouse = folder / "warehouse"
     spark = build_session(warehouse, with_delta="delta" in formats)
     spark.sparkContext.setLogLevel("ERROR")
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", max(100, batches))
     warm = write_dataset(Workload(100_000, 1), folder / "warm", 4, 50_000, FILES_PER_BATCH)
-    data = write_dataset(Workload(rows, 1, keys=keys), folder / "data", batches, events, FILES_PER_BATCH)
+    workload = Workload(rows, 1, inserts_from, keys)
+    data = write_dataset(workload, folder / "data", batches, events, FILES_PER_BATCH)
     for kind in formats:
         case = _Streamed(spark, folder / f"warm_{kind}", warehouse, kind, 1.0)
         case.load(warm)
@@ -240,18 +243,30 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS)
     parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--batches", type=int, default=60, help="at most 100, which a query remembers")
+    parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--keys", choices=("zipf", "uniform", "newest"), default="uniform")
     parser.add_argument("--every", type=float, default=0.01, help="seconds between the beginnings of micro-batches")
+    parser.add_argument("--inserts-from", type=int, metavar="N", help="from this micro-batch on, nothing is deleted")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rowdelta-budget-"))
     try:
-        found = run(folder, args.formats, args.budgets, args.rows, args.batches, args.events, args.keys, args.every)
+        found = run(
+            folder,
+            args.formats,
+            args.budgets,
+            args.rows,
+            args.batches,
+            args.events,
+            args.keys,
+            args.every,
+            args.inserts_from,
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(table(found))
     figures = {"commit": commit(), "rows": args.rows, "events": args.events, "keys": args.keys, "every": args.every}
+    figures["inserts_from"] = args.inserts_from
     RESULTS.write_text(json.dumps(figures | {"cases": [asdict(each) for each in found]}, indent=2) + "\n")
     draw(found, PICTURE)
 

@@ -167,18 +167,18 @@ class Workload:
         self,
         rows: int = 2_000_000,
         seed: int = 1,
-        inserts_only: bool = False,
+        inserts_from: int | None = None,
         keys: Keys = "zipf",
         shape: Shape | None = None,
     ) -> None:
         """Create the source table with `rows` accounts, at version 1.
 
-        :param inserts_only: all later events are inserts.
+        :param inserts_from: from this micro-batch on (the first is 1), all events are inserts. None for never.
         """
         self._keys = keys
-        shape = shape or Shape()
         self._seed = seed
-        self._shape = replace(shape, updates=0.0, deletes=0.0) if inserts_only else shape
+        self._shape = shape or Shape()
+        self._inserts_from = inserts_from
         self._initial_rows = rows
         self._batches = 0
         self._next_seq = rows
@@ -212,6 +212,8 @@ class Workload:
         is the last event of its account within the batch. Accounts are never born again.
         """
         self._batches += 1
+        if self._batches == self._inserts_from:
+            self._shape = replace(self._shape, updates=0.0, deletes=0.0)
         rng = np.random.default_rng((self._seed, self._batches))
         updates, deletes = (round(events * share) for share in (self._shape.updates, self._shape.deletes))
         new = self._insert_ids(events - updates - deletes)

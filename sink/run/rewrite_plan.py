@@ -12,6 +12,12 @@ OPEN_COST = 4 * 1024 * 1024
 """
 _LEAST_SHARE = 0.03
 """Of a scan's whole cost. A commit that gains so much is worth it in a small table too."""
+_SETTLED = 100
+"""If none of so many commits deleted a row of a file, its deletes are the last ones for a while."""
+_DELETES_COST = 0.3
+"""A file with deletes, be they ever so few, costs a scan so much more than one without: a share of its bytes
+(docs/performance.md, "What deletes cost a reader").
+"""
 FEW_OPENED = 4
 """A commit must be worth as many bytes as a reader could scan while it opens so many files, however small the table."""
 _MOST_POSITIONS = 8_000_000
@@ -50,11 +56,13 @@ class RewriteOptions:
 class _Candidate:
     """:param gain: bytes that each scan of the table reads less, with the time to open a file as bytes.
     :param cost: bytes to write.
+    :param settled: whether there are settled files among its files.
     """
 
     group: RewriteGroup
     gain: int
     cost: int
+    settled: bool = False
 
 
 def chosen(
@@ -76,7 +84,13 @@ def chosen(
         if not options.rewrite_all:
             candidates += _merging_deletes(found, options)
     least = min(options.least_gain, max(FEW_OPENED * OPEN_COST, int(_LEAST_SHARE * _scan_cost(files))))
-    candidates = [candidate for candidate in candidates if options.rewrite_all or candidate.gain >= least]
+    # settled files hardly gain more, however long one waits
+    least_settled = min(least, int(_DELETES_COST * options.max_file_group_size / 2))
+    candidates = [
+        candidate
+        for candidate in candidates
+        if options.rewrite_all or candidate.gain >= (least_settled if candidate.settled else least)
+    ]
     candidates.sort(key=lambda candidate: -candidate.gain / max(1, candidate.cost))
     for candidate in candidates:
         if most_bytes is None or candidate.cost <= most_bytes:
@@ -105,6 +119,7 @@ def _packed(
         or file.small.path in merged
         or file.deleted >= options.delete_ratio_threshold * max(1, file.rows)
         or file.deletes >= options.delete_file_threshold
+        or _is_settled(file)
     ]
     # the files with the largest share of deleted rows together, so that the first groups gain most
     dear.sort(key=lambda file: (-file.deleted / max(1, file.rows), file.small.size_in_bytes, file.small.path))
@@ -119,6 +134,11 @@ def _packed(
         yield group
 
 
+def _is_settled(file: Rewritable) -> bool:
+    """Whether a new file in its place would be one without deletes for a while."""
+    return file.deletes > 0 and file.settled >= _SETTLED
+
+
 def _live_bytes(file: Rewritable) -> int:
     return file.small.size_in_bytes * (file.rows - file.deleted) // max(1, file.rows)
 
@@ -128,6 +148,7 @@ def _moving(files: Sequence[Rewritable], target_file_size: int) -> _Candidate:
     live = sum(map(_live_bytes, files))
     dead = sum(file.small.size_in_bytes for file in files) - live
     opened = sum(1 + file.deletes for file in files) - (live // target_file_size + 1)
+    filtered = int(_DELETES_COST * sum(map(_live_bytes, filter(_is_settled, files))))
     applying = {deletes.small.path: deletes.small for file in files for deletes in file.applying}
     group = RewriteGroup(
         files[0].spec_id,
@@ -136,7 +157,7 @@ def _moving(files: Sequence[Rewritable], target_file_size: int) -> _Candidate:
         applying=tuple(applying.values()),
         any_columns=True,
     )
-    return _Candidate(group, dead + OPEN_COST * opened, live)
+    return _Candidate(group, dead + filtered + OPEN_COST * opened, live, filtered > 0)
 
 
 def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> Iterator[_Candidate]:

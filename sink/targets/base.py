@@ -579,6 +579,7 @@ class Rewritable:
     :param deletes: number of delete files and vectors that a reader of the file opens.
     :param small: the file itself, with the number of its live rows if the metadata tell it.
     :param applying: the position delete files (Iceberg v2) that apply to it.
+    :param settled: number of commits since the last one that deleted a row of it, as far as the table's metadata tell.
     """
 
     spec_id: int
@@ -588,6 +589,7 @@ class Rewritable:
     deletes: int
     small: "SmallFile"
     applying: Sequence[AppliedDeletes] = ()
+    settled: int = 0
 
 
 def no_condition(table: str, text: str, reason: str) -> ConfigError:

@@ -28,7 +28,7 @@ from sink.commands.maintain import as_json, exit_code, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
 from sink.errors import ConfigError, FencedError, TableError, TableGoneError, TemporaryError
-from sink.run import maintenance
+from sink.run import maintenance, rewrite_plan
 from sink.run.maintenance import Maintenance, options_of
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
@@ -51,7 +51,7 @@ from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.delta.harness import DeltaJob
-from tests.rewrites import ALL_FILES, only_sink, rewritten_files
+from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
 from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, seen
 from tests.sink.test_kafka import Running
 from tests.stack.process import wait_until
@@ -67,9 +67,11 @@ AT_THE_END = 600.0
 """Seconds until the first look at tables: never before a job ends that reads what there is."""
 
 
-def rewritable(path: str, size: int, *, deleted: int = 0, deletes: int = 0, partition: str = "{}") -> Rewritable:
+def rewritable(
+    path: str, size: int, *, deleted: int = 0, deletes: int = 0, partition: str = "{}", settled: int = 0
+) -> Rewritable:
     """A file of 100 rows."""
-    return Rewritable(0, partition, 100, deleted, deletes, SmallFile(path, size, None, 0))
+    return Rewritable(0, partition, 100, deleted, deletes, SmallFile(path, size, None, 0), settled=settled)
 
 
 def groups(files: list[Rewritable], most_bytes: int | None = None, **options: Any) -> list[list[str]]:
@@ -96,6 +98,28 @@ def test_what_pays_most_comes_first() -> None:
         ["some dead"],
         ["many deletes"],
     ]
+
+
+def test_a_few_deleted_rows_are_removed_once_no_more_come() -> None:
+    """A scan of a file with deletes takes longer, be they ever so few. While more come, a new file would not be clean
+    for long.
+    """
+    size = 80 * OPEN_COST
+    files = [
+        *(rewritable(f"settled {n}", size, deleted=1, deletes=1, settled=100) for n in range(3)),
+        rewritable("not yet", size, deleted=1, deletes=1, settled=99),
+        rewritable("clean", size),
+        rewritable("many dead", size, deleted=40, deletes=1, partition="b"),
+    ]
+    assert groups(files) == [["many dead"], *([f"settled {n}"] for n in range(3))]
+
+
+def test_a_full_group_of_settled_files_is_worth_a_commit_in_a_table_of_any_size() -> None:
+    """It never gains as much as a group of files with many deleted rows, so it would wait for ever."""
+    options = {"least_gain": 32 * OPEN_COST, "max_file_group_size": 64 * OPEN_COST}
+    settled = [rewritable(f"settled {n}", 16 * OPEN_COST, deleted=1, deletes=1, settled=1000) for n in range(5)]
+    clean = [rewritable(f"clean {n}", 100 * OPEN_COST) for n in range(100)]
+    assert groups(settled + clean, **options) == [[f"settled {n}" for n in range(4)]]
 
 
 def test_the_budget_is_kept() -> None:
@@ -156,6 +180,64 @@ def test_merges_of_many_positions_come_to_an_end(data_files: int) -> None:
         left = [each for each in left if each.small.path not in gone]
         left.append(AppliedDeletes(SmallFile(f"merged {merge}", 1000, None, 0), rows, data_files))
     assert merge == len([each for each in left if each.small.path.startswith("merged")]) == 6
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("new_job", "properties"),
+    [(Job, {"format-version": "2"}), (Job, {"format-version": "3"}), (DeltaJob, {})],
+    ids=["v2", "v3", "delta"],
+)
+def test_a_file_becomes_clean_once_nobody_deletes_from_it(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_job: type[Job],
+    properties: dict[str, str],
+) -> None:
+    monkeypatch.setattr(rewrite_plan, "_SETTLED", 3)
+    many = RewriteOptions(min_input_files=100, delete_ratio_threshold=0.9, delete_file_threshold=100)
+    job = new_job(spark, tmp_path, tasks=1, properties=properties, table={"merge_small_files": False})
+    job.write([("+I", {"id": key, "region": "new"}) for key in range(20)])
+    job.run()
+    sink = only_sink(job)
+    (first,) = (file.small.path for part in sink.table.rewritables() for file in part)
+    job.write([("+I", {"id": key, "region": "new"}) for key in range(20, 40)])
+    job.write([("-D", {"id": key, "region": "new"}) for key in (1, 21)])
+    for key in (22, 23):
+        job.write([("-D", {"id": key, "region": "new"})])
+    job.run()
+    assert only_sink(job).begin_rewrite(many) is None, "more deletes may come"
+
+    job.write([("-D", {"id": 24, "region": "new"})])
+    job.run()
+    sink = only_sink(job)
+    begun = rewritten_files(sink, many)
+    assert begun.paths == {first}
+    done = sink.end_rewrite(begun, written=True)
+    assert done is not None
+    assert job.rows() == [{"id": key, "region": "new"} for key in range(40) if key not in (1, 21, 22, 23, 24)]
+    assert job.check_index() is not None
+    assert only_sink(job).begin_rewrite(many) is None, "it is clean, and the other one has still deletes to come"
+
+
+@pytest.mark.spark
+def test_deletes_that_a_rewrite_carries_over_are_new(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta Lake: a tag says when rows of a file were deleted, and a rewrite's file has deletes from its first day."""
+    monkeypatch.setattr(rewrite_plan, "_SETTLED", 3)
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    for start in range(0, 40, 20):
+        job.write([("+I", {"id": key, "region": "new"}) for key in range(start, start + 20)])
+    for key in range(5):
+        job.write([("-D", {"id": key, "region": "new"})])
+    with rewriting(("begin", *4 * ("nothing",), ("write", "adopt"))) as done:
+        job.run()
+    assert len(done) == 1
+    assert done[0] is not None
+    (file,) = (file for part in only_sink(job).table.rewritables() for file in part if file.deleted)
+    assert file.settled < 3
 
 
 def test_a_window_opens_and_closes() -> None:

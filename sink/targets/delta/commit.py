@@ -16,7 +16,7 @@ from sink.targets.base import MINOR, SINK_ID, ChangeSet, Committer, CommitUnknow
 from sink.targets.delta.live_files import Add
 from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
 from sink.targets.delta.new_vectors import remove_of
-from sink.targets.delta.small_files import POSITION, SCHEMA, VECTOR, WRITER, schema_tag
+from sink.targets.delta.small_files import DELETED_AT, POSITION, SCHEMA, VECTOR, WRITER, schema_tag
 from sink.targets.retries import Retries
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class DeltaCommitter(Committer):
             stored["index"] = request.index.stored
             actions += map(json.loads, request.index.removed)
             actions += request.index.replaced
-            of_file = tags if request.index.replaced else {VECTOR: request.operation}
+            deletes = {VECTOR: request.operation, DELETED_AT: str(base + 1)}
+            of_file = tags if request.index.replaced else deletes
             actions += [tagged(json.loads(file), of_file) for file in request.index.files]
         prefix = request.prefix
         own = {name.removeprefix(f"{prefix}."): value for name, value in request.properties.items()}
@@ -87,6 +88,8 @@ class DeltaCommitter(Committer):
             tags = self._tags(request.prefix, operation) | {MINOR: number}
             files = [tagged(file, tags) for file in files]
         files = [tagged(file, {POSITION: request.position_operation}) for file in files]
+        with_deletes = {DELETED_AT: str(base + 1)}  # micro-batches deleted these meanwhile
+        files = [tagged(file, with_deletes) if "deletionVector" in file["add"] else file for file in files]
         actions = [*request.replaced, *files, domain(request.prefix, state)]
         try:
             self._send(request.prefix, operation, base, actions, request.summary)

@@ -23,6 +23,8 @@ WRITER = "rowdelta.operation"
 """Tag of a data file: the commit of the sink that wrote it."""
 VECTOR = "rowdelta.vector"
 """Tag of a data file: the commit of the sink that wrote its deletion vector."""
+DELETED_AT = "rowdelta.deleted-at"
+"""Tag of a data file: the version of the sink's last commit that deleted rows of it."""
 POSITION = "rowdelta.position"
 """Tag of a data file to which rows were moved: the commit whose position the table had then."""
 SCHEMA = "rowdelta.schema"
@@ -50,7 +52,9 @@ def counted(table: "DeltaTable") -> list[Rewritable]:
         first_row_id, version = add.get("baseRowId"), int(add.get("defaultRowCommitVersion") or 0)
         small = SmallFile(full(spec.location, path), int(add["size"]), first_row_id, version, live_rows=rows - deleted)
         text = json.dumps(add["partitionValues"])
-        found.append(Rewritable(0, text, rows, deleted, int(deleted > 0), small))
+        deleted_at = int((add.get("tags") or {}).get(DELETED_AT, 0))
+        settled = table.snapshot_id() - deleted_at if deleted else 0
+        found.append(Rewritable(0, text, rows, deleted, int(deleted > 0), small, settled=settled))
     return found
 
 

@@ -32,7 +32,10 @@ def rewritables(table: "IcebergTable") -> Iterator[list[Rewritable]]:
             described, numbers = table.described_scans(scans), table.scanned_sequence_numbers(scans)
             deletes = (delete for scan in described for delete in scan.get("delete-files", ()))
             applied = {} if all(map(_is_vector, deletes)) else table.applied_deletes(all_scans)
-            files = (_rewritable(table, scan, number, applied) for scan, number in zip(described, numbers, strict=True))
+            ages = table.commits_since_deletes(scans)
+            files = (
+                _rewritable(table, scan, number, applied, ages) for scan, number in zip(described, numbers, strict=True)
+            )
             yield [file for file in files if file is not None]
     except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot
         raise TemporaryError(java_message(error)) from None
@@ -48,9 +51,15 @@ def _parts(size: int) -> list[tuple[int, int]]:
 
 
 def _rewritable(
-    table: "IcebergTable", scan: Mapping[str, Any], sequence_number: int, applied: Mapping[str, int]
+    table: "IcebergTable",
+    scan: Mapping[str, Any],
+    sequence_number: int,
+    applied: Mapping[str, int],
+    ages: Mapping[str, int],
 ) -> Rewritable | None:
-    """:param applied: to how many data files each delete file applies. Nothing is asked of vectors."""
+    """:param applied: to how many data files each delete file applies. Nothing is asked of vectors.
+    :param ages: how many commits ago each delete file was added.
+    """
     spec, data, deletes = table.spec, scan["data-file"], scan.get("delete-files", ())
     if data["spec-id"] != spec.current_spec_id or data["file-format"].upper() != "PARQUET":
         return None
@@ -83,7 +92,8 @@ def _rewritable(
         for delete in deletes
         if not is_counted
     ]
-    return Rewritable(data["spec-id"], partition, rows, deleted, len(deletes), small, applying)
+    settled = min((ages[delete["file-path"]] for delete in deletes), default=0)
+    return Rewritable(data["spec-id"], partition, rows, deleted, len(deletes), small, applying, settled)
 
 
 def _is_vector(delete: Mapping[str, Any]) -> bool:

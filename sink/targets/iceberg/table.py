@@ -380,6 +380,16 @@ class IcebergTable(IcebergState, Target):
         applied: dict[str, int] = self.as_json(counts)
         return applied
 
+    def commits_since_deletes(self, scans: JavaObject) -> dict[str, int]:
+        """How many commits ago each delete file was added, by path, of the `FileScanTask`s in a Java list. A Puffin
+        file's vectors were added together.
+        """
+        collectors = self.jvm.java.util.stream.Collectors
+        number_of = self._function(self._fact_of_file("dataSequenceNumber", self._number_class))
+        found = self.as_json(self._by_path(scans, collectors.mapping(number_of, collectors.toSet())))
+        newest = int(self.java.currentSnapshot().sequenceNumber())
+        return {path: newest - max(numbers) for path, numbers in found.items()}
+
     def deletes_at(self, scans: JavaObject, paths: Iterable[str]) -> list[JavaObject]:
         """The delete files at some paths that apply to the `FileScanTask`s in a Java list."""
         found = self._by_path(scans, self.jvm.java.util.stream.Collectors.toList())
