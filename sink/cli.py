@@ -324,7 +324,7 @@ def _of_tables(
 
 
 def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    what = "rewrite what is dear to read, and remove what nobody needs"
+    what = "rewrite what is slow to read, and remove what nobody needs"
     command = _of_tables(commands, "maintain", _maintain, what, _MAINTAIN)
     command.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
     command.add_argument(

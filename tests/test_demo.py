@@ -3,6 +3,7 @@ exit code 0.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,4 +87,10 @@ def test_the_demo_proves_its_tables_and_can_be_run_again(tmp_path: Path, table_f
     for table in ("customers", "orders"):
         assert done.stdout.count(f"lake.shop.{table} batch ") == demo.BATCHES
     assert (tmp_path / "shop" / "notes.txt").read_text() == "mine"
+    if table_format == "iceberg":
+        page = (Path(__file__).parents[1] / "docs" / "getting-started.md").read_text()
+        (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        read = [sys.executable, "-c", example.replace('"demo/', '"shop/')]
+        printed = subprocess.run(read, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert "customer_id: int64" in printed
     assert "Exception" not in done.stderr

@@ -289,6 +289,9 @@ def test_the_parts_of_the_stack_fit_together() -> None:
         example.spark["spark.hadoop.fs.s3a.endpoint"],
     ]:
         assert urlsplit(str(address)).hostname in services
+    workers = [services[name]["command"] for name in services if name.startswith("spark-worker")]
+    cores = sum(int(command[command.index("--cores") + 1]) for command in workers)
+    assert 2 * int(example.spark["spark.cores.max"]) <= cores, "`rowdelta show` would wait for the sink to end"
     prefixes = set()
     for name in ("postgres", "mysql"):
         connector = json.loads((STACK / f"connector-{name}.json").read_text(encoding="utf-8"))

@@ -131,6 +131,8 @@ def settings() -> dict[str, str]:
         # it can be imported, since the archive is there: workers are forked with their imports done
         "spark.python.daemon.module": "sink.spark.daemon",
         **session.WORKERS_KEEP_MEMORY,
+        **session.KEEPS_CLOSURES,
+        **session.scheduling(),
     }
 
 

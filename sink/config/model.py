@@ -956,8 +956,9 @@ class Config(Section):
         if table.maintenance is None:
             return self.maintenance
         given, own = (section.model_dump(exclude_unset=True) for section in (self.maintenance, table.maintenance))
-        if "rewrite" in given and "rewrite" in own:  # an order of rows is a table's, and limits are often all tables'
-            own["rewrite"] = given["rewrite"] | own["rewrite"]
+        for name, value in own.items():
+            if isinstance(value, dict) and isinstance(given.get(name), dict):
+                own[name] = given[name] | value
         return MaintenanceSection.model_validate(given | own)
 
     def table_folder(self, target: str) -> str | None:

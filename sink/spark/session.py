@@ -41,6 +41,8 @@ WORKERS_KEEP_MEMORY = {
 """Settings of glibc in Python workers: they keep a batch's memory for the next batch. By default glibc returns it to
 the system and asks for it again, and the system clears each page. That makes two thirds of a worker's page faults, and
 half of its time in the kernel."""
+KEEPS_CLOSURES = {"spark.broadcast.UDFCompressionThreshold": "1g"}
+"""A job above this size leaves a file in the driver's temporary folder until it ends, with the store's credentials."""
 _REDACTION = "spark.redaction.regex"
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 _PACKAGES, _EXCLUDES = "spark.jars.packages", "spark.jars.excludes"
@@ -96,10 +98,9 @@ def settings(config: Config) -> dict[str, str]:
         # with a lower limit, Spark 4 adds up the size of all columns after every row; this takes longer than writing it
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.python.worker.reuse": "true",
-        # a larger job leaves a file in the driver's temporary folder until it ends, with the store's credentials
-        "spark.broadcast.UDFCompressionThreshold": "1g",
+        **KEEPS_CLOSURES,
         **WORKERS_KEEP_MEMORY,
-        **_scheduling(),
+        **scheduling(),
     }
     if config.source.type == "files":
         # Spark adds this cost to the total size, from which it computes a task's size, but not to each file when it
@@ -138,7 +139,7 @@ MAINTENANCE_POOL = "rowdelta-maintenance"
 _POOLS = Path(__file__).with_name("pools.xml")
 
 
-def _scheduling() -> dict[str, str]:
+def scheduling() -> dict[str, str]:
     """Micro-batches come first, and what is done beside them gets what they leave."""
     if not _POOLS.is_file():  # as in a zip file
         return {}

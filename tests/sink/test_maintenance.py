@@ -275,6 +275,28 @@ def test_a_table_has_values_of_its_own(tmp_path: Path) -> None:
     assert (found.budget, found.window, found.expire) == (2, "* 1 * * *", None)
 
 
+def test_a_tables_own_value_leaves_the_others_of_its_section(tmp_path: Path) -> None:
+    """Or a table that only asks for another age would lose the snapshots that the global section keeps."""
+    own = {"expire": {"older_than": "1 day"}, "orphans": None, "rewrite": {"min-input-files": 9}}
+    config = Config.model_validate(
+        {
+            "sink": {"id": "shop", "checkpoint": str(tmp_path)},
+            "source": {"type": "kafka", "format": "debezium-json", "options": {"kafka.bootstrap.servers": "b:9092"}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": str(tmp_path)}},
+            "maintenance": {
+                "expire": {"older_than": "9 days", "retain_last": 500},
+                "orphans": {"every": "1 day"},
+                "rewrite": {"delete-ratio-threshold": 0.3},
+            },
+            "tables": [{"source": "t", "target": "lake.n.t", "key": ["id"], "maintenance": own}],
+        }
+    )
+    found = config.maintenance_of(config.tables[0])
+    assert found.expire == ExpireSection(older_than="1 day", retain_last=500)
+    assert found.orphans is None
+    assert (found.rewrite.min_input_files, found.rewrite.delete_ratio_threshold) == (9, 0.3)
+
+
 def test_a_table_that_the_sink_created_looks_after_itself() -> None:
     """Unless the configuration says otherwise, also by `null`."""
     assert (MaintenanceSection().expire, MaintenanceSection().orphans) == (None, None)
