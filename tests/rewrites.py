@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 
+from sink.run import keyindex
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.rewrite_plan import RewriteOptions
@@ -66,6 +67,7 @@ def rewriting(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TableSink, "compact", take_step)
+        patch.setattr(keyindex, "_FEWEST_BUCKETS", 2)
         yield done
     for sink, left in begun.items():
         sink.end_rewrite(left, written=False)

@@ -365,6 +365,7 @@ class TableSink:
             self._committer.own_position(self._prefix, self._operation)
             self._base = self.table.snapshot_id()
             self._global_deletes = self.table.needs_global_deletes()
+        self._prepare_global_deletes()
         self._replan_if_altered()
         logs.note_snapshot(self._base)
 
@@ -444,6 +445,8 @@ class TableSink:
         if not isinstance(refusal, TableChangedError):
             try:
                 base = self._committer.base_after(refusal, proposal.request)
+                if not attempt.begun.global_deletes and self.table.needs_global_deletes():
+                    raise TableChangedError("others wrote rows under another partition spec")
                 retries.wait(refusal)
                 return replace(proposal, base=base)
             except TableChangedError as error:
@@ -815,6 +818,8 @@ class TableSink:
         """
         self.table.refresh()
         self._committer.own_position(self._prefix, self._operation)
+        self._global_deletes = self.table.needs_global_deletes()
+        self._prepare_global_deletes()
         self._replan_if_altered()
         self._adopt(self._operation)
 
@@ -843,6 +848,10 @@ class TableSink:
             # only here.
             self._global_deletes = self.table.needs_global_deletes()
 
+    def _prepare_global_deletes(self) -> None:
+        if deletes_by_value(self.plan.section) and (self._global_deletes or needs_global_deletes(self.plan)):
+            self.table.prepare_global_deletes()
+
     def _check_new_properties(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
             # as is rare, and whatever their values
@@ -856,8 +865,7 @@ class TableSink:
         log.info("%s was altered; checking it against the configuration again", self.table.name)
         self.plan = plan_table(self._engine.catalogs, self._config, self._resolved, self.table)
         self._global_deletes = self.table.needs_global_deletes()
-        if deletes_by_value(self.plan.section) and (needs_global_deletes(self.plan) or self._global_deletes):
-            self.table.prepare_global_deletes()
+        self._prepare_global_deletes()
         self._task_plans = TaskPlans(self._config, self.plan, self._dead_letters)
         self._writer.follow(self.plan, self._task_plans)
         self._spec, self._layout = self.table.spec, self.table.layout

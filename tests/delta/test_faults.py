@@ -257,7 +257,7 @@ def test_new_and_wider_columns(spark: SparkSession, tmp_path: Path) -> None:
         ({"delta.appendOnly": "true"}, "", "appendOnly"),
         ({"delta.enableDeletionVectors": "false"}, "", "enableDeletionVectors"),
         ({"delta.constraints.c": "id > 0"}, "", "constraints"),
-        ({}, ", g bigint GENERATED ALWAYS AS IDENTITY", "g"),
+        ({}, ", g bigint GENERATED ALWAYS AS IDENTITY", "identity column"),
     ],
 )
 def test_tables_that_are_refused(

@@ -348,7 +348,8 @@ def test_a_copy_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     open_run(io, "s3://bucket/index", used)
     runs._remove_unused()
     runs._opened.clear()
-    assert len(list(tmp_path.glob("rowdelta-index-*/*"))) == 2 if runs._BOOT_ID.exists() else 1  # its copy and mark
+    left = list(tmp_path.glob("rowdelta-index-*/*"))
+    assert len(left) == (2 if runs._BOOT_ID.exists() else 1), "its copy and mark"
     open_run(io, "s3://bucket/index", used)
     assert io.reads == 0
 

@@ -103,14 +103,15 @@ def test_a_full_disk(disks: Disks, seen: Seen, name: str, hit: Sequence[str]) ->
     """If all tables fail the run ends. Otherwise those that failed are tried again, two seconds later at first."""
     sink, shop = disks.sink, disks.sink.shop
     run, disk = sink.running(), disks.disks[name]
-    code = None
+    code, before = None, len(run.log)
     disk.fill()
     try:
         shop.write(20_000)  # few rows are not shuffled
         if len(hit) == len(TARGETS):
             code = run.wait_for_end()
+            assert "no space left on device" in run.log[before:].lower(), run.log
         else:
-            run.wait_for(lambda: bool(lack_of_space(run.log)))
+            run.wait_for(lambda: bool(lack_of_space(run.log[before:])))
     finally:
         disk.free()
     began = time.monotonic()

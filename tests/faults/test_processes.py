@@ -291,7 +291,7 @@ def at(stage: Stage, sink: Supervised) -> Sink:
 def test_a_signal(supervised: Supervised, seen: Seen, stage: Stage, number: signal.Signals, code: int) -> None:
     """From a terminal or a service manager: Ctrl-C comes to all processes, SIGTERM to the first one."""
     run = at(stage, supervised)
-    group = number == signal.SIGINT
+    group, said = number == signal.SIGINT, len(run.log)
     run.signal(number, group=group)
     if code == 130 and stage != "the JVM is launched":
         run.wait_for(lambda: "finishing the micro-batch" in run.log)
@@ -303,6 +303,8 @@ def test_a_signal(supervised: Supervised, seen: Seen, stage: Stage, number: sign
     assert wait_until(lambda: not run.descendants(), SECONDS), run.descendants()
     if code == 0:
         assert "finishing the micro-batch, then stopping" in run.log
+        if stage == "data files are written":
+            assert " batch " in run.log[said:], "it was finished"
     else:
         assert "every table is as its last commit left it" in run.log
     supervised.running()

@@ -44,7 +44,7 @@ from deltawriters import DeltaOptions
 from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
 from deltawriters.keyindex.versions import IndexVersion
 from sink.config import Config, PartitionField
-from sink.run import attempt, copy_on_write, minor_compaction, writing
+from sink.run import attempt, copy_on_write, keyindex, minor_compaction, writing
 from sink.run.pipeline import Pipeline
 from sink.spark import deletes, task
 from sink.spark.versions import to_arrow
@@ -635,6 +635,7 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
         patch.setattr(merge_levels, "EVERY", every)
         patch.setattr(minor_compaction, "_ENOUGH", enough)
         patch.setattr(minor_compaction, "_FEWEST", fewest)
+        patch.setattr(keyindex, "_FEWEST_BUCKETS", 2)
         if not on_driver:
             patch.setattr(minor_compaction, "_ON_DRIVER", -1)
         yield
@@ -708,6 +709,7 @@ def tiny_thresholds(
     before = spark.conf.get(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt, "DeltaOptions", options)
+        patch.setattr(keyindex, "_FEWEST_BUCKETS", 2)
         patch.setattr(writing, "BUFFER_BYTES", flush_bytes)
         patch.setattr(writing, "PART_ROWS", 1)
         patch.setattr(deletes, "ON_DRIVER", on_driver)

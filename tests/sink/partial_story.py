@@ -73,7 +73,7 @@ def play_toast(job: Job, read: Read, crashing: Callable[[], Any], foreign: Calla
         FIRST | {"id": 2, "note": None},
         FIRST | {"id": 3, "note": "b", "big": "new"},
     ]
-    job.check_index()
+    assert job.check_index() is not None
     strict = dict(job.sections)
     job.sections = strict | {"sink": {"on_bad_record": "fail"}}
     write(job, update(7, 9))

@@ -17,6 +17,7 @@ from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.run import plan as tables
 from sink.run import supervisor
+from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
 from sink.targets.base import ChangeSet
 from sink.targets.iceberg.commit import IcebergCommitter
@@ -141,20 +142,24 @@ def test_micro_batches_of_directories_run_in_parallel(job: Directories) -> None:
     assert job.ids("a") == job.ids("b") == [1]
 
 
-def test_so_many_tables_at_a_time(job: Directories) -> None:
+def test_so_many_tables_at_a_time(job: Directories, monkeypatch: pytest.MonkeyPatch) -> None:
     """`parallel_tables` also bounds how many directories' micro-batches run at a time."""
     for number in range(3):
         job.write("a", number)
         job.write("b", number)
-    at_work, most = set[str](), list[int]()
+    at_work, most, original = set[str](), list[int](), TableSink.apply_batch
 
-    def begin(name: str, _: int) -> None:
-        at_work.add(name)
+    def noted(self: TableSink, *arguments: Any, **more: Any) -> Any:
+        at_work.add(self.table.name)
         most.append(len(at_work))
+        try:
+            return original(self, *arguments, **more)
+        finally:
+            at_work.discard(self.table.name)
 
-    with around_commits(begin, lambda name, _: at_work.discard(name)):
-        job.pipeline(parallel_tables=1).run()
-    assert max(most) == 1
+    monkeypatch.setattr(TableSink, "apply_batch", noted)
+    job.pipeline(parallel_tables=1).run()
+    assert most == [1] * 6
     assert job.ids("a") == job.ids("b") == [0, 1, 2]
 
 

@@ -376,11 +376,15 @@ def test_catching_up_looks_at_all_files_where_only_a_scan_can_say(
     apply(job, insert(1, 2, 3), insert(4, 5))
     job.spark.sql(f"DELETE FROM {job.target} WHERE id IN (2, 4)")
 
-    def unread(*_: Any) -> set[str]:
+    asked = list[Any]()
+
+    def unread(*arguments: Any) -> set[str]:
+        asked.append(arguments)
         raise error
 
     monkeypatch.setattr(iceberg_changes, "deleted_from", unread)
     apply(job, update(1, 2, 5))
+    assert bool(asked) == (job.properties["format-version"] == "2"), "vectors name their data file"
     assert job.rows() == [row(1, "us"), row(2, "us"), row(3), row(5, "us")]
 
 

@@ -570,6 +570,9 @@ def test_rows_of_a_partition_become_files_of_the_usual_size(
         changes.write(2 * EVERY)
         job.run()
     assert numbers(job) == [1, 2]
+    sizes = [row["file_size_in_bytes"] for row in spark.table(f"{job.target}.files").where("content = 0").collect()]
+    assert len(sizes) > 1
+    assert max(sizes) < 2 * target, sizes
     assert job.rows() == changes.expected()
     assert job.check_index() is not None
     job.check_deletes()

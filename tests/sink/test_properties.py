@@ -372,7 +372,8 @@ class Player:
             if run.deletes != "equality":
                 self.job.check_deletes()
                 if run.meanwhile != "index lost":  # the version that the commit names may be among it
-                    self._check_index()
+                    is_last = run.meanwhile == "none" and run.fault is None and any(map(any, run.files))
+                    self._check_index(must_be_there=is_last)
             self._disturb(run.then)
         self._settle()
         self._compare("at the end")
@@ -425,7 +426,7 @@ class Player:
         expected = [*self.database.rows.values(), *self.foreign]
         assert _comparable(self.job.rows(), names) == _comparable(expected, names), when
 
-    def _check_index(self) -> None:
+    def _check_index(self, *, must_be_there: bool) -> None:
         """Check that entries are the rows, that a key's hash in an index never changes, and that all hashes differ."""
         try:
             found = self.job.check_index()
@@ -433,6 +434,7 @@ class Player:
             # a worker that had the run mapped before it was damaged goes on with what it has mapped, and is right
             assert self.damaged
             return
+        assert found is not None or not must_be_there
         known = self.hashes.setdefault(self.job.encoding, {})  # each index that is built anew has its own
         for key, hashes in (found or {}).items():
             assert hashes == known.setdefault(key, hashes)

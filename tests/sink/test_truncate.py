@@ -100,7 +100,13 @@ def test_what_came_before_is_gone_and_what_came_after_stays(job: Job) -> None:
         job.run()
     assert job.rows() == full
 
-    others: Iterator[Callable[[], None]] = iter([job.compact, lambda: job.append([row(100), row(5, "foreign")])])
+    others: Iterator[Callable[[], object]] = iter(
+        [
+            job.compact,
+            lambda: job.append([row(100), row(5, "foreign")]),
+            lambda: job.spark.sql(f"DELETE FROM {job.target} WHERE id IN (0, 100)"),
+        ]
+    )
     send = IcebergCommitter._send
 
     def send_after_others(self: IcebergCommitter, staged: Any) -> None:
@@ -114,7 +120,7 @@ def test_what_came_before_is_gone_and_what_came_after_stays(job: Job) -> None:
     assert next(others, None) is None
     seen(job, source)
     told = [json.loads(s["summary"].get("rowdelta.rows", "{}")).get("TRUNCATE") for s in job.snapshots()]
-    assert told == [None, None, None, None, 2], "both in one commit, after those of others"
+    assert told == [None, None, None, None, None, 2], "both in one commit, after those of others"
     assert job.spark.sql(f"SELECT * FROM {job.target} VERSION AS OF {before}").count() == len(full)
 
     # After it, rows are found and changed, and small files are merged. Then come a commit with nothing but a TRUNCATE,

@@ -708,17 +708,20 @@ class IcebergTable(IcebergState, Target):
         fields = [(f.name(), f) for f in self.java.spec().fields()]
         schema = self.java.schema()
         expressions = self.iceberg.expressions.Expressions
-        transaction = self.java.newTransaction()
-        removal = transaction.updateSpec()
-        for name, _ in fields:
-            removal = removal.removeField(name)
-        removal.commit()
-        addition = transaction.updateSpec()
-        for name, field in fields:
-            term = expressions.transform(schema.findColumnName(field.sourceId()), field.transform())
-            addition = addition.addField(name, term)
-        addition.commit()
-        transaction.commitTransaction()
+        try:
+            transaction = self.java.newTransaction()
+            removal = transaction.updateSpec()
+            for name, _ in fields:
+                removal = removal.removeField(name)
+            removal.commit()
+            addition = transaction.updateSpec()
+            for name, field in fields:
+                term = expressions.transform(schema.findColumnName(field.sourceId()), field.transform())
+                addition = addition.addField(name, term)
+            addition.commit()
+            transaction.commitTransaction()
+        except JAVA_ERRORS as error:
+            raise table_error(self.name, error) from None
         self.refresh()
 
     def committer(self, *, newest_if_in_doubt: bool = False) -> IcebergCommitter:
